@@ -42,6 +42,7 @@ from planner.fleet import Fleet, Pool
 from planner.io.files import read_yaml
 from planner.search.asked import Asked, asked_traffic
 from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.bill import bill
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
@@ -159,8 +160,8 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     return Row(
         "pace: the bound",
         f"{bound:.2f}",
-        f"{fleet.price_usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
-        holds and bound <= fleet.price_usd_per_h * (1 + CLOSE),
+        f"{bill(fleet).usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
+        holds and bound <= bill(fleet).usd_per_h * (1 + CLOSE),
         _since(start_s),
     )
 

@@ -51,7 +51,8 @@ def kinds(plan: Document) -> list[str]:
 def firm_price(plan: Document, gpu: Gpu) -> str:
     """What a plan of one kind of GPU pays for it, or what the catalog says where it has it on spot."""
     is_firm = not any(market_of(pool["gpu"]) for pool in plan["workers"])
-    usd = plan["cost_usd_per_h"] / plan["gpus"] if is_firm else gpu.price_usd_per_h
+    by_gpu_usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"])
+    usd = by_gpu_usd_per_h / plan["gpus"] if is_firm else gpu.price_usd_per_h
     return f"{usd:.6g} usd/h"
 
 

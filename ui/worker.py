@@ -39,6 +39,7 @@ from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.reports.facts import sentences
 from planner.search import certify
+from planner.search.bill import bill
 from planner.search.plan import Plan
 from planner.simulator.replay import Simulation
 from planner.studies import compare, pareto, pareto_page, prefixes, whatif
@@ -133,8 +134,8 @@ def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
         simulation, verdict = answer.problem.oracle.verdict(fleet, record=True)
     return {
         "llm": fleet.llm.name,
-        "answer": f"{words.describe(fleet)}: {fleet.price_usd_per_h:,.2f} USD per hour",
-        "cost_usd_per_h": fleet.price_usd_per_h,
+        "answer": f"{words.describe(fleet)}: {bill(fleet).usd_per_h:,.2f} USD per hour",
+        "cost_usd_per_h": bill(fleet).usd_per_h,
         "gpus": fleet.gpus,
         "power_w": fleet.power_w,
         "rate_rps": trace.rate_rps,

@@ -21,6 +21,7 @@ from planner.reports.facts import sentences
 from planner.reports.report import render as render_report
 from planner.search.plan import Plan
 from planner.search.together import SharedPlan
+from planner.solvers.master import paid_usd_per_h
 
 COLUMNS, ROWS = 100, 8  # of a terminal, and of a table in it
 SENTENCES = 6
@@ -95,7 +96,10 @@ class PlanFiles(Result):
 
     @property
     def cost_usd_per_h(self) -> float:
-        return sum(fleet.price_usd_per_h for fleet in self.fleets.values())
+        """What is paid, by whole nodes where these are sold."""
+        return paid_usd_per_h(
+            (pool.type, pool.count) for fleet in self.fleets.values() for pool in fleet.running
+        )
 
     @property
     def workers(self) -> int:

@@ -35,7 +35,7 @@ def answer_rows(plan: Plan) -> Rows:
             LABELS[each.name],
             workers_text(each.workers) or "none within the limits",
             "-" if each.value is None else amount(each.value, unit),
-            *([_paid_text(each)] if is_by_node else []),
+            *([_beside_text(each, unit)] if is_by_node else []),
             ""
             if each.value is None or paper is None or paper.value is None or each is paper
             else costs_more(each.value, paper.value),
@@ -45,8 +45,8 @@ def answer_rows(plan: Plan) -> Rows:
         )
         for each in plan.certificate.answers
     ]
-    by_gpu = f"{unit} by the GPU" if unit == "USD/h" else unit
-    money = (by_gpu, "USD/h paid") if is_by_node else (unit,)
+    both = ("USD/h paid", "USD/h by the GPU") if unit == "USD/h" else (unit, "USD/h paid")
+    money = both if is_by_node else (unit,)
     return ("Answer", "Fleet", *money, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
 
 
@@ -56,8 +56,10 @@ def _is_paid_otherwise(answer: Answered) -> bool:
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > 1e-9 * paid
 
 
-def _paid_text(answer: Answered) -> str:
-    return "-" if answer.paid_usd_per_h is None else amount(answer.paid_usd_per_h, "USD/h")
+def _beside_text(answer: Answered, unit: str) -> str:
+    """What the GPUs in use cost, where what is paid is said already."""
+    usd_per_h = answer.usd_per_h if unit == "USD/h" else answer.paid_usd_per_h
+    return "-" if usd_per_h is None else amount(usd_per_h, "USD/h")
 
 
 def workers_text(workers: Sequence[Workers]) -> str:
@@ -98,7 +100,7 @@ def verdict(plan: Plan) -> str:
     said += f"; holds to {room_text(made.headroom)}."
     lossy = plan.certificate.answer("with-a-loss")
     if lossy is not None and lossy.workers != made.workers and _is_paid_no_more(lossy, made):
-        said += " The fleet that stands a loss costs no more in whole nodes."
+        said += " The fleet that stands a loss costs no more."
     if made.value is None or paper.value is None or made.workers == paper.workers:
         return f"{said} On paper nothing is cheaper."
     kept = "" if paper.kept_in is None else f", kept in {kept_text(paper.kept_in)}"

@@ -6,6 +6,7 @@ from planner.domain import Metric
 from planner.reports import charts
 from planner.reports.curves import distribution
 from planner.reports.drawing import Figure
+from planner.search.bill import bill
 from planner.search.plan import Plan
 from planner.units import show_s
 
@@ -51,7 +52,7 @@ def alternatives(plan: Plan) -> list[Figure]:
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
     found = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
     fleets = {"this plan": plan.fleet} | {a.label: a.fleet for a in others if a.fleet is not None}
-    dots = {name: (fleet.price_usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
+    dots = {name: (bill(fleet).usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
     if len(set(dots.values())) > 2:
         caption = (
             "The same fleets by cost and provisioned power: the plan is the square; a fleet has a name where "

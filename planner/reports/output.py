@@ -104,7 +104,7 @@ def plan_yaml(plan: Plan) -> str:
     document: Document = {
         "status": plan.status,
         "llm": fleet.llm.name,
-        "cost_usd_per_h": fleet.price_usd_per_h,
+        "cost_usd_per_h": plan.bill.usd_per_h,
         "bill": bill_document(plan.bill),
         "power_w": fleet.power_w,
         "power": power_document(plan.power),
@@ -274,7 +274,7 @@ def to_json(plan: Plan) -> Document:
         {
             "status": plan.status,
             "llm": fleet.llm.name,
-            "cost_usd_per_h": fleet.price_usd_per_h,
+            "cost_usd_per_h": plan.bill.usd_per_h,
             "bill": bill_document(plan.bill),
             "power_w": fleet.power_w,
             "power": power_document(plan.power),

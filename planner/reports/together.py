@@ -91,7 +91,7 @@ def summary(plan: SharedPlan) -> Document:
 def _totals(plan: SharedPlan) -> Document:
     fleets = plan.fleets
     return {
-        "cost_usd_per_h": sum(fleet.price_usd_per_h for fleet in fleets),
+        "cost_usd_per_h": plan.bill.usd_per_h,
         "power_w": sum(fleet.power_w for fleet in fleets),
         "gpus": sum(fleet.gpus for fleet in fleets),
     }

@@ -9,7 +9,7 @@ from functools import partial
 
 from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneUpTo, Note, Remarked
-from planner.search.fleets import Counts, largest_below
+from planner.search.fleets import Counts, largest_below, objective
 from planner.search.level0 import Level0
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps
@@ -54,7 +54,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         )
         kinds.append(("mixed pools only", cheapest, cost))
     kinds.append(("one worker type per pool (level 0)", search.best, search.value))
-    for label, counts, cost in kinds:
+    for label, counts, _ in kinds:
         if counts == best:
             continue
         if counts is None:
@@ -63,7 +63,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
             rows.append(Alternative(label, oracle.fleet(counts), paid(problem, counts)))
         else:
             fails = Remarked("fails-on-other-draw")
-            rows.append(Alternative(label, None, cost, (fails,), at_least=True))
+            rows.append(Alternative(label, None, paid(problem, counts), (fails,), at_least=True))
     for gpu, found in alone.items():
         label = f"{gpu}, mixed"
         if found.counts is None:
@@ -135,7 +135,7 @@ def _cheapest_mixed(
         """Whether a full step would break the tightest limit on gaps; then by what is likely to do."""
         budget, is_late = option.type.max_num_batched_tokens, breaks_gaps(option.type, problem.slo)
         count = search.smallest.get(option.name, level0.bounded[option.name].likely)
-        return is_late and option.name not in search.smallest, count * option.objective, -budget
+        return is_late and option.name not in search.smallest, objective(((option, count),)), -budget
 
     def has_stopped() -> bool:
         return left <= 0 or problem.out_of_time()
@@ -145,7 +145,8 @@ def _cheapest_mixed(
     if len(best) == 1 and best[0][0] in options:
         counts, ceiling = best, value
     elif known and holds(known[0], count := search.smallest[known[0].name]):
-        counts, ceiling = ((known[0], count),), count * known[0].objective
+        counts = ((known[0], count),)
+        ceiling = objective(counts)
     sizes = {
         (option.type.tp, option.type.pp, option.type.dp): option for option in reversed(ordered)
     }.values()
@@ -153,7 +154,8 @@ def _cheapest_mixed(
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
         for option in sizes if price < ceiling else ordered:
             if (count := most(option, min(price, ceiling))) and holds(option, count):
-                counts, ceiling = ((option, count),), count * option.objective
+                counts = ((option, count),)
+                ceiling = objective(counts)
                 break
         price *= _PRICE_STEP
     for option in ordered if counts else ():
@@ -165,17 +167,20 @@ def _cheapest_mixed(
         item = level0.bounded[option.name]
         found = least_that_holds(partial(holds, option), failed[option.name] + 1, count, item)
         if found is not None:
-            counts, ceiling = ((option, found),), found * option.objective
+            counts = ((option, found),)
+            ceiling = objective(counts)
     if counts is not None:
         return _Alone(counts, ceiling, 0.0, notes)
-    least = max(_least(options, failed), search.value if search.is_exhausted else 0.0)
+    least = min(paid(problem, ((option, failed[option.name] + 1),)) for option in options)
+    if search.is_exhausted and search.best is not None:
+        least = max(least, paid(problem, search.best))
     why = Remarked("effort-ended") if has_stopped() else _none_alone(level0, options, failed)
     return _Alone(None, math.inf, least, (why,))
 
 
 def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
     """What one pool of one of these options costs at least, after these counts failed."""
-    return min((failed[option.name] + 1) * option.objective for option in options)
+    return min(objective(((option, failed[option.name] + 1),)) for option in options)
 
 
 def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> Note:

@@ -22,8 +22,8 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
-from planner.search.bill import bill, paid_whole_usd_per_h
-from planner.search.fleets import Counts, counts_named, named, objective
+from planner.search.bill import bill
+from planner.search.fleets import Counts, by_gpu, counts_named, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
@@ -137,7 +137,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         if least is None:
             raise unreachable(asked, paper)
         problem.progress("production: on futures that the search has not seen")
-        best = _paid_least(asked, paper, _roomier(asked, paper, least))
+        best = _roomier(asked, paper, least)
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best) if attempt == 0 else ():
@@ -198,9 +198,6 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
-    if asked.task.objective == "cost":
-        most_usd_per_h = paid_whole_usd_per_h(best)
-        cheaper = [counts for counts in cheaper if paid_whole_usd_per_h(counts) <= most_usd_per_h]
     as_written = asked.oracle.alone()
     cheaper = [counts for counts in cheaper if asked.allows(counts) and as_written.holds([counts])[0]]
     cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
@@ -318,24 +315,6 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     return best
 
 
-def _paid_least(problem: Problem, paper: Found, best: Counts) -> Counts:
-    """Of fleets that were found to hold the one that is paid least where nodes are sold whole: one whose
-    nodes are full may cost more by the GPU and less in all.
-    """
-    if problem.task.objective != "cost":
-        return best
-    least = paid_whole_usd_per_h(best) * (1 - 1e-9)
-    held = ((paid_whole_usd_per_h(counts), counts) for counts in _held(problem, paper))
-    others = [(usd_per_h, counts) for usd_per_h, counts in held if usd_per_h < least]
-    others.sort(key=lambda each: (each[0], objective(each[1]), named(each[1])))
-    for _, counts in others[:MOST_NEAR]:
-        if problem.out_of_time():
-            break
-        if problem.oracle.holds([counts])[0]:  # a search may have asked the hardest futures alone
-            return counts
-    return best
-
-
 def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
     """Fleets that were found to hold, in some futures at least."""
     for fleet, holds in list(problem.oracle.told.items()):
@@ -355,7 +334,9 @@ def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
     seen = {named(best)}
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
     for counts in itertools.chain(others, _held(problem, paper)):
-        is_near = abs(objective(counts) - objective(best)) <= NEAR_FRAC * objective(best)
+        is_near = all(
+            abs(price(counts) - price(best)) <= NEAR_FRAC * price(best) for price in (objective, by_gpu)
+        )
         if named(counts) not in seen and is_near and problem.allows(counts):
             seen.add(named(counts))
             yield counts

@@ -97,8 +97,9 @@ def search_beyond(
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
             wasted = wasted if best is not None else 0
-            best = owned_first(problem, stripped(fleet, oracle))
-            value = objective(best)
+            smallest = owned_first(problem, stripped(fleet, oracle))
+            if objective(smallest) < value:
+                best, value = smallest, objective(smallest)
         else:
             cuts.append(counts)
         problem.watch(
@@ -199,18 +200,17 @@ def _moved(
     while tries > 0 and not problem.out_of_time():
         swaps = sorted(
             (
-                (old.objective - new.objective, old, new)
+                (objective(best) - objective(counts), old.name, new.name, counts)
                 for old, _ in best
                 for new in options
-                if new.role == old.role and new.objective < old.objective * (1 - 1e-9)
+                if new.role == old.role and new != old
+                for counts in [_swapped(best, old, new)]
+                if objective(counts) < objective(best) * (1 - 1e-9)
             ),
-            key=lambda swap: (-swap[0], swap[1].name, swap[2].name),
+            key=lambda swap: (-swap[0], *swap[1:3]),
         )
-        for _, old, new in swaps:
-            counts = {option: count for option, count in best}
-            counts[old] -= 1
-            counts[new] = counts.get(new, 0) + 1
-            fleet = in_order(counts.items(), pools)
+        for *_, counts in swaps:
+            fleet = in_order(counts, pools)
             known = frozenset((option.name, count) for option, count in fleet)
             if known in failed or not problem.allows(fleet):
                 continue
@@ -224,6 +224,14 @@ def _moved(
         else:
             return best
     return best
+
+
+def _swapped(counts: Counts, old: Option, new: Option) -> Counts:
+    """One worker of the one for one of the other."""
+    found = dict(counts)
+    found[old] -= 1
+    found[new] = found.get(new, 0) + 1
+    return tuple(found.items())
 
 
 def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:

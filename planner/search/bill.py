@@ -1,6 +1,6 @@
 """What a fleet costs as its machines are sold: whole nodes where these are, nothing for what is owned.
 
-A search adds up prices per GPU. Where a node is sold whole, its idle GPUs are paid too. Electricity, where it
+Where a node is sold whole, its idle GPUs are paid too (solvers/nodes.py). Electricity, where it
 is paid beside the prices, is that of GPUs in use at provisioned power, as in the search, and that of idle
 GPUs of whole nodes at their idle power.
 """
@@ -16,9 +16,10 @@ from planner.documents.facts import Commitment
 from planner.documents.offers import Offer, Term
 from planner.domain import OWNED, SPOT, Gpu, market_of
 from planner.fleet import Fleet, WorkerType
-from planner.models.power import shipped_power
 from planner.search.fleets import Counts
 from planner.simulator.energy import ExpectedPower
+from planner.solvers.master import paid_usd_per_h
+from planner.solvers.nodes import Node, node_of
 from planner.solvers.placement import Placement
 
 
@@ -67,10 +68,7 @@ def bill(fleet: Fleet, placement: Placement | None = None, power: ExpectedPower 
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
     nodes = _nodes(pools, placed)
-    rent, electricity = (
-        _singly(pools, nodes) + sum(each.usd_per_h for each in nodes),
-        _electricity(pools, nodes),
-    )
+    rent, electricity = (_singly(pools) + sum(each.usd_per_h for each in nodes), _electricity(pools, nodes))
     owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
         rent + electricity,
@@ -85,9 +83,7 @@ def bill(fleet: Fleet, placement: Placement | None = None, power: ExpectedPower 
 
 def paid_whole_usd_per_h(counts: Counts) -> float:
     """What these workers cost on as few nodes as have so many GPUs."""
-    pools = [(option.type.gpu, count * option.type.gpus) for option, count in counts]
-    nodes = _nodes(pools, {})
-    return _singly(pools, nodes) + sum(each.usd_per_h for each in nodes) + _electricity(pools, nodes)
+    return paid_usd_per_h([(option.type, count) for option, count in counts])
 
 
 def commitments(
@@ -134,15 +130,9 @@ def _at(fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: Placemen
     return bill(fleet.with_types(priced), placement)
 
 
-def _kind(gpu: Gpu) -> str:
-    """What may share a node: a power cap is no other machine, another market is."""
-    return gpu.base + market_of(gpu.name)
-
-
-def _singly(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[Nodes]) -> float:
-    """The rent of GPUs that are in none of these nodes."""
-    in_nodes = {each.gpu for each in nodes}
-    return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if _kind(gpu) not in in_nodes)
+def _singly(pools: Iterable[tuple[Gpu, int]]) -> float:
+    """The rent of GPUs that are in no whole nodes."""
+    return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
 
 
 def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[Nodes]) -> float:
@@ -165,17 +155,17 @@ def _expected(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None)
 
 def _nodes(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple[Nodes, ...]:
     used: dict[str, int] = {}
-    of_kind: dict[str, Gpu] = {}
+    of_kind: dict[str, Node] = {}
     for gpu, gpus in pools:
-        if gpu.is_sold_whole and market_of(gpu.name) != OWNED:
-            kind = _kind(gpu)
-            used[kind] = used.get(kind, 0) + gpus
-            of_kind[kind] = max(of_kind.get(kind, gpu), gpu, key=lambda each: each.price_usd_per_h)
+        if (node := node_of(gpu)) is not None:
+            used[node.kind] = used.get(node.kind, 0) + gpus
+            known = of_kind.get(node.kind, node)
+            of_kind[node.kind] = max(known, node, key=lambda each: each.gpu_usd_per_h)
     found = []
     for kind, gpus in used.items():
-        gpu, size = of_kind[kind], int(of_kind[kind].gpus_per_node)
+        node, size = of_kind[kind], of_kind[kind].gpus
         count = placed.get(kind, math.ceil(gpus / size))
         idle = count * size - gpus
-        idle_usd_per_h = idle * shipped_power().idle_w(gpu) / 1e3 * gpu.energy_usd_per_kwh
-        found.append(Nodes(kind, count, size, idle, count * size * gpu.price_usd_per_h, idle_usd_per_h))
+        idle_usd_per_h = idle * node.idle_electricity_usd_per_h
+        found.append(Nodes(kind, count, size, idle, count * size * node.gpu_usd_per_h, idle_usd_per_h))
     return tuple(found)

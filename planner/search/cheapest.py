@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.domain import FleetLimit
+from planner.domain import COST, FleetLimit
 from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
-from planner.search.fleets import count_below
+from planner.search.fleets import Counts, count_below, largest_below, objective
 from planner.search.one_pool import WAVE, StoppedError
-from planner.solvers.master import Limits, Option
+from planner.solvers.master import Limits, Option, largest
 from planner.solvers.multiple_choice import Choice, choose
 
 Weigh = Callable[[Option], float]
@@ -43,18 +43,29 @@ LOOK = 4 * WAVE  # corners of one LLM among which the next questions are found
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together; on their value where `limit` is None."""
+    """A limit on what the workers of all LLMs take together; on their value where `limit` is None.
+
+    `use` is what one worker takes. `total`, where there is one LLM, is what a fleet takes of money, which is
+    more than its sum where nodes are sold whole.
+    """
 
     limit: FleetLimit | None
     amount: float
     use: Weigh
+    total: Callable[[Counts], float] | None = None
 
 
 def shared_limits(limits: Limits) -> tuple[SharedLimit, ...]:
     """Every limit that is set."""
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
-        return SharedLimit(limit, amount, lambda option: limits.use(limit, option.type))
+        def total(counts: Counts) -> float:
+            return limits.used(limit, [(option.type, count) for option, count in counts])
+
+        is_whole = limit == COST and limits.pays_nodes
+        return SharedLimit(
+            limit, amount, lambda option: limits.use(limit, option.type), total if is_whole else None
+        )
 
     return tuple(shared(limit, amount) for limit, amount in limits.rows())
 
@@ -82,14 +93,15 @@ def cheapest(
     llms: Sequence[Sequence[Design]],
     limits: Sequence[SharedLimit],
     *,
-    weigh: Weigh = lambda option: option.objective,
+    weigh: Weigh | None = None,
     below: float = math.inf,
     run: Run = one_by_one,
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
 ) -> Cheapest:
-    """The least weight of a choice over the designs of each LLM, strictly `below` a value.
+    """The least weight of a choice over the designs of each LLM, strictly `below` a value; the weight is the
+    objective, with whole nodes, where workers are not weighed otherwise.
 
     `run` executes closures, which simulate. What they learn stays in the designs, so that another question
     about the same designs costs little. Where `leaping`, prefill counts without end are passed over by leaps
@@ -166,15 +178,17 @@ class _Column(Choice):
 class _Table:
     """The designs of one LLM under one question: what their workers weigh, and what they take of limits."""
 
-    def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh) -> None:
-        self.designs = designs
+    def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh | None) -> None:
+        self.designs, self.weigh = designs, weigh
+        self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + SLACK) for limit in limits]
         self.terms: dict[Pool, Terms] = {}
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
             uses = tuple(limit.use(pool.item.option) for limit in limits)
             rows = zip(self.amounts, uses, strict=True)
             most = min((math.floor(amount / use) for amount, use in rows if use > 0), default=math.inf)
-            self.terms[pool] = Terms(weigh(pool.item.option), uses, most)
+            option = pool.item.option
+            self.terms[pool] = Terms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
         self.versions: list[tuple[int, bool]] = [(-1, False)] * len(designs)
         self.of_design: list[list[_Column]] = [[] for _ in designs]
@@ -214,8 +228,13 @@ class _Table:
     def _taken(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
         each = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
         weight = sum(terms.weight * count for terms, count in each)
+        if self.weigh is None:
+            weight = objective(design.counts(vector))
         return weight, tuple(
-            sum(terms.uses[y] * count for terms, count in each) for y in range(len(self.amounts))
+            sum(terms.uses[y] * count for terms, count in each)
+            if total is None
+            else total(design.counts(vector))
+            for y, total in enumerate(self.totals)
         )
 
     def that_hold(self) -> list[_Column]:
@@ -253,12 +272,25 @@ class _Table:
     def _most(self, design: Design, vector: Vector, ceiling: float) -> float:
         """Most workers of the last pool beside those of the other, within the limits and below `ceiling`."""
         fixed, used = self._taken(design, (*vector[:-1], 0))
-        terms = self.terms[design.pools[-1]]
-        most = min(terms.most, count_below(terms.weight, ceiling, fixed))
-        for amount, use, taken in zip(self.amounts, terms.uses, used, strict=True):
-            if use > 0:
+        terms, beside = self.terms[design.pools[-1]], design.counts(vector)[:-1]
+        option = design.pools[-1].item.option
+        if self.weigh is None:
+            most = min(terms.most, largest_below(option, ceiling, beside))
+        else:
+            most = min(terms.most, count_below(terms.weight, ceiling, fixed))
+        rows = zip(self.amounts, terms.uses, used, self.totals, strict=True)
+        for amount, use, taken, total in sorted(rows, key=lambda row: row[-1] is not None):
+            if total is None and use > 0:
                 most = min(most, math.floor((amount - taken) / use + SLACK))
+            elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:
+                most = _within(total, amount, beside, option, int(most))
         return most
+
+
+def _within(
+    total: Callable[[Counts], float], amount: float, beside: Counts, option: Option, most: int
+) -> int:
+    return largest(most, lambda n: total((*beside, (option, n))) <= amount)
 
 
 def _choose(

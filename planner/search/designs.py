@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from planner.documents import facts
 from planner.documents.facts import Shortcut
 from planner.search import shortcuts
-from planner.search.fleets import Counts, Told, count_below
+from planner.search.fleets import Counts, Told, count_below, objective
 from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 
 LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
@@ -40,7 +40,9 @@ class Question(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What one worker of a pool weighs and takes of each limit in one question, and how many there may be."""
+    """What one worker of a pool weighs at least and takes of each limit in one question, and how many there
+    may be.
+    """
 
     weight: float
     uses: tuple[float, ...]
@@ -87,7 +89,7 @@ def explain(item: Bounded, search: Search) -> None:
     elif failed >= item.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
         search.refuted[option.name] = facts.AloneFails(role, failed)
-    elif (failed + 1) * option.objective >= search.value or item.least > item.most:
+    elif objective(((option, failed + 1),)) >= search.value or item.least > item.most:
         search.refuted[option.name] = by_bound(item, search.value)
 
 

@@ -110,12 +110,12 @@ def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, .
     plain = [(other, each) for other, each in answers if not other.oracle.policies.prefix_cache]
     if not policies.prefix_cache:
         return (facts.Finding("caches-unused"),)
-    gpus = problem.oracle.fleet(found.best).gpus
+    gpus, value = problem.oracle.fleet(found.best).gpus, paid(problem, found.best)
     if not plain:
-        return (facts.CachesSave(policies.routing, found.value, gpus, None, None, unit),)
+        return (facts.CachesSave(policies.routing, value, gpus, None, None, unit),)
     other, each = best_of(plain)
-    gpus_without = other.oracle.fleet(each.best).gpus
-    return (facts.CachesSave(policies.routing, found.value, gpus, each.value, gpus_without, unit),)
+    gpus_without, value_without = other.oracle.fleet(each.best).gpus, paid(other, each.best)
+    return (facts.CachesSave(policies.routing, value, gpus, value_without, gpus_without, unit),)
 
 
 def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
@@ -144,8 +144,8 @@ def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alter
         return ()
     other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
     fewer = stripped(found.best, other.oracle) if other.oracle.holds([found.best])[0] else found.best
-    value = objective(fewer)
-    if value >= found.value:
+    value = paid(problem, fewer)
+    if objective(fewer) >= found.value:
         return ()
     longest = LongestTtft(_longest_ttft_s(other, fewer), _longest_ttft_s(problem, found.best))
     return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, (longest,)),)
@@ -190,9 +190,9 @@ def neighbours(
             value_s, _ = line.decides
             if value_s <= _NEAR * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
-                saves = paid(problem, ((option, 1),))
-                binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
-                continue
+                if (saves := paid(problem, best) - paid(problem, fewer)) > 0:
+                    binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
+                    continue
         if not holds:
             binding.append(facts.CapacityBinds(neighbours[-1]))
     return tuple(neighbours), tuple(binding)
@@ -259,13 +259,14 @@ def insurance(
         none = facts.NoneForExpected(planned, str(error))
         return (), (none,), (none,)
     except PlannerError:
-        return (), (facts.InsuranceCosts(planned, found.value, None, unit),), ()
-    cheapest, value = expected.oracle.fleet(plain.best), plain.value
+        return (), (facts.InsuranceCosts(planned, paid(problem, found.best), None, unit),), ()
+    cheapest, value = expected.oracle.fleet(plain.best), paid(expected, plain.best)
+    robust_value = paid(problem, found.best)
     same_way = on_all_draws(with_policies(asked, problem.oracle.policies))
     counts = counts_of(robust, plain.level0.options)
     held = counts is not None and same_way.oracle.holds([counts])[0]
-    if counts is not None and held and found.value < value:
-        cheapest, value = same_way.oracle.fleet(counts), found.value
+    if counts is not None and held and robust_value < value:
+        cheapest, value = same_way.oracle.fleet(counts), robust_value
     row = Alternative("not insured: step times and traffic as expected", cheapest, value)
     if counts is None or not held:
         verdict = None if counts is None else _on_every_draw(same_way, same_way.oracle.fleet(counts))
@@ -274,7 +275,7 @@ def insurance(
         return (row,), (missed,), (missed,)
     verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
     values = tuple(map(at, verdict.lines))
-    return (row,), (facts.InsuranceCosts(planned, found.value, value, unit), facts.AsExpected(values)), ()
+    return (row,), (facts.InsuranceCosts(planned, robust_value, value, unit), facts.AsExpected(values)), ()
 
 
 def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | None:
@@ -383,7 +384,7 @@ def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
     """Limits of which nothing (or less than one worker) is left."""
     found = []
     for limit, amount in limits.rows():
-        used = sum(limits.use(limit, option.type) * count for option, count in best)
+        used = limits.used(limit, [(option.type, count) for option, count in best])
         smallest = min(
             (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
             default=0,

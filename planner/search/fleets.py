@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.fleet import Fleet, WorkerType
 from planner.models.speculation import Speculation
-from planner.solvers.master import Limits, Option
+from planner.solvers.master import Floats, Limits, Option, largest
+from planner.solvers.nodes import idle_usd_per_h
 
 Counts = tuple[tuple[Option, int], ...]
 """A fleet as options with their counts."""
@@ -48,13 +49,48 @@ def is_within(limits: Limits, counts: Counts) -> bool:
     return limits.broken([(option.type, count) for option, count in counts]) is None
 
 
-def objective(counts: Iterable[tuple[Option, int]]) -> float:
+FEWER_FRAC = (
+    1e-6  # of what it costs by the GPU: of fleets on the same nodes the one with fewer GPUs is better
+)
+
+
+def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
+    """The objective of GPUs in use alone."""
     return sum(option.objective * count for option, count in counts)
 
 
-def largest_below(option: Option, value: float, fixed: float = 0.0) -> float:
-    """Largest count of an option whose objective plus `fixed` is strictly less than `value`."""
-    return count_below(option.objective, value, fixed)
+def objective(counts: Iterable[tuple[Option, int]]) -> float:
+    """What a search makes least: what is paid, whole nodes where these are sold, and a hair of what GPUs in
+    use cost. More workers never have less. Without whole nodes, and for other objectives, a plain sum.
+    """
+    total, whole = 0.0, []
+    for option, count in counts:
+        total += option.objective * count
+        if option.node is not None and count:
+            whole.append((option.node, option.type.gpus * count))
+    return total * (1 + FEWER_FRAC) + idle_usd_per_h(whole) if whole else total
+
+
+def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
+    """The same of pairs with these counts, all above 0."""
+    total = n_p * p.objective + n_d * d.objective
+    if p.node is None and d.node is None:
+        return total
+    idle = idle_usd_per_h([(p.node, n_p * p.type.gpus), (d.node, n_d * d.type.gpus)])
+    return total * (1 + FEWER_FRAC) + idle
+
+
+def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
+    """Largest count of an option that together with these has an objective strictly less than `value`; -1
+    where these alone have not.
+    """
+    most = count_below(option.objective, value, by_gpu(beside))
+    if not math.isfinite(most) or most < 0 or (option.node is None and not any(o.node for o, _ in beside)):
+        return most
+    below = value * (1 - 1e-9)
+    if objective(beside) >= below:
+        return -1
+    return largest(int(most), lambda n: objective((*beside, (option, n))) < below)
 
 
 def count_below(each: float, value: float, fixed: float = 0.0) -> float:

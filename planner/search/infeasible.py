@@ -188,7 +188,8 @@ def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
         (problem.limits.without(limit), limit) for limit, _ in rows if not _is_rented_too(limit, problem)
     ]
     if len(rows) > 1:
-        lifted.append((Limits({gpu: None for gpu in problem.limits.stock}), COST))
+        all_lifted = Limits({gpu: None for gpu in problem.limits.stock}, by_gpu=problem.limits.by_gpu)
+        lifted.append((all_lifted, COST))
     ways: list[tuple[Change, ...]] = []
     for limits, limit in lifted:
         if (ways and limits.rows() == []) or problem.out_of_time():
@@ -212,7 +213,7 @@ def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
 def _exceeded(limits: Limits, best: Counts) -> tuple[Change, ...]:
     """The limits that a fleet exceeds, and what it takes of them."""
     uses = [
-        (limit, amount, sum(limits.use(limit, option.type) * count for option, count in best))
+        (limit, amount, limits.used(limit, [(option.type, count) for option, count in best]))
         for limit, amount in limits.rows()
     ]
     return tuple(

@@ -57,7 +57,7 @@ class _Ranges:
 
     @classmethod
     def of(cls, problem: Problem) -> _Ranges:
-        wanted = problem.task.objective
+        wanted = problem.priced
         mixed, prefill, decode = (
             make(problem.types, wanted) for make in (mixed_options, prefill_options, decode_options)
         )

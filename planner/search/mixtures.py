@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import get_args
 
@@ -33,7 +33,7 @@ from planner.search.fleets import (
 )
 from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
-from planner.solvers.master import Limits, Option
+from planner.solvers.master import Limits, Option, largest
 
 MOST_CANDIDATES = 4_000  # fleets that are compared at once
 
@@ -170,6 +170,8 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
                 if sum(option.objective for option in chosen) >= value or not _serve(chosen):
                     continue
                 numbers = list(_filled_by([(option, uses[option.name]) for option in chosen], left, value))
+                if limits.pays_nodes or any(option.node for option in chosen):
+                    numbers = _on_whole_nodes(chosen, numbers, limits, value)
                 if numbers:
                     vectors = np.zeros((len(numbers), len(options)), np.int32)
                     vectors[:, [*others, at]] = numbers
@@ -187,6 +189,25 @@ def _serve(options: Sequence[Option]) -> bool:
         return False
     handing = [option.type for option in options if option.role != "mixed"]
     return ("prefill" in roles) == ("decode" in roles) and may_hand_over(handing)
+
+
+def _on_whole_nodes(
+    options: Sequence[Option], numbers: Iterable[tuple[int, ...]], limits: Limits, value: float
+) -> list[tuple[int, ...]]:
+    """These counts, of the last option as many as are below the value and within the limits where whole nodes
+    are paid; without those of which one is too many.
+    """
+    found = []
+    for *others, most in numbers:
+        beside = tuple(zip(options, others, strict=False))
+
+        def fits(n: int, beside: Counts = beside) -> bool:
+            counts = (*beside, (options[-1], n))
+            return objective(counts) < value * (1 - 1e-9) and is_within(limits, counts)
+
+        if (count := largest(most, fits)) > 0:
+            found.append((*others, count))
+    return found
 
 
 def _filled_by(

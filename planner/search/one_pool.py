@@ -53,7 +53,7 @@ class Bounded:
 
     @property
     def least_objective(self) -> float:
-        return self.least * self.option.objective
+        return objective(((self.option, self.least),))
 
     @property
     def too_many(self) -> int:
@@ -134,9 +134,10 @@ def first_incumbent(
 
     failed = min((item.least_objective for item in alive), default=0.0)
     value = (
-        max(failed, min((item.likely * item.option.objective for item in alive), default=0.0)) * _FIRST_PRICE
+        max(failed, min((objective(((item.option, item.likely),)) for item in alive), default=0.0))
+        * _FIRST_PRICE
     )
-    highest = max((item.too_many * item.option.objective for item in alive), default=0.0)
+    highest = max((objective(((item.option, item.too_many),)) for item in alive), default=0.0)
     while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return

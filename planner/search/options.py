@@ -16,7 +16,7 @@ from planner.documents.speculative import drafter, drafting
 from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import OWNED, Gpu, Limit, Metric, Slo
 from planner.errors import InputError
-from planner.fleet import MAX_NUM_SEQS, WorkerType
+from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -28,6 +28,7 @@ from planner.models.spread import Z
 from planner.search.fleets import own_drafts
 from planner.simulator.metrics import percentile_s
 from planner.solvers.master import Floats, Option, attention_s
+from planner.solvers.nodes import node_of
 from planner.solvers.required_work import due, steady
 from planner.traffic.sessions import waiting
 from planner.traffic.trace import IntArray, Trace
@@ -264,17 +265,25 @@ def _left_of(
 
 
 def weight(worker: WorkerType, objective: str) -> float:
-    """What one worker adds to the objective; an owned one that costs nothing a hair of money, so that the
-    fewest are taken.
+    """What the GPUs of one worker add to the objective; an owned one that costs nothing a hair of money, so
+    that the fewest are taken.
     """
     is_owned = worker.gpu.name.endswith(OWNED)
     hair_usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else 0.0
     usd_per_h = max(worker.price_usd_per_h, hair_usd_per_h)
-    return {"cost": usd_per_h, "power": worker.power_w, "gpus": float(worker.gpus)}[objective]
+    if objective == "power":
+        return worker.power_w
+    return float(worker.gpus) if objective == "gpus" else usd_per_h
+
+
+def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
+    """`objective` "cost-by-gpu" leaves out the idle GPUs of nodes that are sold whole."""
+    node = node_of(worker.gpu) if objective == "cost" else None
+    return Option(role, worker, weight(worker, objective), node)
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    return [Option("mixed", worker, weight(worker, objective)) for worker in types]
+    return [option_of("mixed", worker, objective) for worker in types]
 
 
 def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
@@ -291,7 +300,7 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
         key = (*split(worker), worker.max_num_batched_tokens, own_drafts(worker))
         if key not in most or worker.max_num_seqs > most[key].max_num_seqs:
             most[key] = worker
-    return [Option("prefill", worker, weight(worker, objective)) for worker in most.values()]
+    return [option_of("prefill", worker, objective) for worker in most.values()]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
@@ -305,7 +314,7 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
             first[key].max_num_batched_tokens - 2048
         ):
             first[key] = worker
-    return [Option("decode", worker, weight(worker, objective)) for worker in first.values()]
+    return [option_of("decode", worker, objective) for worker in first.values()]
 
 
 def breaks_gaps(worker: WorkerType, slo: Slo, metrics: tuple[Metric, ...] = ("tbt",)) -> bool:

@@ -17,15 +17,16 @@ from dataclasses import replace
 from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.search.fleets import Counts, objective
 from planner.search.level0 import Level0, search_level0
-from planner.search.options import OWNED_USD_PER_H, weight
+from planner.search.options import OWNED_USD_PER_H, option_of
 from planner.search.problem import Problem
-from planner.solvers.master import Option
+from planner.solvers.master import Option, paid_usd_per_h
 
 MANY = 2**31  # where a limit is looked away from
 
 
 def owned_first(problem: Problem, counts: Counts) -> Counts:
-    """The same machines, as many of them owned as there are, the largest workers first.
+    """The same machines, as many of them owned as there are, the largest workers first; but rented ones first
+    where these fit on nodes that are paid anyway, and owned ones would draw electricity.
 
     Itself where that needs rented ones that are not to be had.
     """
@@ -53,7 +54,24 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
             return counts
         each = ((row + OWNED, owned), (row, total - owned))
         bought[machine] = [(_of(gpus[name], option, problem), count) for name, count in each if count]
-    return tuple(pool for machine in alike for pool in bought[machine])
+    found = tuple(pool for machine in alike for pool in bought[machine])
+    return _on_idle_gpus(problem, found, gpus) if problem.priced == "cost" else found
+
+
+def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
+    """Owned workers moved to rented GPUs as long as less is paid."""
+    for option, count in counts:
+        rented = gpus.get(row_of(option.type.gpu.name))
+        if rented is None or not rented.is_sold_whole or not option.type.gpu.name.endswith(OWNED):
+            continue
+        other = _of(rented, option, problem)
+        for moved in range(1, count + 1):
+            found = dict(counts) | {option: count - moved}
+            found[other] = found.get(other, 0) + moved
+            fleet = tuple((each, n) for each, n in found.items() if n)
+            if paid(problem, fleet) < paid(problem, counts) * (1 - 1e-9) and problem.allows(fleet):
+                counts = fleet
+    return counts
 
 
 def _rents_for_less(row: str, gpus: Mapping[str, Gpu]) -> bool:
@@ -70,7 +88,11 @@ def workers_by_machine(counts: Counts) -> dict[tuple[object, ...], int]:
 
 
 def paid(problem: Problem, counts: Counts) -> float:
-    """What a fleet adds up to in the objective's unit, without the hair that owned GPUs weigh."""
+    """What a fleet adds up to in the objective's unit: what is paid, without the hairs that decide between
+    fleets of one price.
+    """
+    if problem.priced == "cost":
+        return paid_usd_per_h((option.type, count) for option, count in counts)
     return objective(counts) - _hair(problem, counts)
 
 
@@ -106,7 +128,7 @@ def _machine(option: Option) -> tuple[object, ...]:
 
 def _of(gpu: Gpu, option: Option, problem: Problem) -> Option:
     worker = replace(option.type, gpu=gpu)
-    return Option(option.role, worker, weight(worker, problem.task.objective))
+    return option_of(option.role, worker, problem.priced)
 
 
 def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:

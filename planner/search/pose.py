@@ -61,7 +61,9 @@ def pose(
     lengths = distinct_lengths(requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
     broken = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
-    limits = Limits(task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    limits = Limits(
+        task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit, conditions.by_gpu
+    )
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
     oracle = Oracle(
         llm,

@@ -56,6 +56,7 @@ class Conditions:
     progress: Progress = silent
     watch: Watch = unwatched
     answers: Answers = field(default_factory=Answers)
+    by_gpu: bool = False  # money counts GPUs in use alone: others pay for what nodes have beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,12 @@ class Problem:
     def allows(self, counts: Counts) -> bool:
         """Whether a fleet is within the limits."""
         return is_within(self.limits, counts)
+
+    @property
+    def priced(self) -> str:
+        """The objective, as options count it."""
+        is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
+        return "cost-by-gpu" if is_by_gpu else self.task.objective
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort

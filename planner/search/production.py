@@ -29,6 +29,7 @@ from planner.solvers.master import Option
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
 LEAST_SEARCH = 3_000_000  # simulated requests that a search may cost,
 SEARCH_FLEETS, MOST_SEARCH = 20, 8_000_000  # or so many fleets in its futures, within these
+LEAST_DEARER = 1e-9  # of one fleet than another, so that what costs nothing more is worth most
 HARDEST = 4  # futures beside those that may be missed with which a search begins
 
 
@@ -133,7 +134,8 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
         more = [each for each in more if may_be(each)]
         if len(more) > 1:
             some = left[: oracle.may_miss + HARDEST]
-            won = [len(_kept(oracle, each, some)) / (objective(each) - objective(counts)) for each in more]
+            dearer = [max(objective(each) - objective(counts), LEAST_DEARER) for each in more]
+            won = [len(_kept(oracle, each, some)) / dear for each, dear in zip(more, dearer, strict=True)]
             more = (
                 [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
             )

@@ -47,7 +47,7 @@ from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
-from planner.search.owned import paid_at_least
+from planner.search.owned import paid, paid_at_least
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent
 from planner.search.walk import cheaper_fleets, count_cheaper
@@ -134,12 +134,24 @@ def plan_together(
     deadline = time.monotonic() + time_limit_s
     parts, answers = question.parts, Answers()
     task = parts[0].task
-    limits = Limits(task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    limits = Limits(
+        task.stock_and_owned,
+        task.power_limit_w,
+        task.cost_limit_usd_per_h,
+        task.gpu_limit,
+        by_gpu=len(parts) > 1,  # nodes are shared
+    )
     alone: list[Searched] = []
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
         until = _slice(deadline, len(parts) - k)
-        alone.append(_searched(part, catalog, answers, seed, until, progress))
+        told = Conditions(
+            until,
+            lambda message, name=part.name: progress(f"{name}: {message}"),  # type: ignore[misc]
+            answers=answers,
+            by_gpu=limits.by_gpu,
+        )
+        alone.append(_searched(part, catalog, seed, told))
     best = [best_of(searched)[1] for searched in alone]
     if _fit(limits, (found.best for found in best)):
         plans = [
@@ -156,7 +168,7 @@ def plan_together(
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*answer.oracles]
     return SharedPlan(
         plans={part.name: plan for part, plan in zip(parts, plans, strict=True)},
-        alone={part.name: found.value for part, found in zip(parts, best, strict=True)},
+        alone={part.name: _paid(searched) for part, searched in zip(parts, alone, strict=True)},
         objective=task.objective,
         unit=OBJECTIVE_UNITS[task.objective],
         level0=level0.value if math.isfinite(level0.value) else None,
@@ -234,6 +246,11 @@ def _sharing(
     return _Answered(plans, shared, is_walked, binding, oracles)
 
 
+def _paid(searched: Searched) -> float:
+    problem, found = best_of(searched)
+    return paid(problem, found.best)
+
+
 def _fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
     """Whether these fleets are within the limits together."""
     return limits.broken([(option.type, n) for counts in fleets for option, n in counts or ()]) is None
@@ -300,13 +317,10 @@ def _slice(deadline: float, shares: int) -> float:
     return now + max(deadline - now, 0.0) / (shares + 1)
 
 
-def _searched(
-    part: Part, catalog: Catalog, answers: Answers, seed: int, until: float, progress: Progress
-) -> Searched:
+def _searched(part: Part, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
     """The search for one LLM with all of the fleet for itself."""
     try:
-        told = Conditions(until, lambda message: progress(f"{part.name}: {message}"), answers=answers)
-        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=told)
+        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=conditions)
     except InfeasibleError as error:
         raise error.of(f"{part.name}, even with all of the fleet for itself") from None
     except PlannerError as error:
@@ -347,7 +361,7 @@ def _less(limits: Limits, counts: Counts) -> Limits:
         for gpu, count in limits.stock.items()
     }
     gpus = None if limits.gpus is None else max(int(left[GPUS]), 0)
-    return Limits(stock, left.get(POWER), left.get(COST), gpus)
+    return Limits(stock, left.get(POWER), left.get(COST), gpus, limits.by_gpu)
 
 
 def _plans(

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from planner.search import shortcuts
 from planner.search.cheapest import Run, cheapest, shared_limits
 from planner.search.designs import Design, Pool, explain
+from planner.search.fleets import objective
 from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Option
 
@@ -98,7 +99,10 @@ def pair_up(
     follows = ask.follows if len(pairs) > MANY_PAIRS else None
     front = {p.option.name: Pool(p, search, ask.leads, shortcuts.LEADS) for p in prefills}
     back = {d.option.name: Pool(d, search, follows, shortcuts.FOLLOWS) for d in decodes}
-    price = {pool: pool.least * pool.item.option.objective for pool in (*front.values(), *back.values())}
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
     below = search.value * (1 - 1e-9)
-    return [Design(pools, ask.holds, search) for pools in each if price[pools[0]] + price[pools[1]] < below]
+
+    def least(pools: tuple[Pool, ...]) -> float:
+        return objective((pool.item.option, pool.least) for pool in pools)
+
+    return [Design(pools, ask.holds, search) for pools in each if least(pools) < below]

@@ -16,9 +16,19 @@ import numpy.typing as npt
 
 from planner.fleet import Role
 from planner.search import shortcuts
-from planner.search.fleets import Counts, Told, largest_below, named, objective
+from planner.search.fleets import (
+    Counts,
+    Told,
+    count_below,
+    is_within,
+    largest_below,
+    named,
+    objective,
+    objectives_of_pairs,
+)
 from planner.search.one_pool import Bounded, Holds, Search
-from planner.solvers.master import Limits, Option
+from planner.solvers.master import Floats, Limits, Option
+from planner.solvers.nodes import idle_usd_per_h, node_of
 
 MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
 
@@ -40,12 +50,10 @@ def count_cheaper(
     return total
 
 
-def _decode_counts(
-    p: Bounded, d: Bounded, search: Search, value: float
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
     """Prefill counts (P,), and beside each how many decode counts are within the limits and below `value`."""
     none = np.zeros(0)
-    most_p = min(p.most, largest_below(p.option, value, d.least_objective))
+    most_p = min(p.most, count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:
         return none, none
     if not np.isfinite(most_p):
@@ -64,7 +72,32 @@ def _decode_counts(
             most = np.minimum(most, np.floor(left / use))
         else:
             most[left < 0] = -1
+    if np.isfinite(value) and (p.option.node or d.option.node):
+        below = value * (1 - 1e-9)
+        most = _most(d.least, most, lambda n: objectives_of_pairs(p.option, d.option, n_p, n) < below)
+    if search.limits.pays_nodes:
+        most = _most(d.least, most, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits))
     return n_p, np.maximum(most - d.least + 1, 0)
+
+
+def _most(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
+    """The largest counts (P,) from `least` to `most` that fit, `least` - 1 where none does."""
+    if not np.isfinite(most).all():
+        return most
+    low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
+    while (high - low > 1).any():
+        middle = np.maximum(np.floor((low + high) / 2), least)
+        is_open, holds = high - low > 1, fits(middle)
+        low = np.where(is_open & holds, middle, low)
+        high = np.where(is_open & ~holds, middle, high)
+    return low
+
+
+def _within_budget(p: Option, d: Option, n_p: Floats, n_d: Floats, limits: Limits) -> npt.NDArray[np.bool_]:
+    assert limits.cost_usd_per_h is not None
+    paid = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
+    pools = [(node_of(each.type.gpu), n * each.type.gpus) for each, n in ((p, n_p), (d, n_d))]
+    return np.asarray(paid + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + 1e-9))
 
 
 def cheaper_fleets(
@@ -133,11 +166,11 @@ def note_cheaper(
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
     count = count_cheaper(mixed, pairs, search, search.value)
     search.cheaper = int(count) if np.isfinite(count) else None
-    price = {item.option.name: item.option.objective for item in (*mixed, *itertools.chain(*pairs))}
+    options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = sum(
-        sum(price[name] * n for name, n in fleet) < search.value * (1 - 1e-9)
+        objective((options[name], n) for name, n in fleet) < search.value * (1 - 1e-9)
         for fleet in told
-        if all(name in price and n > 0 for name, n in fleet)
+        if all(name in options and n > 0 for name, n in fleet)
         and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
     )
 
@@ -171,9 +204,15 @@ def every_mix(options: Sequence[Option], limits: Limits, value: float, *, most: 
         vectors[:, [option.role == role for option in options]].any(axis=1) for role in get_args(Role)
     )
     vectors = vectors[(prefill == decode) & (mixed | prefill)]
-    if len(vectors) > most:
+    has_nodes = any(option.node is not None for option in options)
+    if len(vectors) > most * (MOST_VECTORS if has_nodes or limits.pays_nodes else 1):
         return None
-    return [
+    fleets = [
         tuple((option, count) for option, count in zip(options, vector, strict=True) if count)
         for vector in vectors.tolist()
     ]
+    if has_nodes:
+        fleets = [counts for counts in fleets if objective(counts) < value * (1 - 1e-9)]
+    if limits.pays_nodes:
+        fleets = [counts for counts in fleets if is_within(limits, counts)]
+    return None if len(fleets) > most else fleets

@@ -10,14 +10,17 @@ Data   r_k    requests of class k in the trace                                  
        M_j    KV tokens of a worker      H  seconds in which that must be done               [s]
        B      bytes/s of the link        g  share of requests that the SLO lets go (required_work.py)
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
+       G_k    GPUs of a node of kind k that is sold whole (solvers/nodes.py), g_j GPUs of a worker
+       e_k    what one of its GPUs costs that holds no worker
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail
-Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given up;   z_jt in {0, 1}
+Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of these without a worker
+       x_kj >= 0 requests;   d_k >= 0 requests given up;   z_jt in {0, 1}
                1 only if n_j >= t, for the t that cuts ask for
 
-  `bound`       min  sum_j c_j n_j
+  `bound`       min  sum_j c_j n_j + sum_k e_k i_k
   `promising`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
-                     mixed = sum_mixed s_j n_j,    sum_j c_j n_j <= value to beat
+                     mixed = sum_mixed s_j n_j,    sum_j c_j n_j + sum_k e_k i_k <= value to beat
   s.t.  served_k      sum_mixed x_kj + sum_prefill x_kj + d_k = r_k
         handed_k      sum_decode x_kj = sum_prefill x_kj
         given_up      sum_k d_k <= g sum_k r_k
@@ -26,7 +29,8 @@ Vars   n_j integer >= 0 workers;   x_kj >= 0 requests;   d_k >= 0 requests given
         transfer      sum_prefill b_k x_kj <= B H
         some_worker   sum_j n_j >= 1
         demand        sum_j c_j n_j >= R        (without x: a bound that sees bursts, solvers/demand.py)
-        limit_y       sum_j a_yj n_j <= A_y
+        nodes_k       i_k = G_k y_k - sum_{j of k} g_j n_j
+        limit_y       sum_j a_yj n_j <= A_y         (of money with sum_k e_k i_k)
         cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1            (more of something than a failed fleet)
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
@@ -39,7 +43,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +55,7 @@ from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import bounding
 from planner.solvers.backend import run, whole
+from planner.solvers.nodes import Node, idle_usd_per_h, node_of
 from planner.solvers.required_work import Obliged
 from planner.traffic.workload import Lengths, Workload
 
@@ -65,10 +70,18 @@ class Option:
     role: Role
     type: WorkerType
     objective: float
+    node: Node | None = None  # that its GPUs are paid with, where the objective is what is paid
 
     @property
     def name(self) -> str:
         return f"{self.role} {self.type.name}"
+
+
+def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
+    """What workers cost on as few nodes as have so many GPUs."""
+    some = [(worker, count) for worker, count in workers if count]
+    by_gpu = sum(worker.price_usd_per_h * count for worker, count in some)
+    return by_gpu + idle_usd_per_h((node_of(worker.gpu), worker.gpus * count) for worker, count in some)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +89,15 @@ class Limits:
     """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
 
     The stock of "h100-80g" counts those too that are owned or on the spot market, that of "h100-80g@owned"
-    the owned ones alone.
+    the owned ones alone. Dollars are what is paid, by whole nodes where these are sold; with `by_gpu` what
+    GPUs in use cost.
     """
 
     stock: Mapping[str, int | None]
     power_w: float | None = None
     cost_usd_per_h: float | None = None
     gpus: int | None = None
+    by_gpu: bool = False
 
     def rows(self) -> list[tuple[FleetLimit, float]]:
         """Every limit that is set, and its amount."""
@@ -104,10 +119,11 @@ class Limits:
             None if limit == POWER else self.power_w,
             None if limit == COST else self.cost_usd_per_h,
             None if limit == GPUS else self.gpus,
+            self.by_gpu,
         )
 
     def use(self, limit: FleetLimit, worker: WorkerType) -> float:
-        """a_yj: what one worker takes of a limit."""
+        """a_yj: what one worker takes of a limit; of money, what its own GPUs cost."""
         if limit.of == "power":
             return worker.power_w
         if limit.of == "cost":
@@ -119,14 +135,41 @@ class Limits:
     def most(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
-        return min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
+        most = min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
+        if math.isfinite(most) and self.pays_nodes and node_of(worker.gpu) is not None:
+            return float(largest(int(most), lambda n: self.broken([(worker, n)]) is None))
+        return float(most)
+
+    @property
+    def pays_nodes(self) -> bool:
+        """Whether money is limited, and whole nodes are paid."""
+        return self.cost_usd_per_h is not None and not self.by_gpu
+
+    def used(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, int]]) -> float:
+        """What all of these take of a limit."""
+        if limit.of == "cost" and not self.by_gpu:
+            return paid_usd_per_h(counts)
+        return sum(self.use(limit, worker) * count for worker, count in counts)
 
     def broken(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
         """The first limit that these workers exceed, if any."""
         for limit, amount in self.rows():
-            if sum(self.use(limit, worker) * count for worker, count in counts) > amount * (1 + 1e-9):
+            if self.used(limit, counts) > amount * (1 + 1e-9):
                 return limit
         return None
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest of 0 ... `most` that fits; what fits with more fits with less, and 0 does."""
+    low, high = 0, most + 1
+    middle = most
+    while high - low > 1:
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+        middle = (low + high) // 2
+    return low
 
 
 def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
@@ -345,9 +388,9 @@ def bound(
 
     reached = at_least
     if at_least > 0 and left_s() > 0:  # alone: it is quick without x, and the rest is slow with it
-        problem, n = _counts("demand", options, limits, cuts, is_integer=True)
+        problem, n, idle_cost = _counts("demand", options, limits, cuts, is_integer=True)
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-        problem += cost, "objective"
+        problem += cost + idle_cost, "objective"
         problem += cost >= at_least, "demand"
         outcome = run(problem, time_limit_s=left_s())
         if outcome.status == "infeasible":
@@ -356,11 +399,9 @@ def bound(
     for is_integer in (True, False):
         if left_s() <= 0:
             break
-        problem, n = _counts("bound", options, limits, cuts, is_integer=is_integer)
-        problem += (
-            pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)),
-            "objective",
-        )
+        problem, n, idle_cost = _counts("bound", options, limits, cuts, is_integer=is_integer)
+        cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
+        problem += cost + idle_cost, "objective"
         _carry(problem, n, options, load)
         outcome = run(problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
@@ -379,7 +420,7 @@ def shadow_prices(
     """
     if not limits.rows():
         return {}
-    problem, n = _counts("shadow", options, limits, (), is_integer=False)
+    problem, n, _ = _counts("shadow", options, limits, (), is_integer=False)
     for n_j in n:
         n_j.upBound = None  # it follows from the limits, and would take their price
     problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
@@ -404,7 +445,7 @@ def promising(
     None if all fleets are excluded.
     If the solver finds no fleet in time, an empty one of share 0: nothing is known then.
     """
-    problem, n = _counts("promising", options, limits, cuts, is_integer=True)
+    problem, n, idle_cost = _counts("promising", options, limits, cuts, is_integer=True)
     pair = problem.add_variable("pair", 0)
     carried = list(zip(options, shares, n, strict=True))
     shared = {
@@ -416,7 +457,7 @@ def promising(
     problem += pair <= shared["decode"], "pair_decode"
     if below is not None:
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-        problem += cost <= below, "value_to_beat"
+        problem += cost + idle_cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
     status = run(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC).status
     if status == "infeasible":
@@ -428,8 +469,10 @@ def promising(
 
 def _counts(
     name: str, options: Sequence[Option], limits: Limits, cuts: Sequence[Sequence[int]], *, is_integer: bool
-) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
-    """The variables n_j with limit_y, cut_q, more_j and order_j."""
+) -> tuple[pulp.LpProblem, list[pulp.LpVariable], pulp.LpAffineExpression]:
+    """The variables n_j with nodes_k, limit_y, cut_q, more_j and order_j; and what idle GPUs add to the
+    objective.
+    """
     problem = pulp.LpProblem(name)
     most = [limits.most(option.type) for option in options]
     n = [
@@ -441,12 +484,19 @@ def _counts(
         )
         for j in range(len(options))
     ]
+    paid_with = [node_of(option.type.gpu) if is_integer else None for option in options]
+    is_objective = any(option.node is not None for option in options)
+    idle_cost = pulp.lpSum([])
+    if is_objective or limits.pays_nodes:
+        idle_cost = _idle_cost(problem, n, options, paid_with)
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
             limits.use(limit, option.type) * n_j
             for option, n_j in zip(options, n, strict=True)
             if limits.use(limit, option.type)
         )
+        if limit == COST and limits.pays_nodes:
+            use = use + idle_cost
         problem += use <= amount, f"limit_{y}"
     z: dict[tuple[int, int], pulp.LpVariable] = {}
     for j, n_j in enumerate(n):
@@ -461,7 +511,29 @@ def _counts(
     for q, failed in enumerate(cuts):
         more = [z[j, failed_j + 1] for j, failed_j in enumerate(failed) if (j, failed_j + 1) in z]
         problem += pulp.lpSum(more) >= 1, f"cut_{q}"
-    return problem, n
+    return problem, n, idle_cost if is_objective else pulp.lpSum([])
+
+
+def _idle_cost(
+    problem: pulp.LpProblem,
+    n: Sequence[pulp.LpVariable],
+    options: Sequence[Option],
+    paid_with: Sequence[Node | None],
+) -> pulp.LpAffineExpression:
+    """The variables y_k and i_k with nodes_k; what idle GPUs cost, at the lowest price of their kind."""
+    kinds: dict[str, list[int]] = {}
+    for j, node in enumerate(paid_with):
+        if node is not None:
+            kinds.setdefault(node.kind, []).append(j)
+    terms = []
+    for k, of_kind in enumerate(kinds.values()):
+        nodes = [node for j in of_kind if (node := paid_with[j]) is not None]
+        y = problem.add_variable(f"y_{k}", 0, cat="Integer")
+        idle = problem.add_variable(f"i_{k}", 0)
+        used = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
+        problem += idle == nodes[0].gpus * y - used, f"nodes_{k}"
+        terms.append(min(node.idle_usd_per_h for node in nodes) * idle)
+    return pulp.lpSum(terms)
 
 
 def _carry(

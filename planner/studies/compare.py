@@ -30,6 +30,7 @@ from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
 from planner.reports.run import outcome
 from planner.reports.words import describe
+from planner.search.bill import bill
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
@@ -61,7 +62,12 @@ class VariantRow:
     def usd_per_million_output_tokens(self) -> float | None:
         """Of the hours until the last answer, longer with a backlog; None where no request finished."""
         per_s = self.summary["output_tokens_per_s"]
-        return self.variant.fleet.price_usd_per_h / 3600 / per_s * 1e6 if per_s else None
+        return self.cost_usd_per_h / 3600 / per_s * 1e6 if per_s else None
+
+    @property
+    def cost_usd_per_h(self) -> float:
+        """What is paid, whole nodes where these are sold."""
+        return bill(self.variant.fleet).usd_per_h
 
     def cells(self) -> dict[str, Any]:
         """One line of compare.csv: None for what never happened or was not promised."""
@@ -70,7 +76,8 @@ class VariantRow:
         return {
             "variant": self.variant.name,
             "llm": fleet.llm.name,
-            "cost_usd_per_h": _rounded(fleet.price_usd_per_h),
+            "cost_usd_per_h": _rounded(self.cost_usd_per_h),
+            "by_gpu_usd_per_h": _rounded(fleet.price_usd_per_h),
             "workers": fleet.workers,
             "gpus": fleet.gpus,
             "verdict": {True: "kept", False: "missed", None: None}[slo.get("holds")],
@@ -184,6 +191,7 @@ def to_json(comparison: Comparison) -> output.Document:
 def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """For people: what is told, and each variant's figure; no line where none has one."""
     every = [row.cells() for row in comparison.rows]
+    is_by_node = any(cells["cost_usd_per_h"] != cells["by_gpu_usd_per_h"] for cells in every)
 
     def line(label: str, key: str, show: Callable[[Any], str]) -> tuple[str, list[str]]:
         return label, ["-" if cells[key] is None else show(cells[key]) for cells in every]
@@ -200,6 +208,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
         ("fleet", [describe(row.variant.fleet) for row in comparison.rows]),
         line("LLM", "llm", str),
         line("USD/h", "cost_usd_per_h", "{:,.2f}".format),
+        *([line("USD/h by the GPU", "by_gpu_usd_per_h", "{:,.2f}".format)] if is_by_node else []),
         line("GPUs", "gpus", str),
         line("promise", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
         line("requests that keep all limits", "attainment_frac", _percent),
@@ -220,15 +229,20 @@ def verdict(comparison: Comparison) -> str:
     """The comparison in a sentence."""
     rows = comparison.rows
     if comparison.slo is None:
-        cheapest = min(rows, key=lambda row: row.variant.fleet.price_usd_per_h)
+        cheapest = min(rows, key=_by_price)
         return f"Nothing was promised; {cheapest.variant.name} costs least, {_price(cheapest)}."
     kept = [row for row in rows if row.summary["slo"]["holds"]]
     if not kept:
         return f"None of {len(rows)} variants keeps the promise."
-    best = min(kept, key=lambda row: row.variant.fleet.price_usd_per_h)
+    best = min(kept, key=_by_price)
     return (
         f"{len(kept)} of {len(rows)} keep the promise; the cheapest is {best.variant.name}, {_price(best)}."
     )
+
+
+def _by_price(row: VariantRow) -> tuple[float, float]:
+    """What is paid; of equal bills what GPUs in use cost."""
+    return row.cost_usd_per_h, row.variant.fleet.price_usd_per_h
 
 
 def _percent(share: float) -> str:
@@ -237,7 +251,7 @@ def _percent(share: float) -> str:
 
 
 def _price(row: VariantRow) -> str:
-    return f"{row.variant.fleet.price_usd_per_h:,.2f} USD/h"
+    return f"{row.cost_usd_per_h:,.2f} USD/h"
 
 
 def _html(comparison: Comparison) -> str:

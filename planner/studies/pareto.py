@@ -24,7 +24,9 @@ from planner.documents.task import Task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.reports.words import describe
+from planner.search.bill import bill
 from planner.search.options import OBJECTIVE_UNITS
+from planner.search.owned import paid
 from planner.search.problem import on_all_draws
 from planner.search.production import in_production
 from planner.studies.whatif import Answer, Study, holds, recast
@@ -109,7 +111,8 @@ def frontier(
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
         corner, at = walk.corner(answer, at, tightest)
-        level0 = answer.found.level0.search.value
+        simplest = answer.found.level0.search
+        level0 = simplest.value if simplest.best is None else paid(answer.problem, simplest.best)
         steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact, answer.is_exhausted, level0))
         if sign * at < sign * tightest:
             ended = "the range that was asked for ends here"
@@ -166,7 +169,7 @@ def _axis(study: Study, task: Task, axis: str) -> _Walk:
             replace(task, objective=wanted),
             "cost",
             "cost_limit_usd_per_h",
-            lambda fleet: fleet.price_usd_per_h,
+            lambda fleet: bill(fleet).usd_per_h,
         )
     if metric == "rate":
         return _rate(study, task)
@@ -261,7 +264,7 @@ def document(found: Frontier) -> dict[str, Any]:
                 "holds_to": step.corner,
                 "value": step.value,
                 "fleet": describe(step.fleet),
-                "cost_usd_per_h": step.fleet.price_usd_per_h,
+                "cost_usd_per_h": bill(step.fleet).usd_per_h,
                 "power_w": step.fleet.power_w,
                 "gpus": step.fleet.gpus,
                 "level0": step.level0,

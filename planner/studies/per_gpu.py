@@ -17,6 +17,7 @@ from planner.documents.task import Task
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
 from planner.search.best_fleet import best_of, search_policies
+from planner.search.owned import paid
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Conditions
@@ -92,6 +93,7 @@ def _alone(
     notes: list[Note] = []
     if not best.level0.search.is_exhausted:
         notes.append(Remarked("perhaps-not-cheapest"))
-    if best.value < value * (1 - 1e-9):
+    alone_value = paid(problem, best.best)
+    if alone_value < value * (1 - 1e-9):
         notes.append(Remarked("cheaper-alone"))
-    return Alternative(label, problem.oracle.fleet(best.best), best.value, tuple(notes))
+    return Alternative(label, problem.oracle.fleet(best.best), alone_value, tuple(notes))

@@ -1,11 +1,12 @@
 """The smallest change from a running fleet: keep it while that pays, else move as little as pays.
 
 Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
-Data   c_j price [USD/h]   n0_j running workers   H horizon [h]   a, b USD per worker started, stopped
-Vars   n_j integer >= 0 workers
+Data   c_j price, e_k of a GPU of a node that is sold whole and has no worker [USD/h]   n0_j running workers
+       H horizon [h]   a, b USD per worker started, stopped
+Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/nodes.py)
 
-  min   H sum_j c_j n_j + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
-  s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost, GPUs (master.Limits)
+  min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
+  s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.Limits)
         holds     the simulation of n keeps the SLO, with `safety` in enough of the futures that a search sees
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
@@ -21,6 +22,7 @@ significant, so what counts is its size.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,12 +38,14 @@ from planner.fleet import Fleet, Pool
 from planner.reports.words import describe
 from planner.search.beyond import expected_share
 from planner.search.fleets import Counts
+from planner.search.options import option_of
 from planner.search.oracle import Oracle
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, on_all_draws
 from planner.search.production import in_production
 from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
+from planner.solvers.nodes import idle_usd_per_h, node_of
 from planner.studies.whatif import Answer, Study
 from planner.traffic.trace import Trace
 from planner.units import finite
@@ -129,7 +133,7 @@ def replan(
     names = [option.name for option in change.universe]
     n0, counted = change.n0, {option.name: k for option, k in scratch.found.best}
     n_scratch = np.array([counted.get(name, 0) for name in names])
-    running_holds = gone == 0 and change.within(n0) and change.holds(n0)
+    running_holds = gone == 0 and bool(change.within(n0)) and change.holds(n0)
     best = n_scratch
     if running_holds and float(change.total(n0)) <= float(change.total(best)):
         best = n0
@@ -175,6 +179,7 @@ class _Change:
     price: Floats
     uses: Floats
     amounts: Floats
+    budget_usd_per_h: float
 
     def counts(self, n: Ints) -> Counts:
         return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
@@ -184,19 +189,23 @@ class _Change:
         return np.asarray(self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone))
 
     def total(self, n: Ints) -> Floats:
-        return np.asarray(self.terms.horizon_h * (n @ self.price) + self.migration(n))
+        return np.asarray(self.terms.horizon_h * self.paid(n) + self.migration(n))
+
+    def paid(self, n: Ints) -> Floats:
+        """What is paid per hour, by whole nodes where these are sold."""
+        gpus = n * np.array([float(option.type.gpus) for option in self.universe])
+        pools = [(node_of(option.type.gpu), gpus[..., j]) for j, option in enumerate(self.universe)]
+        return np.asarray(n @ self.price + idle_usd_per_h(pools))
 
     def holds(self, n: Ints) -> bool:
         return self.oracle.holds([self.counts(n)])[0]
 
-    def within(self, n: Ints) -> bool:
-        return bool((self.uses @ n <= self.amounts).all())
+    def within(self, n: Ints) -> npt.NDArray[np.bool_]:
+        return np.asarray((n @ self.uses.T <= self.amounts).all(-1) & (self.paid(n) <= self.budget_usd_per_h))
 
     def way(self, label: str, n: Ints, *, is_held: bool) -> Way:
         fleet = self.oracle.fleet(self.counts(n))
-        return Way(
-            label, fleet, float(n @ self.price), float(self.migration(n)), float(self.total(n)), is_held
-        )
+        return Way(label, fleet, float(self.paid(n)), float(self.migration(n)), float(self.total(n)), is_held)
 
 
 def _change(scratch: Answer, running: Sequence[tuple[Option, int]], gone: int, terms: Terms) -> _Change:
@@ -212,6 +221,7 @@ def _change(scratch: Answer, running: Sequence[tuple[Option, int]], gone: int, t
         price=np.array([option.type.price_usd_per_h for option in universe]),
         uses=uses.reshape(len(rows), len(universe)),
         amounts=np.array([amount for _, amount in rows]) * (1 + 1e-9),
+        budget_usd_per_h=math.inf if limits.cost_usd_per_h is None else limits.cost_usd_per_h * (1 + 1e-9),
     )
 
 
@@ -222,8 +232,7 @@ def _smaller(study: Study, change: _Change, scratch: Answer, best: Ints) -> tupl
     value = float(change.total(best))
     vectors, left_out = _cheaper(change, value)
     vectors = vectors[change.total(vectors) < value * (1 - 1e-9)]
-    if len(change.amounts):
-        vectors = vectors[(vectors @ change.uses.T <= change.amounts).all(axis=1)]
+    vectors = vectors[change.within(vectors)]
     share = np.array([_share(option, scratch) for option in change.universe])
     capacity = _capacity(change.universe, share, vectors)
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
@@ -266,7 +275,7 @@ def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]]
         else:
             moved = replace(pool.type, gpu=gpu)
             worker = types.get(moved.name) or moved
-            known.append((Option(pool.role, worker, worker.price_usd_per_h), pool.count))
+            known.append((option_of(pool.role, worker, problem.priced), pool.count))
     return list(owned_first(problem, tuple(known))), gone
 
 

@@ -32,10 +32,11 @@ from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bill import bill
 from planner.search.bounds import checked_bound, lower_bound
+from planner.search.fleets import objective
 from planner.search.headroom import ends
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import Answers
-from planner.search.owned import paid
+from planner.search.owned import paid, paid_at_least
 from planner.search.plan import served_s
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws, silent, with_policies
@@ -60,7 +61,7 @@ class Answer:
 
     @property
     def value(self) -> float:
-        return self.found.value
+        return paid(self.problem, self.found.best)
 
     @property
     def is_exact(self) -> bool:
@@ -134,14 +135,15 @@ class Study:
                     f"no fleet for production was found within {self.time_limit_s:g} s; raise --time-limit, "
                     "or ask with safety: none"
                 )
-            found = replace(found, best=made.best, value=paid(problem, made.best))
+            found = replace(found, best=made.best, value=objective(made.best))
         fleet = problem.oracle.fleet(found.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
         return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))
 
     def bound(self, answer: Answer) -> float:
         """What any fleet costs at least, under any policy."""
-        return checked_bound(lower_bound(answer.problem), answer.value)
+        problem, value = answer.problem, objective(answer.found.best)
+        return min(paid_at_least(problem, checked_bound(lower_bound(problem), value)), answer.value)
 
 
 def change(document: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -367,7 +369,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "value": answer.value,
         "level0_exact": answer.is_exact,
         "level0_exhausted": answer.is_exhausted,
-        "cost_usd_per_h": fleet.price_usd_per_h,
+        "cost_usd_per_h": bill(fleet).usd_per_h,
         "usd_per_million_tokens": bill(fleet).usd_per_h * answer.served_s / 3600 / millions,
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,

@@ -16,6 +16,7 @@ from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.reports.facts import sentences
 from planner.search.best_fleet import search_policies
+from planner.search.bill import bill
 from planner.search.bounds import checked_bound, lower_bound
 from planner.search.certify import certified, plan
 from planner.search.findings import few_keep_all
@@ -74,7 +75,8 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
     verdict = verdict_of(fleet, trace, task.slo)
     assert verdict.holds and verdict.attainment_frac < 0.2
     bound = lower_bound(pose(task, trace, CATALOG))
-    assert bound is not None and 0 < bound <= fleet.price_usd_per_h == pytest.approx(17.32)
+    assert bound is not None and 0 < bound <= bill(fleet).usd_per_h
+    assert fleet.price_usd_per_h == pytest.approx(17.32)
 
     (warning,) = sentences(
         few_keep_all(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
@@ -121,7 +123,7 @@ def test_the_bound_knows_fleets_that_turn_the_longest_request_away() -> None:
     verdict = verdict_of(small, trace, task.slo)
     assert verdict.holds and verdict.rejected == 1
     found = plan(task, trace, CATALOG)
-    assert found.certificate.bound <= small.price_usd_per_h * (1 + 1e-9) < found.certificate.value
+    assert found.certificate.bound <= bill(small).usd_per_h * (1 + 1e-9) < found.certificate.value
     assert found.verdict.rejected == 0
     assert any(
         "l4-24g tp1 too, whose KV cache is too small" in line

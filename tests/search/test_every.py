@@ -38,7 +38,7 @@ def with_a_rush() -> Trace:
 @cache
 def planned(every: str | None) -> Plan:
     slo = SLO if every is None else SLO | {"every": every}
-    fleet = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
+    fleet = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048, "sold_as": {"h100-80g": "gpu"}}
     return plan(question(slo=slo, fleet=fleet), with_a_rush(), CATALOG)
 
 

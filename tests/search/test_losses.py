@@ -21,6 +21,7 @@ from planner.reports.facts import sentence, sentences
 from planner.search import findings
 from planner.search.asked import asked_traffic
 from planner.search.best_fleet import Found, search, search_policies
+from planner.search.bill import bill
 from planner.search.certify import plan
 from planner.search.fleets import objective
 from planner.search.oracle import SPOT_RISK_FRAC, Oracle
@@ -195,7 +196,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found
     (row,) = (row for row in plan_found.alternatives if row.label.startswith("not insured"))
     assert row.objective == plan_found.certificate.value and row.fleet is not None
-    assert row.fleet.price_usd_per_h == pytest.approx(row.objective)
+    assert bill(row.fleet).usd_per_h == pytest.approx(row.objective)
     assert any(
         "this insurance costs 0 USD/h (the same)" in line
         for line in sentences(plan_found.certificate.binding)
@@ -248,7 +249,7 @@ def test_cost_per_million_tokens_by_hand() -> None:
     """USD/h x hours / tokens."""
     found = plan(question(), traffic(), CATALOG)
     tokens = int(found.trace.input_tokens.sum() + found.trace.output_tokens.sum())
-    usd = found.fleet.price_usd_per_h * found.trace.duration_s / 3600
+    usd = bill(found.fleet).usd_per_h * found.trace.duration_s / 3600
     assert found.usd_per_million_tokens == pytest.approx(1e6 * usd / tokens)
     share = found.trace.output_tokens.sum() / tokens
     assert found.usd_per_million_output_tokens == pytest.approx(found.usd_per_million_tokens / share)

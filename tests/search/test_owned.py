@@ -29,12 +29,12 @@ def owned_of(found: Plan) -> int:
 
 
 def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
-    """18 H100 keep this SLO; with 12 of them owned six are paid."""
+    """18 H100 keep this SLO; with 12 of them owned one node of eight is paid."""
     rented = plan(question(fleet={"gpus": H100}), traffic(rate_rps=40.0), CATALOG)
     found = plan(question(fleet={"gpus": H100, "owned": {"H100": 12}}), traffic(rate_rps=40.0), CATALOG)
     assert owned_of(found) == 12 and found.fleet.gpus == rented.fleet.gpus
     assert found.fleet.price_usd_per_h == pytest.approx(rented.fleet.price_usd_per_h - 12 * PRICE)
-    assert found.certificate.value == pytest.approx(found.fleet.price_usd_per_h)
+    assert found.certificate.value == pytest.approx(8 * PRICE)
     assert found.certificate.bound <= found.certificate.value
     assert "12 GPUs owned, 6 rented" in answer(found)
     bill = to_json(found)["bill"]
@@ -75,7 +75,7 @@ def test_the_bound_is_below_every_fleet_that_holds(owned: int) -> None:
     assert {row_of(w.gpu.name) for w in types} == {"h100-80g"}
     options = [Option("mixed", w, w.price_usd_per_h) for w in types]
     cheapest = min(
-        sum(o.objective * n for o, n in counts)
+        paid(problem, counts)
         for vector in itertools.product(range(5), repeat=len(options))
         if any(vector)
         for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]

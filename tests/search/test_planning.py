@@ -17,6 +17,7 @@ from planner.models.spread import Z
 from planner.reports.facts import sentences
 from planner.reports.output import plan_yaml, to_json
 from planner.reports.rows import alternative_rows
+from planner.search.bill import bill, paid_whole_usd_per_h
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
 from planner.search.options import Engines, mixed_options, worker_types
@@ -112,7 +113,7 @@ def test_plan_keeps_what_it_says(catalog: Catalog, seed: int) -> None:
     found = plan(task, traffic(seed), catalog)
     again = simulate(found.fleet, found.trace, limits=task.slo.limits, record=True)
     assert judge(again, task.slo).holds and found.verdict.holds
-    assert found.certificate.value == pytest.approx(found.fleet.price_usd_per_h)
+    assert found.certificate.value == pytest.approx(bill(found.fleet).usd_per_h)
     assert found.certificate.bound <= found.certificate.value <= found.certificate.level0 * (1 + 1e-9)
     for i, pool in enumerate(found.fleet.pools):
         pools = list(found.fleet.pools)
@@ -147,9 +148,10 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
     for gpu in gpus:
         options = [option for option in mixed_options(types, "cost") if option.type.gpu.name == gpu]
         prices = [
-            option.objective * next(n for n in itertools.count(1) if oracle.holds([((option, n),)])[0])
+            paid_whole_usd_per_h(((option, n),))
             for option in options
             if oracle.holds([((option, 60),)])[0]
+            for n in [next(n for n in itertools.count(1) if oracle.holds([((option, n),)])[0])]
         ]
         row = rows.get(f"{gpu}, mixed")
         if row is None:
@@ -157,7 +159,7 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
             assert found.certificate.value == pytest.approx(min(prices))
         else:
             assert row.is_priced and row.fleet is not None
-            assert row.objective == pytest.approx(row.fleet.price_usd_per_h) == pytest.approx(min(prices))
+            assert row.objective == pytest.approx(bill(row.fleet).usd_per_h) == pytest.approx(min(prices))
     for row in found.alternatives:
         assert row.fleet != found.fleet
         if row.fleet is not None:

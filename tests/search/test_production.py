@@ -15,14 +15,14 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.spread import Factor, Spread
 from planner.reports.facts import sentences
-from planner.search.answers import _paid_least, tried
-from planner.search.best_fleet import Found, best_of, search
+from planner.search.answers import tried
+from planner.search.best_fleet import Found, best_of
+from planner.search.bill import bill
 from planner.search.certify import plan, search_llm
-from planner.search.fleets import Counts, named, objective
+from planner.search.fleets import Counts, objective
 from planner.search.futures import TESTED, Futures
 from planner.search.headroom import ends, holds_with
 from planner.search.plan import Plan
-from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem
 from planner.search.production import cheapest_kept, in_most, in_production
 from planner.traffic.scaling import same_requests
@@ -76,7 +76,7 @@ def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:
     assert production.kept_in.kept_frac >= 0.9 > 0.0
     assert production.kept_in.kept_frac >= paper.kept_in.kept_frac
     assert planned().status == "certified"
-    assert planned().value == production.value == pytest.approx(planned().fleet.price_usd_per_h)
+    assert planned().value == production.value == pytest.approx(bill(planned().fleet).usd_per_h)
     assert planned().certificate.value == paper.value
 
 
@@ -169,16 +169,3 @@ def test_kept_in_is_what_is_asked() -> None:
         assert best is not None
         values.append(objective(best))
     assert values[0] <= values[1]
-
-
-def test_what_a_search_took_for_kept_is_asked_of_all_futures_before_it_is_the_cheapest_paid() -> None:
-    """One worker is paid least of all, and fails, though a search is said to have found it hold."""
-    task = question(fleet={"gpus": {"h100-80g": 64}}, **SAFE)
-    problem = pose(task, traffic(rate_rps=30.0, requests=300), CATALOG)
-    paper, asked = search(problem), in_production(problem)
-    asked, kept = cheapest_kept(asked, paper)
-    assert kept is not None and len(kept) == 1 and kept[0][1] > 1
-    few = ((kept[0][0], 1),)
-    assert not asked.oracle.holds([few])[0]
-    asked.oracle.told[named(few)] = True
-    assert _paid_least(asked, paper, kept) != few

@@ -35,6 +35,7 @@ SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
     {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "200 ms"}},
 )
+SINGLY = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}  # several LLMs are compared so
 TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(3)]
 
 
@@ -55,7 +56,7 @@ def question(
                     "llm": LLM,
                     "slo": SLOS[k],
                     "traffic": {"rate": rates[k], "draws": runs},
-                    "fleet": fleet,
+                    "fleet": (SINGLY if llms > 1 else {}) | fleet,
                     "engine": "none",
                     **shared,
                 },

@@ -92,21 +92,25 @@ def test_each_variant_is_simulated_as_simulate_does(here: Path) -> None:
 
 
 def test_dollars_per_million_tokens_by_hand() -> None:
-    """The fleet's price from the first arrival to the last token, over all output tokens (none is lost)."""
+    """What is paid from the first arrival to the last token, a node of 8 for a worker of 4, over all output
+    tokens (none is lost).
+    """
     trace, fleet = a_trace(), small(1)
     (row,) = compare([Variant("one", fleet)], trace).rows
     simulation = outcome(fleet, trace).simulation
     hours = float((simulation.arrival_s + simulation.e2e_s).max()) / 3600
     million_tokens = float(trace.output_tokens.sum()) / 1e6
-    expected = 4 * fleet.pools[0].type.gpu.price_usd_per_h * hours / million_tokens
+    expected = 8 * fleet.pools[0].type.gpu.price_usd_per_h * hours / million_tokens
     assert row.usd_per_million_output_tokens == pytest.approx(expected, rel=1e-9)
 
 
 def test_prices_gpus_and_watts_are_the_fleets() -> None:
-    """4 x 2 H100 and 3 x 4 capped H100 are 20 GPUs."""
+    """4 x 2 H100 and 3 x 4 capped H100 are 20 GPUs, on three nodes; two workers of 4 fill one."""
     found = shown(compare([Variant("pairs", pairs()), Variant("mixed", mixed())], a_trace()))
     assert found["GPUs"] == ["20", "8"]
-    assert found["USD/h"] == [f"{fleet.price_usd_per_h:,.2f}" for fleet in (pairs(), mixed())]
+    price = pairs().pools[0].type.gpu.price_usd_per_h
+    assert found["USD/h"] == [f"{gpus * price:,.2f}" for gpus in (24, 8)]
+    assert found["USD/h by the GPU"] == [f"{gpus * price:,.2f}" for gpus in (20, 8)]
     assert found["provisioned power, kW"] == [f"{fleet.power_w / 1e3:,.2f}" for fleet in (pairs(), mixed())]
     assert "promise" not in found and "requests that keep all limits" not in found
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.slo import parse_slo
 from planner.errors import InfeasibleError, InputError
+from planner.search.bill import bill
 from planner.studies.pareto import Frontier, frontier
 from planner.studies.whatif import Study, holds, recast
 
@@ -80,7 +81,7 @@ def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
 def test_over_cost_the_objective_is_power(study: Study) -> None:
     found = frontier(study, question(), "cost", points=20)
     assert (found.objective, found.objective_unit) == ("power", "W")
-    assert found.steps[-1].fleet.price_usd_per_h == pytest.approx(study.ask(question()).value)
+    assert bill(found.steps[-1].fleet).usd_per_h == pytest.approx(study.ask(question()).value)
     assert [step.value for step in found.steps] == [step.fleet.power_w for step in found.steps]
 
 

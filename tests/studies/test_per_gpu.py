@@ -19,6 +19,7 @@ from planner.face.planning import beside_each_gpu, planned, read_plan
 from planner.fleet import Fleet
 from planner.reports.rows import alternative_rows
 from planner.search.asked import asked_traffic
+from planner.search.bill import bill
 from planner.search.certify import plan
 from planner.search.plan import Plan
 from planner.simulator import judge, simulate
@@ -50,7 +51,7 @@ def test_each_answer_is_that_of_a_plan_with_this_gpu_alone(asked: Task, found: P
         assert row.objective == pytest.approx(scratch.certificate.value) and row.is_priced
         assert row.fleet is not None
         assert {pool.type.gpu.base for pool in row.fleet.running} == {gpu}
-        assert row.fleet.price_usd_per_h == pytest.approx(row.objective)
+        assert bill(row.fleet).usd_per_h == pytest.approx(row.objective)
         assert judge(simulate(row.fleet, requests, limits=asked.slo.limits), asked.slo).holds
 
 

@@ -21,6 +21,7 @@ from planner.documents.safety import Safety
 from planner.documents.task import Task
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.search.bill import bill, paid_whole_usd_per_h
 from planner.search.production import in_production
 from planner.solvers.master import Option
 from planner.studies.replan import Replan, drift, replan
@@ -72,7 +73,7 @@ def cheapest_by_trying(
     best = found.best.total_usd
     for n in itertools.product(*(range(m + 1) for m in most)):
         old = [moves.get(option.name, 0) for option in options]
-        total = horizon_h * sum(c * k for c, k in zip(prices, n, strict=True))
+        total = horizon_h * paid_whole_usd_per_h(tuple(zip(options, n, strict=True)))
         total += sum(
             start_usd * max(k - k0, 0) + stop_usd * max(k0 - k, 0) for k, k0 in zip(n, old, strict=True)
         )
@@ -92,7 +93,7 @@ def test_no_other_counts_are_cheaper(
     assert found.is_exact == (not found.assumed)
     started = sum(max(move.after - move.before, 0) for move in found.moves)
     stopped = sum(max(move.before - move.after, 0) for move in found.moves)
-    total = horizon_h * found.best.fleet.price_usd_per_h + start_usd * started + stop_usd * stopped
+    total = horizon_h * bill(found.best.fleet).usd_per_h + start_usd * started + stop_usd * stopped
     assert found.best.total_usd == pytest.approx(total)
     assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
     tried = cheapest_by_trying(study, at(rate_rps), found, horizon_h, start_usd, stop_usd)
@@ -105,7 +106,7 @@ def test_what_holds_is_kept_where_moving_is_dear(study: Study, running: Fleet) -
     assert found.keeps and found.best.migration_usd == 0.0
     assert all(move.before == move.after for move in found.moves)
     cheap = replan(study, at(4.0), running, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
-    assert not cheap.keeps and cheap.best.cost_usd_per_h < running.price_usd_per_h
+    assert not cheap.keeps and cheap.best.cost_usd_per_h < bill(running).usd_per_h
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:

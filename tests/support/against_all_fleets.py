@@ -24,6 +24,7 @@ from planner.documents.task import Task
 from planner.domain import COST, GPUS, POWER, FleetLimit
 from planner.errors import Change, InfeasibleError, PlannerError, ways_text
 from planner.fleet import Policies, WorkerType
+from planner.search.bill import bill
 from planner.search.bounds import lower_bound
 from planner.search.certify import plan
 from planner.search.fleets import Counts, objective
@@ -162,7 +163,7 @@ def _look_at_plan(report: Report, problem: Problem, found: Plan) -> None:
     if not found.verdict.holds:
         report.wrong.append("(d) the plan's own verdict does not hold")
     unit = {
-        "cost": found.fleet.price_usd_per_h,
+        "cost": bill(found.fleet).usd_per_h,
         "power": found.fleet.power_w,
         "gpus": float(found.fleet.gpus),
     }
@@ -193,12 +194,13 @@ class _Fleets:
         """All that are cheaper, with up to MOST workers in a pool, the cheapest first."""
         mixed, prefill, decode = options
         fleets: list[Counts] = [
-            ((o, n),) for o in mixed for n in range(1, MOST + 1) if n * o.objective < below
+            ((o, n),) for o in mixed for n in range(1, MOST + 1) if objective(((o, n),)) < below
         ]
         for p, d in itertools.product(prefill, decode):
             for m, n in itertools.product(range(1, MOST + 1), repeat=2):
-                if m * p.objective + n * d.objective < below:
-                    fleets.append(((p, m), (d, n)))
+                counts = (p, m), (d, n)
+                if objective(counts) < below:
+                    fleets.append(counts)
         return sorted((each for each in fleets if is_within(limits, each)), key=objective)
 
     def small(
@@ -209,9 +211,9 @@ class _Fleets:
         fleets: list[Counts] = []
         for size in range(2, workers + 1):
             for chosen in itertools.combinations_with_replacement(range(len(flat)), size):
-                if sum(flat[i].objective for i in chosen) >= below:
-                    continue
                 counts = tuple((flat[i], chosen.count(i)) for i in dict.fromkeys(chosen))
+                if objective(counts) >= below:
+                    continue
                 if (
                     is_fleet(counts)
                     and len(counts) > 1

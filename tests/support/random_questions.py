@@ -25,6 +25,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES
+from planner.search.bill import paid_whole_usd_per_h
 from planner.search.fleets import Counts, may_hand_over
 from planner.search.options import Engines, decode_options, mixed_options, prefill_options, worker_types
 from planner.simulator.metrics import judge, value_s
@@ -231,6 +232,7 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
             round(price_usd_per_h, 2),
             "drawn",
             name,
+            is_sold_whole=bool(rng.spawn(1)[0].random() < 0.5),
         )
         fits[LLM.name, name] = {
             (tp, False, 1): fit for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
@@ -489,7 +491,7 @@ def _bound(rng: np.random.Generator, kind: str, document: dict[str, Any], counts
         for gpu in stock:
             stock[gpu] = None
     if kind == "limits" or rng.random() < 0.1:
-        price = sum(option.type.price_usd_per_h * count for option, count in counts)
+        price = paid_whole_usd_per_h(counts)
         power = sum(option.type.power_w * count for option, count in counts)
         gpus = sum(option.type.gpus * count for option, count in counts)
         factor = float(rng.uniform(0.8, 1.4))
