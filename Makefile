@@ -15,8 +15,9 @@ plan: $(VENV)/installed  ## plan the sample trace, into out/
 ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 	$(BIN)/plan ui --folder plans
 
+# a file to a worker, so that what its tests share is planned once
 test: $(VENV)/installed-dev  ## the tests, warnings as errors
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # compiled anew, into a cache of its own: Numba's key does not say whether indices were checked
 test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of compiled code checked
@@ -29,7 +30,7 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 docs: $(VENV)/installed-docs  ## the documentation's site, into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

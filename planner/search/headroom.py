@@ -7,29 +7,24 @@ That what holds with more also holds with less is assumed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Headroom
 from planner.domain import Limit
 from planner.search.fleets import Counts
-from planner.search.oracle import Answers, Oracle, side_by_side
+from planner.search.oracle import Answers, Ends, Oracle, side_by_side
 from planner.traffic.scaling import rescale
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """How far a fleet holds, and the limits that it misses first beyond."""
-
-    headroom: Headroom
-    by_traffic: tuple[Limit, ...]
-    by_steps: tuple[Limit, ...]
 
 
 def ends(oracle: Oracle, counts: Counts) -> Ends:
     """Of a fleet that holds: on what the oracle asks, without its draws and futures."""
-    alone = oracle.alone()
+    alone, known = oracle.alone(), oracle.answers.ends
+    losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
+    asked = (*oracle.of_question(), oracle.slo, losses, counts)
+    if asked in known:
+        return known[asked]
     found: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
     def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
@@ -42,7 +37,8 @@ def ends(oracle: Oracle, counts: Counts) -> Ends:
         ]
     )
     (traffic, by_traffic), (steps, by_steps) = found["traffic"], found["steps"]
-    return Ends(Headroom(steps, traffic), by_traffic, by_steps)
+    known[asked] = Ends(Headroom(steps, traffic), by_traffic, by_steps)
+    return known[asked]
 
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.documents.facts import Headroom
 from planner.documents.task import Spot
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
@@ -57,6 +58,15 @@ SPOT_RISK_FRAC = 0.001
 KEPT_REQUESTS = 20_000  # of a future: of more, of which there are dozens, nothing is kept beside the trace
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How far a fleet holds, and the limits that it misses first beyond."""
+
+    headroom: Headroom
+    by_traffic: tuple[Limit, ...]
+    by_steps: tuple[Limit, ...]
+
+
 @dataclass(slots=True)
 class Answers:
     """What simulations said, for questions to come: per fleet and traffic the SLOs asked, and the answers.
@@ -66,6 +76,7 @@ class Answers:
     """
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
+    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # how far fleets hold
 
     def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
         for other, holds in self.known.get(key, ()):
@@ -139,6 +150,10 @@ class Oracle:
     def within_future(self, future: Future) -> Oracle:
         """The same question of one future in place of what is written."""
         return self.alone(trace=future.trace, z=future.z, answers=Answers(future.known))
+
+    def of_question(self) -> tuple[object, ...]:
+        """What the answers of simulations depend on beside the fleet and the SLO."""
+        return self.llm, self.network, self.policies, self.of_pairs, self.trace, self.z
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
@@ -354,7 +369,7 @@ class Oracle:
     def _answer(
         self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
     ) -> bool:
-        key = (self.llm, self.network, self.policies, self.of_pairs, self.trace, self.z, *key)
+        key = (*self.of_question(), *key)
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:

@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
-from planner.simulator.layout import BROKEN, DONE, GAP_DEPTH, NONE, ONE, PARTS, RELEASED, RUNS, TBT, TTFT
+from planner.simulator.layout import (
+    BROKEN,
+    DONE,
+    E2E,
+    GAP_DEPTH,
+    NONE,
+    ONE,
+    PARTS,
+    RELEASED,
+    RUNS,
+    TBT,
+    TTFT,
+    UNFINISHED,
+)
 
 
 @small_jit
@@ -46,6 +59,10 @@ def count(state, metric, value_s, at_s):
             is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
             state.limits[k].violations += is_above
+            if (
+                at_s + state.limits[k].limit_s < state.limits[k].seen_s
+            ):  # one of the late ones, of its request
+                state.limits[k].late -= 1
             if state.in_windows.shape[1] > 0:
                 count_within(state, k, window_at(state, at_s), 1, is_above)
 
@@ -115,9 +132,28 @@ def is_broken(state):
     if state.counters[BROKEN] > 0:
         return True
     for k in range(len(state.limits)):
-        if state.limits[k].violations > state.limits[k].allowed:
+        if state.limits[k].violations + state.limits[k].late > state.limits[k].allowed:
             return True
     return False
+
+
+@kernel_jit
+def see_late(state, time_s):
+    """Count who is late by now for a limit on ttft or e2e, wherever they are. Nobody waits for others."""
+    requests = state.requests
+    for k in range(len(state.limits)):
+        watched = state.limits[k]
+        if watched.metric != TTFT and watched.metric != E2E:
+            continue
+        r, limit_s = watched.seen, watched.limit_s
+        while r < len(requests) and requests[r].arrival_s + limit_s < time_s:
+            is_done = requests[r].status != UNFINISHED
+            if watched.metric == TTFT and not np.isnan(requests[r].first_token_s):
+                is_done = True
+            if not is_done and in_window(state, requests[r].arrival_s):
+                watched.late += 1
+            r += 1
+        watched.seen, watched.seen_s = r, time_s
 
 
 @kernel_jit

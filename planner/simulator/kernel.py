@@ -42,6 +42,7 @@ from planner.simulator.counting import (
     record_gap,
     record_steps,
     run_s,
+    see_late,
     single_gap,
     steps_reaching,
 )
@@ -607,6 +608,8 @@ def _entry(sources):
                 route_lost(state, time_s, entity)
             if not is_arrival:
                 cause, cause_s = entity, time_s
+            if stop_early and closed_loop == 0 and len(state.after) == 0:
+                see_late(state, time_s)
             if is_over(state, closed_loop, stop_early, time_s):
                 return
 

@@ -211,6 +211,11 @@ LIMIT = np.dtype(
         ("allowed", "i8"),  # violations that still pass
         ("violations", "i8"),
         ("counted", "i8"),
+        # on ttft and e2e: what is late already and not among the violations yet, up to which time that is
+        # known, and the first request that may be late after it
+        ("late", "i8"),
+        ("seen_s", "f8"),
+        ("seen", "i8"),
     ]
 )
 RUN = np.dtype(

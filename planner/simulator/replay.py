@@ -505,7 +505,9 @@ def _watched(limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float
     """The limits that are counted while running."""
     rows = np.zeros(len(limits), dtype=layout.LIMIT)
     for k, limit in enumerate(limits):
-        rows[k] = (METRICS[limit.metric], limit.limit_s, allowed_violations(limit, trace, window_s), 0, 0)
+        row = rows[k : k + 1]
+        row["metric"], row["limit_s"], row["seen_s"] = METRICS[limit.metric], limit.limit_s, -np.inf
+        row["allowed"] = allowed_violations(limit, trace, window_s)
     return rows
 
 

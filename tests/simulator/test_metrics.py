@@ -13,7 +13,7 @@ from simulator_reference import Reference
 from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
 from planner.simulator.metrics import gaps_s, judge, measured, percentile_s, request_values_s, value_s
-from planner.simulator.replay import simulate
+from planner.simulator.replay import Requests, keeps, simulate
 from planner.traffic.trace import Trace, measured_window
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -98,6 +98,18 @@ def saturated() -> tuple[Fleet, Trace]:
     s."""
     trace = make_trace(np.arange(1000) * 0.8, np.ones(1000, int), np.ones(1000, int))
     return mixed(make_latency(), seats=1), trace
+
+
+@pytest.mark.parametrize("metric", ["ttft", "e2e"])
+def test_who_has_waited_beyond_a_limit_counts_while_waiting(metric: Metric) -> None:
+    """Requests 50 to 999 arrive after the warm-up of 40 s, and 475 of them may be late. The 476th is 525,
+    which arrives at 420 s and is late after 422 s; what comes next is the arrival of 528 at 422.4 s. Its
+    first token would come at 526 s.
+    """
+    fleet, trace = saturated()
+    requests = Requests(trace)
+    assert keeps(fleet, trace, (Limit(metric, 0.5, 2.0),), requests) is None
+    assert requests.entered == 529
 
 
 def test_a_growing_queue_fails_the_backlog_test_whatever_the_percentiles() -> None:
