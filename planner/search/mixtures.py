@@ -20,6 +20,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import FleetLimit
 from planner.fleet import Role
 from planner.search.fleets import (
     Counts,
@@ -162,12 +163,12 @@ def filled(options: Sequence[Option], limits: Limits, value: float, most_types: 
     count, rows = 0, limits.rows()
     left = [amount * (1 + 1e-9) for _, amount in rows]
     uses = {option.name: [limits.use(row, option.type) for row, _ in rows] for option in options}
-    possible = [j for j, option in enumerate(options) if option.objective < value]
+    possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
     for many, at in enumerate(possible):
         for size in range(most_types):
             for others in itertools.combinations(possible[:many], size):
                 chosen = [options[j] for j in (*others, at)]
-                if sum(option.objective for option in chosen) >= value or not _serve(chosen):
+                if not _serve(chosen) or objective([(option, 1) for option in chosen]) >= value:
                     continue
                 numbers = list(_filled_by([(option, uses[option.name]) for option in chosen], left, value))
                 if limits.pays_nodes or any(option.node for option in chosen):
@@ -197,13 +198,20 @@ def _on_whole_nodes(
     """These counts, of the last option as many as are below the value and within the limits where whole nodes
     are paid; without those of which one is too many.
     """
+    money, most_usd_per_h = FleetLimit("cost"), (limits.cost_usd_per_h or 0.0) * (1 + 1e-9)
+
+    def is_paid(counts: Counts) -> bool:
+        """Whole nodes take more of money alone: of all else these counts take no more than there is."""
+        workers = [(option.type, count) for option, count in counts]
+        return not limits.pays_nodes or limits.used(money, workers) <= most_usd_per_h
+
     found = []
     for *others, most in numbers:
         beside = tuple(zip(options, others, strict=False))
 
         def fits(n: int, beside: Counts = beside) -> bool:
             counts = (*beside, (options[-1], n))
-            return objective(counts) < value * (1 - 1e-9) and is_within(limits, counts)
+            return objective(counts) < value * (1 - 1e-9) and is_paid(counts)
 
         if (count := largest(most, fits)) > 0:
             found.append((*others, count))
