@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +32,9 @@ SINGLY = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}
 BOTH = {"gpus": ["a100-80g", "h100-80g"]}
 
 
-def question(*, fleet: dict[str, object] = BOTH, **changes: object) -> Task:
+def question(*, fleet: Mapping[str, object] = BOTH, **changes: object) -> Task:
     """The fleets that these tests are about: GPUs are sold one by one."""
-    return asked(engine="none", fleet=SINGLY | fleet, **changes)
+    return asked(engine="none", fleet={**SINGLY, **fleet}, **changes)
 
 
 def by_node(rate_rps: float) -> Task:
