@@ -101,7 +101,7 @@ def verdict(plan: Plan) -> str:
     lossy = plan.certificate.answer("with-a-loss")
     if lossy is not None and lossy.workers != made.workers and _is_paid_no_more(lossy, made):
         said += " The fleet that stands a loss costs no more."
-    if made.value is None or paper.value is None or made.workers == paper.workers:
+    if made.value is None or paper.value is None or made.value <= paper.value * (1 + 1e-9):
         return f"{said} On paper nothing is cheaper."
     kept = "" if paper.kept_in is None else f", kept in {kept_text(paper.kept_in)}"
     unit = plan.certificate.unit

@@ -192,15 +192,15 @@ def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
 
 
 def test_what_a_plan_says_of_itself(planned: PlanResult) -> None:
-    assert planned.cost_usd_per_h == pytest.approx(35.88)
-    assert (planned.workers, planned.gpus) == (5, 12)
+    assert planned.cost_usd_per_h == pytest.approx(39.04)
+    assert (planned.workers, planned.gpus) == (6, 16)
     assert planned.status == "certified"
     lines = repr(planned).splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
-    assert "47.84" in lines[0]  # two whole nodes
-    assert "<table" in planned._repr_html_() and "35.88" in planned._repr_html_()
+    assert "39.04" in lines[0]  # a whole node of each GPU
+    assert "<table" in planned._repr_html_() and "39.04" in planned._repr_html_()
     frame = planned.to_frame()
-    assert frame["workers"].sum() == 5 and frame["cost_usd_per_h"].sum() == pytest.approx(35.88)
+    assert frame["workers"].sum() == 6 and frame["cost_usd_per_h"].sum() == pytest.approx(39.04)
     assert planned.report().startswith("<!doctype html>")
 
 

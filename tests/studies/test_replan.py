@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,17 @@ from planner.studies.replan import Replan, drift, replan
 from planner.studies.whatif import Study
 from planner.traffic.trace import Trace
 
-question = partial(asked, engine="none")  # the fleets that these tests are about
+SINGLY = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}
+BOTH = {"gpus": ["a100-80g", "h100-80g"]}
+
+
+def question(*, fleet: Mapping[str, object] = BOTH, **changes: object) -> Task:
+    """The fleets that these tests are about: GPUs are sold one by one."""
+    return asked(engine="none", fleet={**SINGLY, **fleet}, **changes)
+
+
+def by_node(rate_rps: float) -> Task:
+    return replace(asked(engine="none", fleet=BOTH), rate_rps=rate_rps)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +98,9 @@ def cheapest_by_trying(
 def test_no_other_counts_are_cheaper(
     study: Study, running: Fleet, rate_rps: float, horizon_h: float, start_usd: float, stop_usd: float
 ) -> None:
-    found = replan(study, at(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd)
+    found = replan(
+        study, by_node(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd
+    )
     assert found.is_exhausted and found.verdict.holds
     assert found.is_exact == (not found.assumed)
     started = sum(max(move.after - move.before, 0) for move in found.moves)
@@ -96,7 +108,7 @@ def test_no_other_counts_are_cheaper(
     total = horizon_h * bill(found.best.fleet).usd_per_h + start_usd * started + stop_usd * stopped
     assert found.best.total_usd == pytest.approx(total)
     assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
-    tried = cheapest_by_trying(study, at(rate_rps), found, horizon_h, start_usd, stop_usd)
+    tried = cheapest_by_trying(study, by_node(rate_rps), found, horizon_h, start_usd, stop_usd)
     assert tried == pytest.approx(found.best.total_usd)
 
 
