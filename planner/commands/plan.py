@@ -251,14 +251,25 @@ def _print_tables(found: Plan) -> None:
 
 def _print_several(found: SharedPlan, out: Path) -> None:
     from planner.reports.facts import sentences
-    from planner.reports.together import answer, fleet_rows, limit_rows, proof_lines
+    from planner.reports.together import (
+        answer,
+        answer_rows,
+        binding_lines,
+        fleet_rows,
+        limit_rows,
+        proof_lines,
+    )
 
     console = stdout_console(soft_wrap=True)
     console.print(answer(found), style="bold", markup=False)
-    for title, (head, rows) in (("fleets", fleet_rows(found)), ("shared limits", limit_rows(found))):
+    for title, (head, rows) in (
+        ("fleets", fleet_rows(found)),
+        ("answers", answer_rows(found)),
+        ("shared limits", limit_rows(found)),
+    ):
         if rows:
             print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
-    for line in (*sentences(found.binding), *proof_lines(found)):
+    for line in (*sentences(found.in_production), *binding_lines(found), *proof_lines(found)):
         console.print(line, markup=False)
     for said in sentences(found.warnings):
         console.print(f"warning: {said}", markup=False)

@@ -69,7 +69,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that."""
+    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that, with the
+    safety of all where it does not say its own.
+    """
 
     name: str
     own: Mapping[str, Any]
@@ -170,9 +172,10 @@ def _entry(
         if key in given:
             text(given[key], f"{where}: {key}")
     own = {key: value for key, value in given.items() if key in OWN}
-    if "robust" in own:  # in place of safety
-        shared = {key: value for key, value in shared.items() if key not in FOR_ALL}
-    task = parse_task({**shared, **with_config(own, path.parent, catalog)}, catalog, where=where)
+    if "robust" not in own:  # which stands in place of safety
+        own = {key: shared[key] for key in FOR_ALL if key in shared} | own
+    beside = {key: value for key, value in shared.items() if key in SHARED}
+    task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
     trace = path.parent / given["trace"] if "trace" in given else None
     return Entry(name, own, task, trace, given.get("model"))
 

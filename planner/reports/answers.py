@@ -25,11 +25,15 @@ _TRAFFIC = {
 }
 
 
-def answer_rows(plan: Plan) -> Rows:
-    """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds."""
+def answer_rows(plan: Plan, *, is_by_node: bool | None = None) -> Rows:
+    """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds.
+
+    `is_by_node`: with what is paid for whole nodes beside the price by the GPU, by default where they differ.
+    """
     paper = plan.certificate.answer("on-paper")
     unit = plan.certificate.unit
-    is_by_node = any(_is_paid_otherwise(each) for each in plan.certificate.answers)
+    if is_by_node is None:
+        is_by_node = any(_is_paid_otherwise(each) for each in plan.certificate.answers)
     rows: list[tuple[str, ...]] = [
         (
             LABELS[each.name],

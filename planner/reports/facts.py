@@ -406,7 +406,7 @@ def _(fact: facts.ProductionShared) -> str:
     if fact.is_each:
         return "every LLM has the fleet for production that it would have alone"
     how = "came to its end" if fact.is_exact else "was stopped"
-    again = f", chosen {fact.tries} times as some failed their tests" if fact.tries > 1 else ""
+    again = f", {fact.tries} times, as some failed their tests" if fact.tries > 1 else ""
     return (
         "the fleets for production that the LLMs would have alone do not fit together; they were chosen "
         f"together{again}: by the LLMs in turn on what is left, by a search over one worker type per pool of "

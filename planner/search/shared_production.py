@@ -189,7 +189,7 @@ def _infeasible(llms: Sequence[_Llm], limits: Limits, ways: Sequence[Sequence[Ch
     """What the fleets take that each LLM would have alone, and the least more of each limit that would do."""
     alone = [(option.type, count) for llm in llms for option, count in llm.alone]
     over = [
-        f"{used:g} of {amount:g} {limit.unit} of {limit.name}"
+        f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
         for limit, amount in limits.rows()
         if (used := sum(limits.use(limit, worker) * count for worker, count in alone)) > amount * (1 + 1e-9)
     ]
