@@ -140,7 +140,15 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports import answers
     from planner.reports.facts import alternative_note, router_text, sentence, sentences
-    from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
+    from planner.reports.words import (
+        answer,
+        describe,
+        excluded_text,
+        level0_proof,
+        promise,
+        throughput_line,
+        unpriced,
+    )
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -192,11 +200,7 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
             markup=False,
         )
     if found.throughput is not None:
-        console.print(
-            f"most traffic: {found.throughput.rate_rps:g} requests/s; of level 0 none was found that carries "
-            f"{found.throughput.refuted_rps:g}",
-            markup=False,
-        )
+        console.print(throughput_line(found.throughput), markup=False)
     count = 0 if found.placement is None else len(found.placement.nodes)
     nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
     console.print(
