@@ -138,17 +138,9 @@ def plan_several(wish: Wish) -> None:
 
 def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
-    from planner.reports import answers
+    from planner.reports import answers, words
     from planner.reports.facts import alternative_note, router_text, sentence, sentences
-    from planner.reports.words import (
-        answer,
-        describe,
-        excluded_text,
-        level0_proof,
-        promise,
-        throughput_line,
-        unpriced,
-    )
+    from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
@@ -200,7 +192,7 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
             markup=False,
         )
     if found.throughput is not None:
-        console.print(throughput_line(found.throughput), markup=False)
+        console.print(words.throughput_line(found.throughput), markup=False)
     count = 0 if found.placement is None else len(found.placement.nodes)
     nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
     console.print(

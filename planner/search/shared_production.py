@@ -15,7 +15,7 @@ Futures of different LLMs are drawn apart: each LLM keeps its promise, and nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.facts import KeptIn, ProductionShared
@@ -142,7 +142,7 @@ def _together(
     shared = Cheapest(None, float("inf"), 0.0, False, 0)
     for attempt in range(1, TRIES + 1):
         progress("production: the fleets of all LLMs within the limits that they share")
-        chosen, shared = _chosen(llms, limits, out_of_time, progress)
+        chosen, shared = _chosen(llms, limits, deadline, progress)
         if chosen is None and out_of_time():
             return None if best is None else (best, shared, attempt - 1)
         assert chosen is not None  # else it was raised
@@ -158,16 +158,16 @@ def _together(
 
 
 def _chosen(
-    llms: Sequence[_Llm], limits: Limits, out_of_time: Callable[[], bool], progress: Progress
+    llms: Sequence[_Llm], limits: Limits, deadline: float, progress: Progress
 ) -> tuple[list[Counts] | None, Cheapest]:
     """The cheaper of what the LLMs take in turn and what the master finds; None where the time was over."""
-    in_turn = _in_turn(llms, limits, out_of_time)
+    in_turn = _in_turn(llms, limits, deadline)
     asked = [_with_what_is_known(llm, () if in_turn is None else (in_turn[k],)) for k, llm in enumerate(llms)]
     oracles = [problem.oracle for problem in asked]
     most = sum(oracle.effort() for oracle in oracles) + len(llms) * MOST_SEARCH
 
     def is_over() -> bool:
-        return out_of_time() or sum(oracle.effort() for oracle in oracles) > most
+        return time.monotonic() > deadline or sum(oracle.effort() for oracle in oracles) > most
 
     designs = [
         designs_of(problem, llm.on_paper.alone.level0) for problem, llm in zip(asked, llms, strict=True)
@@ -179,9 +179,13 @@ def _chosen(
         found.append([design.counts(vector) for design, vector in shared.best])
     if found:
         return min(found, key=lambda fleets: sum(map(objective, fleets))), shared
-    if out_of_time():
+    if (now := time.monotonic()) > deadline:
         return None, shared
-    ask = Asking(designs, out_of_time, progress)
+    progress("production: fleets of several types, the LLMs in turn")
+    mixed = _in_turn(llms, limits, now + (deadline - now) / 2, any_mix=True)
+    if mixed is not None:
+        return mixed, shared
+    ask = Asking(designs, lambda: time.monotonic() > deadline, progress)
     raise _infeasible(llms, limits, ways_to_fit(ask, rows))
 
 
@@ -220,14 +224,18 @@ def _with_what_is_known(llm: _Llm, held: Sequence[Counts]) -> Problem:
     return asked
 
 
-def _in_turn(llms: Sequence[_Llm], limits: Limits, out_of_time: Callable[[], bool]) -> list[Counts] | None:
+def _in_turn(
+    llms: Sequence[_Llm], limits: Limits, deadline: float, *, any_mix: bool = False
+) -> list[Counts] | None:
     """The LLMs one after another on what is left, beginning with each, until all are served once."""
     for first in range(len(llms)):
         left, taken = limits, dict[int, Counts]()
         for k in (*range(first, len(llms)), *range(first)):
-            if out_of_time():
+            if time.monotonic() > deadline:
                 return None
-            counts = _on_what_is_left(llms[k], left)
+            asked = within(replace(llms[k].asked, deadline=deadline), left)
+            is_known = llms[k].alone_holds and asked.allows(llms[k].alone)
+            counts = llms[k].alone if is_known else _on_what_is_left(llms[k], asked, any_mix=any_mix)
             if counts is None:
                 break
             taken[k] = counts
@@ -237,13 +245,14 @@ def _in_turn(llms: Sequence[_Llm], limits: Limits, out_of_time: Callable[[], boo
     return None
 
 
-def _on_what_is_left(llm: _Llm, left: Limits, known: Counts | None = None) -> Counts | None:
-    """The cheapest fleet found there, `known` where none is cheaper; None if there is none."""
-    asked = within(llm.asked, left)
-    if known is None and llm.alone_holds and asked.allows(llm.alone):
-        return llm.alone
+def _on_what_is_left(
+    llm: _Llm, asked: Problem, known: Counts | None = None, *, any_mix: bool = False
+) -> Counts | None:
+    """The cheapest fleet found there, `known` where none is cheaper; None if there is none. Fleets of several
+    types are looked for where the best on paper is one, or any mix will do.
+    """
     start = [] if known is None else [asked.oracle.fleet(known)]
-    found = cheaper_kept(asked, llm.on_paper.alone, known, start)
+    found = cheaper_kept(asked, llm.on_paper.alone, known, start, any_mix=any_mix)
     return None if found is None else owned_first(asked, found)
 
 
@@ -251,11 +260,10 @@ def _tested(llms: Sequence[_Llm], chosen: list[Counts], limits: Limits, *, is_ex
     """Each within what the others leave, and how it did in futures that no search has seen."""
     fleets = list(chosen)
     for k, llm in enumerate(llms):
-        left = beside(limits, fleets, k)
+        asked = within(llm.asked, beside(limits, fleets, k))
         roles = [option.role for option, _ in llm.on_paper.alone.best]
         if not is_exact or len(set(roles)) < len(roles):
-            fleets[k] = _on_what_is_left(llm, left, fleets[k]) or fleets[k]
-        asked = within(llm.asked, left)
+            fleets[k] = _on_what_is_left(llm, asked, fleets[k]) or fleets[k]
         fleets[k] = owned_first(asked, fleets[k])
         if llm.test is not None:
             fleets[k], llm.kept_in = tested(asked, llm.on_paper.alone, fleets[k], llm.test)
