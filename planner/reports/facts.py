@@ -672,7 +672,7 @@ def _(fact: facts.NotCertified) -> str:
             "not certified: how far these step times are from measured ones is not known, so every future "
             "has them as predicted"
         )
-    if fact.kept_in is None:
+    if fact.kept_in is None or not fact.kept_in.futures:
         return "not certified: no time was left to test it on futures"
     return (
         f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} futures that the search had "
