@@ -51,9 +51,19 @@ class SharedPaper:
 
 
 def plan_on_paper(
-    parts: Sequence[Part], catalog: Catalog, limits: Limits, *, seed: int, deadline: float, progress: Progress
+    parts: Sequence[Part],
+    catalog: Catalog,
+    limits: Limits,
+    *,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+    keeps_half: bool,
 ) -> tuple[list[Searched], SharedPaper]:
-    """What each LLM would have alone, and the fleets of all together."""
+    """What each LLM would have alone, and the fleets of all together.
+
+    With `keeps_half` half of what is left after the first is kept for what comes after the second.
+    """
     alone, answers = list[Searched](), Answers()
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
@@ -66,7 +76,8 @@ def plan_on_paper(
         )
         alone.append(_searched(part, catalog, seed, told))
     if not fit(limits, (best_of(each)[1].best for each in alone)):
-        return alone, _sharing(parts, alone, limits, deadline, progress)
+        until = slice_of(deadline, 1) if keeps_half else deadline
+        return alone, _sharing(parts, alone, limits, until, progress)
     is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
     none = (None,) * len(parts)
     return alone, SharedPaper(

@@ -49,7 +49,6 @@ from planner.search.shared_paper import (
     others_leave,
     plan_on_paper,
     searched_within,
-    slice_of,
     value_of,
 )
 from planner.search.shared_production import OnPaper, SharedProduction, share_production
@@ -169,12 +168,7 @@ def plan_together(
         by_gpu=len(parts) > 1,  # nodes are shared
     )
     alone, paper = plan_on_paper(
-        parts,
-        catalog,
-        limits,
-        seed=seed,
-        deadline=slice_of(deadline, 1) if is_safe else deadline,
-        progress=progress,
+        parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
     )
     known = [
         _known(part, each, one, limits, deadline)

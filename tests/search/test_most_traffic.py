@@ -30,7 +30,7 @@ TRACE = traffic(requests=300, rate_rps=4.0)
 
 @cache
 def planned() -> Plan:
-    return plan(TASK, TRACE, CATALOG)
+    return plan(TASK, TRACE, CATALOG, time_limit_s=1000.0)
 
 
 def fleets_that_hold(rate_rps: float) -> int:
@@ -76,4 +76,4 @@ def test_a_promise_that_nothing_keeps_is_infeasible_at_any_rate() -> None:
         safety={"kept_in": 0.9},
     )
     with pytest.raises(InfeasibleError):
-        plan(task, TRACE, CATALOG)
+        plan(task, TRACE, CATALOG, time_limit_s=1000.0)

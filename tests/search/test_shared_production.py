@@ -28,6 +28,7 @@ SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
 )
 TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(2)]
+LONG_S = 1000.0  # so that no clock decides
 SCARCE = {"a100-80g": 20, "h100-80g": 4}
 
 
@@ -58,7 +59,7 @@ def question(
 
 @cache
 def scarce() -> SharedPlan:
-    return plan_together(question(SCARCE), CATALOG)
+    return plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
 
 
 def how(found: SharedPlan) -> ProductionShared:
@@ -69,10 +70,10 @@ def how(found: SharedPlan) -> ProductionShared:
 
 def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alone() -> None:
     asked = question(["a100-80g", "h100-80g"])
-    found = plan_together(asked, CATALOG)
+    found = plan_together(asked, CATALOG, time_limit_s=LONG_S)
     assert how(found).is_each and found.status == "certified"
     for part in asked.parts:
-        alone = plan(part.task, part.trace, CATALOG)
+        alone = plan(part.task, part.trace, CATALOG, time_limit_s=LONG_S)
         assert found.plans[part.name].fleet == alone.fleet
         assert found.plans[part.name].certificate.answers == alone.certificate.answers
     for total in found.answers:
@@ -148,21 +149,21 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
     monkeypatch.setattr(beyond, "ANY_MOST", 4)
     stock = {"a100-80g": 16, "h100-80g": 4}
     with pytest.raises(InfeasibleError, match="safety: kept_in: each LLM can be served") as caught:
-        plan_together(question(stock), CATALOG)
+        plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
     assert not caught.value.is_proved and "stock of h100-80g from 4 to 8" in caught.value.relaxation
     assert "8 of 4 GPUs (stock of h100-80g)" in str(caught.value)
-    plan_together(question(stock | {"h100-80g": 8}), CATALOG)
+    plan_together(question(stock | {"h100-80g": 8}), CATALOG, time_limit_s=LONG_S)
 
 
 def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beyond, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
     with pytest.raises(InfeasibleError, match=r"llm-\d, even with all .*: safety: kept_in: no fleet"):
         stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": 3.0}
-        plan_together(question(stock, safety=("none", grown)), CATALOG)
+        plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
 
 
 def test_an_llm_without_safety_has_what_the_others_leave() -> None:
-    found = plan_together(question(SCARCE, safety=("none", {"kept_in": 0.9})), CATALOG)
+    found = plan_together(question(SCARCE, safety=("none", {"kept_in": 0.9})), CATALOG, time_limit_s=LONG_S)
     bare, safe = found.plans.values()
     assert (bare.status, safe.status, found.status) == ("on paper", "certified", "not certified")
     assert bare.certificate.answers == () and len(safe.certificate.answers) == 3 and found.answers == ()
@@ -174,7 +175,7 @@ def test_an_llm_without_safety_has_what_the_others_leave() -> None:
 
 def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "share_production", lambda *_: None)
-    found = plan_together(question(SCARCE), CATALOG)
+    found = plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
     assert found.status == "best found" and found.in_production == () and found.answers == ()
     for one in found.plans.values():
         assert any(isinstance(said, NotCertified) and said.kept_in is None for said in one.warnings)
