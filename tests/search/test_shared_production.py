@@ -28,6 +28,7 @@ SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
 )
 TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(2)]
+SINGLY = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}  # several LLMs are compared so
 LONG_S = 1000.0  # so that no clock decides
 SCARCE = {"a100-80g": 20, "h100-80g": 4}
 
@@ -43,7 +44,7 @@ def question(
                     "llm": LLM,
                     "slo": SLOS[k],
                     "traffic": {"rate": (6.0, 9.0)[k]},
-                    "fleet": {"gpus": gpus, "max_num_batched_tokens": 2048},
+                    "fleet": {"gpus": gpus, "max_num_batched_tokens": 2048, **SINGLY},
                     "engine": "none",
                     "safety": safety[k],
                     **shared,
