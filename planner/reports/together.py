@@ -284,7 +284,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
 
 
 def answer_rows(plan: SharedPlan) -> Rows:
-    """The three answers of every LLM, then those of all; empty where no LLM asks for safety."""
+    """The three answers of every LLM, then those of several; empty where no LLM asks for safety."""
     asked = {name: one for name, one in plan.plans.items() if one.certificate.answers}
     if not asked:
         return ("LLM",), []
@@ -298,10 +298,10 @@ def answer_rows(plan: SharedPlan) -> Rows:
     head: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = []
     for name, one in asked.items():
-        head, found = answers.answer_rows(one, is_by_node=is_by_node)
+        head, found = answers.answer_rows(one, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1)
         rows += [(name, *row) for row in found]
     paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
-    for total in plan.answers:
+    for total in plan.answers if len(plan.plans) > 1 else ():
         lacks = f"no fleet of {listed(total.lacks)} within the limits" if total.lacks else ""
         money = ["-" if total.value is None else amount(total.value, plan.unit)]
         if is_by_node:
