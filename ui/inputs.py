@@ -235,7 +235,7 @@ def promise(session: Session, place: str = "ask") -> Asked:
     return found
 
 
-def safety() -> Asked:
+def safety(place: str = "ask") -> Asked:
     """In what share of futures the promise must be kept."""
     share, growth = st.columns(2, vertical_alignment="bottom")
     return {
@@ -246,12 +246,12 @@ def safety() -> Asked:
             value=None,
             step=1.0,
             format="%g",
-            key="ask_kept_in",
+            key=f"{place}_kept_in",
             placeholder="on paper alone",
             help="Futures: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
         ),
         "growth": growth.number_input(
-            "Traffic grows by [%]", key="ask_growth", **(SHARE | {"max_value": 100 * MOST_GROWTH_FRAC})
+            "Traffic grows by [%]", key=f"{place}_growth", **(SHARE | {"max_value": 100 * MOST_GROWTH_FRAC})
         ),
     }
 

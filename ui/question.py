@@ -249,8 +249,7 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
 def _safety(asked: Mapping[str, Any]) -> Any:
     """None where it is what a question without it means."""
     if asked["kept_in"] is None:
-        is_meant = asked["robust_steps"] or asked["robust_traffic"] or asked["objective"] == "throughput"
-        return None if is_meant else "none"
+        return None if asked["robust_steps"] or asked["robust_traffic"] else "none"
     given = {
         "kept_in": asked["kept_in"] / 100 if asked["kept_in"] != 100 * KEPT_IN_FRAC else None,
         "growth": _with_unit(asked["growth"] or None, "%"),

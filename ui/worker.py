@@ -209,6 +209,7 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
         "assumptions": sentences(found.assumptions),
         "tables": {
             "fleets": together.fleet_rows(found),
+            "answers": together.answer_rows(found),
             "limits": together.limit_rows(found),
             "nodes": together.node_rows(found),
         },

@@ -138,7 +138,7 @@ def plan_several(wish: Wish) -> None:
 
 def _print_plan(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
-    from planner.reports import answers
+    from planner.reports import answers, words
     from planner.reports.facts import alternative_note, router_text, sentence, sentences
     from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
 
@@ -192,11 +192,7 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
             markup=False,
         )
     if found.throughput is not None:
-        console.print(
-            f"most traffic: {found.throughput.rate_rps:g} requests/s; of level 0 none was found that carries "
-            f"{found.throughput.refuted_rps:g}",
-            markup=False,
-        )
+        console.print(words.throughput_line(found.throughput), markup=False)
     count = 0 if found.placement is None else len(found.placement.nodes)
     nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
     console.print(
@@ -251,14 +247,25 @@ def _print_tables(found: Plan) -> None:
 
 def _print_several(found: SharedPlan, out: Path) -> None:
     from planner.reports.facts import sentences
-    from planner.reports.together import answer, fleet_rows, limit_rows, proof_lines
+    from planner.reports.together import (
+        answer,
+        answer_rows,
+        binding_lines,
+        fleet_rows,
+        limit_rows,
+        proof_lines,
+    )
 
     console = stdout_console(soft_wrap=True)
     console.print(answer(found), style="bold", markup=False)
-    for title, (head, rows) in (("fleets", fleet_rows(found)), ("shared limits", limit_rows(found))):
+    for title, (head, rows) in (
+        ("fleets", fleet_rows(found)),
+        ("answers", answer_rows(found)),
+        ("shared limits", limit_rows(found)),
+    ):
         if rows:
             print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
-    for line in (*sentences(found.binding), *proof_lines(found)):
+    for line in (*sentences(found.in_production), *binding_lines(found), *proof_lines(found)):
         console.print(line, markup=False)
     for said in sentences(found.warnings):
         console.print(f"warning: {said}", markup=False)

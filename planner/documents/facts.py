@@ -255,6 +255,21 @@ class GivesWay:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductionShared:
+    """How the fleets of several LLMs for production were chosen.
+
+    `is_each`: each is the one that its LLM would have alone, and they fit together. Else they were chosen
+    together: by so many `rounds` of the master in its last search, which came to its end if it `is_exact`,
+    and in so many `tries`, as what failed its test was chosen again.
+    """
+
+    is_each: bool
+    rounds: int
+    is_exact: bool
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
 class MoreSaves:
     """The least more of a shared limit that saves something: `saves`; any amount of it saves `saves_most`.
 
@@ -631,7 +646,7 @@ class EncoderUntimed:
     gpu: str
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text", "several-on-paper"]
+Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -981,6 +996,7 @@ Binding = (
     | MoreSavesNothing
     | WorstHour
     | Finding
+    | ProductionShared
 )
 """What binds, and what relaxing it would save."""
 

@@ -712,14 +712,14 @@ def _robust(section: Section) -> Robust:
 
 
 def _safety(asked: Section) -> Safety | None:
-    """The default is left to whoever says himself what a plan must stand, or looks for a rate."""
+    """The default is left to whoever says himself what a plan must stand."""
     if "safety" in asked and "robust" in asked and asked.get("safety") != "none":
         raise InputError(
             f"{asked.at('safety')}: and robust: both say what a plan must stand; drop one of the two"
         )
     if "safety" in asked:
         return parse_safety(asked.get("safety"), asked.at("safety"))
-    return None if "robust" in asked or asked.get("objective") == "throughput" else Safety()
+    return None if "robust" in asked else Safety()
 
 
 def _check_throughput(task: Task, where: str) -> None:
@@ -728,11 +728,6 @@ def _check_throughput(task: Task, where: str) -> None:
         raise InputError(
             f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
             "drop one of the two"
-        )
-    if task.safety is not None:
-        raise InputError(
-            f"{where}: objective throughput looks for the most traffic on paper; drop safety, or give the "
-            "rate and plan for cost"
         )
     limits = (task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
     if limits == (None, None, None) and None in task.stock.values():

@@ -3,13 +3,15 @@
     llms:                                  # or a list of such entries, each with a name
       chat:
         llm: meta-llama/Llama-3.1-70B
-        slo: {ttft: {p90: 2 s}}            # or preset; and traffic, policies, spare, robust as for one LLM
+        slo: {ttft: {p90: 2 s}}            # or preset; and traffic, policies, spare, robust as for one LLM;
+        safety: {kept_in: 0.95}            # its own, in place of what stands beside llms
         trace: chat.csv                    # beside this file, or
         model: chat-prod                   # the value of the column `model` of --trace whose rows these are
       code: {llm: meta-llama/Llama-3.1-8B, preset: vidur, traffic: {rate: 40}}
     fleet: {gpus: {a100-80g: 64, h100-80g: 32}}
     objective: cost
     limits: {power: 80 kW}
+    safety: {kept_in: 0.9}                 # of every LLM that does not say itself what it must stand
 
 What stands beside `llms` is shared. Two entries may serve the same LLM. Without `model` an entry takes the
 rows that name the entry, else those that name its LLM.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,9 @@ from planner.traffic.trace import Trace
 
 SHARED = ("fleet", "objective", "limits", "deploy")
 
-OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust")
+OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
+
+FOR_ALL = ("safety",)  # of each LLM, and beside `llms` of those that do not say it themselves
 
 TRACE = ("trace", "model")
 
@@ -65,7 +69,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that."""
+    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that, with the
+    safety of all where it does not say its own.
+    """
 
     name: str
     own: Mapping[str, Any]
@@ -100,14 +106,14 @@ def question_of(
 def entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
     """The entries of `llms`, each checked with what is shared; `path` opens every error message."""
     for key in document:
-        if key in (*OWN, *TRACE):
+        if key in (*OWN, *TRACE) and key not in FOR_ALL:
             raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
-    refuse_unknown(document, ("llms", *SHARED), str(path))
+    refuse_unknown(document, ("llms", *SHARED, *FOR_ALL), str(path))
     if document.get("objective") == "throughput":
         raise InputError(
             f"{path}: objective: throughput raises the rate of one LLM; with llms give each its rate"
         )
-    shared = {key: document[key] for key in SHARED if key in document}
+    shared = {key: document[key] for key in (*SHARED, *FOR_ALL) if key in document}
     if isinstance(fleet := shared.get("fleet"), Mapping) and "per_gpu" in fleet:
         raise InputError(f"{path}: fleet: per_gpu: is for one LLM; leave it out, or plan each LLM by itself")
     # alone with some LLM first, so that what is wrong with it is not said of an entry
@@ -166,8 +172,10 @@ def _entry(
         if key in given:
             text(given[key], f"{where}: {key}")
     own = {key: value for key, value in given.items() if key in OWN}
-    document = {**with_config(own, path.parent, catalog), **shared}
-    task = replace(parse_task(document, catalog, where=where), safety=None)  # on paper: search/together.py
+    if "robust" not in own:  # which stands in place of safety
+        own = {key: shared[key] for key in FOR_ALL if key in shared} | own
+    beside = {key: value for key, value in shared.items() if key in SHARED}
+    task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
     trace = path.parent / given["trace"] if "trace" in given else None
     return Entry(name, own, task, trace, given.get("model"))
 

@@ -25,17 +25,25 @@ _TRAFFIC = {
 }
 
 
-def answer_rows(plan: Plan) -> Rows:
-    """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds."""
+def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool = False) -> Rows:
+    """A line per answer: what it is, what it costs, in how many futures it is kept, how far it holds.
+
+    `is_by_node`: with what is paid for whole nodes beside the price by the GPU, by default where they differ.
+    `is_by_gpu`: one of several LLMs, whose values count GPUs in use, as they share nodes.
+    """
     paper = plan.certificate.answer("on-paper")
     unit = plan.certificate.unit
-    is_by_node = any(_is_paid_otherwise(each) for each in plan.certificate.answers)
+    if is_by_node is None:
+        is_by_node = any(_is_paid_otherwise(each) for each in plan.certificate.answers)
+    is_by_gpu |= unit == "USD/h" and any(
+        _is_paid_otherwise(each) and each.value == each.usd_per_h for each in plan.certificate.answers
+    )
     rows: list[tuple[str, ...]] = [
         (
             LABELS[each.name],
             workers_text(each.workers) or "none within the limits",
             "-" if each.value is None else amount(each.value, unit),
-            *([_beside_text(each, unit)] if is_by_node else []),
+            *([_beside_text(each, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
             ""
             if each.value is None or paper is None or paper.value is None or each is paper
             else costs_more(each.value, paper.value),
@@ -46,6 +54,7 @@ def answer_rows(plan: Plan) -> Rows:
         for each in plan.certificate.answers
     ]
     both = ("USD/h paid", "USD/h by the GPU") if unit == "USD/h" else (unit, "USD/h paid")
+    both = ("USD/h by the GPU", "USD/h paid") if is_by_gpu and unit == "USD/h" else both
     money = both if is_by_node else (unit,)
     return ("Answer", "Fleet", *money, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
 
@@ -56,9 +65,9 @@ def _is_paid_otherwise(answer: Answered) -> bool:
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > 1e-9 * paid
 
 
-def _beside_text(answer: Answered, unit: str) -> str:
+def _beside_text(answer: Answered, unit: str, *, is_by_gpu: bool) -> str:
     """What the GPUs in use cost, where what is paid is said already."""
-    usd_per_h = answer.usd_per_h if unit == "USD/h" else answer.paid_usd_per_h
+    usd_per_h = answer.usd_per_h if unit == "USD/h" and not is_by_gpu else answer.paid_usd_per_h
     return "-" if usd_per_h is None else amount(usd_per_h, "USD/h")
 
 

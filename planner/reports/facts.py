@@ -95,10 +95,6 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
         "are taken as text of input_tokens"
     ),
-    "several-on-paper": (
-        "several LLMs are planned on paper, on the traffic and with the step times as they are written: plan "
-        "each by itself to see what keeps it in most futures"
-    ),
 }
 _REMARKS: dict[facts.Remark, str] = {
     "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",
@@ -406,6 +402,19 @@ def _(fact: facts.GivesWay) -> str:
 
 
 @sentence.register
+def _(fact: facts.ProductionShared) -> str:
+    if fact.is_each:
+        return "every LLM has the fleet for production that it would have alone"
+    how = "came to its end" if fact.is_exact else "was stopped"
+    again = f", {fact.tries} times, as some failed their tests" if fact.tries > 1 else ""
+    return (
+        "the fleets for production that the LLMs would have alone do not fit together; they were chosen "
+        f"together{again}: by the LLMs in turn on what is left, by a search over one worker type per pool of "
+        f"every LLM ({fact.rounds} rounds; it {how}), then each within what the others leave"
+    )
+
+
+@sentence.register
 def _(fact: facts.MoreSaves) -> str:
     limit, unit = fact.limit, {"W": " W", "USD/h": " USD/h"}.get(fact.limit.unit, "")
     more = (
@@ -663,7 +672,7 @@ def _(fact: facts.NotCertified) -> str:
             "not certified: how far these step times are from measured ones is not known, so every future "
             "has them as predicted"
         )
-    if fact.kept_in is None:
+    if fact.kept_in is None or not fact.kept_in.futures:
         return "not certified: no time was left to test it on futures"
     return (
         f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} futures that the search had "

@@ -4,13 +4,14 @@ folder with all that a plan for one LLM writes, so that every command works on i
 
 from __future__ import annotations
 
+import dataclasses
 from html import escape
 
 from planner.documents.certificate import facts_document
 from planner.io.files import to_yaml
-from planner.reports import charts, figures, output
+from planner.reports import answers, charts, figures, output
 from planner.reports.drawing import Figure
-from planner.reports.facts import percent, sentences
+from planner.reports.facts import costs_more, percent, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, chart, headline, page, section, table
 from planner.reports.words import (
@@ -25,9 +26,14 @@ from planner.reports.words import (
     promise,
     usd,
 )
+from planner.search.plan import Plan
 from planner.search.together import SharedPlan
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
+PROMISED = (
+    "Each LLM keeps its own SLO in the share of its futures that it asks for; they are drawn apart, and "
+    "nothing is said of all LLMs at once. With a loss: the LLMs in turn, each beside the others' fleets."
+)
 
 
 def render(plan: SharedPlan, *, command: str = "", png: bool = False) -> dict[str, str | bytes]:
@@ -63,8 +69,11 @@ def summary(plan: SharedPlan) -> Document:
                 "cost_usd_per_h": one.fleet.price_usd_per_h,
                 "power_w": one.fleet.power_w,
                 "gpus": one.fleet.gpus,
-                "value": one.certificate.value,
+                "status": one.status,
+                "value": one.value,
+                "value_on_paper": plan.paper[name],
                 "value_alone": plan.alone[name],
+                "kept_in": _kept_in(one),
                 "keeps_slo": one.verdict.holds,
             }
             for name, one in plan.plans.items()
@@ -75,17 +84,40 @@ def summary(plan: SharedPlan) -> Document:
             "name": plan.objective,
             "unit": plan.unit,
             "value": plan.value,
+            "on_paper": plan.value_on_paper,
             "bound": plan.bound,
             "level0": plan.level0,
             "level0_bound": plan.level0_bound,
         },
+        "answers": _answers(plan),
         "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
         "binding": sentences(plan.binding),
+        "in_production": sentences(plan.in_production),
         "warnings": sentences(plan.warnings),
         "placement": output.placement_document(plan.placement),
     }
     plain: Document = output.plain(document)
     return plain
+
+
+def _kept_in(plan: Plan) -> Document | None:
+    """How the LLM's fleet did in futures of its own, which no search has seen; None where none were asked."""
+    made = plan.certificate.answer("production")
+    return None if made is None or made.kept_in is None else dataclasses.asdict(made.kept_in)
+
+
+def _answers(plan: SharedPlan) -> list[Document]:
+    """The three answers of all LLMs, and what each LLM has in them."""
+    return [
+        dataclasses.asdict(total)
+        | {
+            "llms": {
+                name: None if (found := one.certificate.answer(total.name)) is None else found.value
+                for name, one in plan.plans.items()
+            }
+        }
+        for total in plan.answers
+    ]
 
 
 def _totals(plan: SharedPlan) -> Document:
@@ -113,7 +145,7 @@ def _certificate(plan: SharedPlan) -> Document:
         "status": plan.status,
         "objective": plan.objective,
         "unit": plan.unit,
-        "value": plan.value,
+        "value": plan.value_on_paper,
         "bound": plan.bound,
         "gap_frac": plan.gap_frac,
         "level0": plan.level0,
@@ -121,14 +153,26 @@ def _certificate(plan: SharedPlan) -> Document:
         "level0_exact": plan.is_exact,
         "level0_exhausted": plan.is_exhausted,
         "llms": {
-            name: {"value": one.certificate.value, "alone": plan.alone[name]}
+            name: {
+                "value": one.value,
+                "on_paper": plan.paper[name],
+                "alone": plan.alone[name],
+                "kept_in": _kept_in(one),
+            }
             for name, one in plan.plans.items()
         },
+        "answers": _answers(plan),
         "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
         "binding": sentences(plan.binding),
+        "in_production": sentences(plan.in_production),
         "assumptions": sentences(plan.assumptions),
         "warnings": sentences(plan.warnings),
-        "facts": facts_document(binding=plan.binding, assumptions=plan.assumptions, warnings=plan.warnings),
+        "facts": facts_document(
+            binding=plan.binding,
+            in_production=plan.in_production,
+            assumptions=plan.assumptions,
+            warnings=plan.warnings,
+        ),
         "rounds": plan.rounds,
         "simulations": plan.simulations,
         "seed": plan.seed,
@@ -138,7 +182,9 @@ def _certificate(plan: SharedPlan) -> Document:
 
 def proof_lines(plan: SharedPlan) -> list[str]:
     """What was found and what bounds it, in sentences."""
-    value, least, bound = (amount(each, plan.unit) for each in (plan.value, plan.level0_bound, plan.bound))
+    value, least, bound = (
+        amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
+    )
     if plan.level0 is None:
         level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
     else:
@@ -149,7 +195,7 @@ def proof_lines(plan: SharedPlan) -> list[str]:
         elif not plan.is_exact:
             level0 += ", by a search that rests on the assumptions of the LLMs' certificates"
     return [
-        f"Plan: {value} {plan.unit}. Status: {plan.status}.",
+        f"Status: {plan.status}. {'On paper' if plan.in_production else 'Plan'}: {value} {plan.unit}.",
         f"With one worker type per pool for every LLM, {level0}.",
         f"Lower bound over all fleets of these worker types, under any policies: {bound} {plan.unit}, a gap "
         f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
@@ -185,11 +231,15 @@ def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
         ),
         ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
         ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
-        ("Promises", f"{kept} of {len(plan.plans)}", "kept in the simulations"),
+        (
+            "Promises",
+            f"{kept} of {len(plan.plans)}",
+            "kept on the traffic as written" if plan.in_production else "kept in the simulations",
+        ),
         (
             "Certificate",
             proof if plan.is_exhausted else "not closed",
-            "best with one worker type per pool"
+            f"best with one worker type per pool{', on paper' if plan.in_production else ''}"
             if plan.is_exhausted
             else f"gap to the bound {percent(plan.gap_frac)}",
         ),
@@ -200,28 +250,66 @@ def comparison(plan: SharedPlan) -> Figure:
     """What each LLM takes, beside what it would take with all of the fleet for itself."""
     bars = []
     for name, one in plan.plans.items():
-        bars += [
-            charts.Bar(name, one.certificate.value, is_plan=True),
-            charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]),
-        ]
+        bars.append(charts.Bar(name, one.value, is_plan=True))
+        if plan.in_production:
+            bars.append(charts.Bar(f"{name}, on paper", plan.paper[name]))
+        bars.append(charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]))
     caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
     return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
 
 
 def fleet_rows(plan: SharedPlan) -> Rows:
-    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict."""
-    head = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}", "SLO")
-    return head, [
-        (
-            f"{name} ({one.fleet.llm.name})",
-            describe(one.fleet),
-            str(one.fleet.gpus),
-            amount(one.certificate.value, plan.unit),
-            amount(plan.alone[name], plan.unit),
-            "kept" if one.verdict.holds else "missed",
+    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict; with futures the
+    objective on paper, and in how many the SLO is kept.
+    """
+    has_futures = bool(plan.in_production)
+    head: tuple[str, ...] = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}")
+    head += (f"On paper, {plan.unit}", "Kept in") if has_futures else ()
+    rows = []
+    for name, one in plan.plans.items():
+        made = one.certificate.answer("production")
+        kept = "" if made is None or made.kept_in is None else answers.kept_text(made.kept_in)
+        rows.append(
+            (
+                f"{name} ({one.fleet.llm.name})",
+                describe(one.fleet),
+                str(one.fleet.gpus),
+                amount(one.value, plan.unit),
+                amount(plan.alone[name], plan.unit),
+                *((amount(plan.paper[name], plan.unit), kept) if has_futures else ()),
+                "kept" if one.verdict.holds else "missed",
+            )
         )
-        for name, one in plan.plans.items()
-    ]
+    return (*head, "SLO"), rows
+
+
+def answer_rows(plan: SharedPlan) -> Rows:
+    """The three answers of every LLM, then those of several; empty where no LLM asks for safety."""
+    asked = {name: one for name, one in plan.plans.items() if one.certificate.answers}
+    if not asked:
+        return ("LLM",), []
+    is_by_node = any(len(answers.answer_rows(one)[0]) > 7 for one in asked.values()) or any(
+        total.value is not None
+        and total.paid_usd_per_h is not None
+        and plan.unit == "USD/h"
+        and total.paid_usd_per_h > total.value * (1 + 1e-9)
+        for total in plan.answers
+    )
+    head: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = []
+    for name, one in asked.items():
+        head, found = answers.answer_rows(one, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1)
+        rows += [(name, *row) for row in found]
+    paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
+    for total in plan.answers if len(plan.plans) > 1 else ():
+        lacks = f"no fleet of {listed(total.lacks)} within the limits" if total.lacks else ""
+        money = ["-" if total.value is None else amount(total.value, plan.unit)]
+        if is_by_node:
+            money.append("-" if total.paid_usd_per_h is None else amount(total.paid_usd_per_h, "USD/h"))
+        is_more = None not in (total.value, paper) and total.name != "on-paper"
+        more = costs_more(total.value or 0.0, paper or 0.0) if is_more else ""
+        rows.append(("all", answers.LABELS[total.name], lacks, *money, more, "", "", ""))
+    return ("LLM", *head), rows
 
 
 def limit_rows(plan: SharedPlan) -> Rows:
@@ -230,6 +318,12 @@ def limit_rows(plan: SharedPlan) -> Rows:
         (each.limit.name, *(f"{value:,.6g} {each.limit.unit}" for value in (each.used, each.amount)))
         for each in plan.limits
     ]
+
+
+def binding_lines(plan: SharedPlan) -> list[str]:
+    """Which limits bind, and who gives way: of the fleets on paper."""
+    where = "on paper: " if plan.in_production else ""
+    return [f"{where}{said}" for said in sentences(plan.binding)]
 
 
 def node_rows(plan: SharedPlan) -> Rows:
@@ -256,6 +350,18 @@ def render_report(plan: SharedPlan) -> str:
             "Fleets",
             table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))
             + chart(comparison(plan), wide=True),
+        ),
+        *(
+            [
+                section(
+                    "On paper, in production, with a loss",
+                    table(*answer_rows(plan), caption="The three answers", numeric=(3,))
+                    + bullets(sentences(plan.in_production))
+                    + f"<p class=note>{escape(PROMISED)}</p>",
+                )
+            ]
+            if plan.in_production
+            else []
         ),
         section("What was promised, with the report of each", f"<ul>{links}</ul>"),
         section(

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.documents.certificate import Alternative, Certificate
+from planner.documents.certificate import Alternative, Certificate, Throughput
 from planner.domain import Limit
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped
@@ -244,6 +244,21 @@ def level0_line(certificate: Certificate) -> str:
     return f"{best}, as far as the search came; it was not exhausted in time"
 
 
+def throughput_line(found: Throughput) -> str:
+    """The most traffic, in production beside that on paper."""
+    most = f"{found.rate_rps:g} requests/s. At {found.refuted_rps:g}"
+    assumed = "that more traffic is never easier to carry is assumed"
+    if found.on_paper_rps is None:
+        return (
+            f"Most traffic within the limits: {most} the search over one worker type per pool found none; "
+            f"{assumed}."
+        )
+    return (
+        f"Most traffic within the limits that is kept in enough futures: {most} no fleet was found; "
+        f"{assumed}. On paper: {found.on_paper_rps:g} requests/s, at {found.on_paper_refuted_rps:g} none."
+    )
+
+
 def proof_lines(plan: Plan) -> list[str]:
     """What was found, what was proved over what, and by how many simulations."""
     certificate = plan.certificate
@@ -261,11 +276,7 @@ def proof_lines(plan: Plan) -> list[str]:
         ),
     ]
     if plan.throughput:
-        lines.append(
-            f"Most traffic within the limits: {plan.throughput.rate_rps:g} requests/s. At "
-            f"{plan.throughput.refuted_rps:g} the search over one worker type per pool found none; that more "
-            "traffic is never easier to carry is assumed. All else is about the cheapest fleet at this rate."
-        )
+        lines.append(f"{throughput_line(plan.throughput)} All else is about the cheapest fleet at this rate.")
     if certificate.level0_gap_frac > 0:
         lines.append(
             f"The plan saves {percent(certificate.level0_gap_frac)} against the best of one type per pool."

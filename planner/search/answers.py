@@ -58,12 +58,16 @@ MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Production:
-    """The fleet that is to be run, the answers beside it, and whether it passed its test."""
+    """The fleet that is to be run, the answers beside it, and whether it passed its test.
+
+    `with_loss` is the fleet that stands the loss of any worker, None where none was found or looked for.
+    """
 
     best: Counts
     answers: tuple[Answered, ...]
     futures: FuturesDrawn
     is_tested: bool
+    with_loss: Counts | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -173,24 +177,41 @@ def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[
     return best, kept_in
 
 
+def tested(asked: Problem, paper: Found, best: Counts, test: Test) -> tuple[Counts, KeptIn]:
+    """Of fleets at about the price of `best` the one that holds furthest, with as few workers as pass the
+    test, and how it did there.
+    """
+    best = _roomier(asked, paper, best)
+    return _shrunk(asked, test, best, test.run(best))
+
+
 def production(problem: Problem, paper: Found) -> Production | None:
     """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
 
     Raises InfeasibleError as `tried` does.
     """
-    if (found := tried(problem, paper)) is None:
-        return None
+    found = tried(problem, paper)
+    return None if found is None else with_answers(problem, paper, found)
+
+
+def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
+    """The fleet for production with the answers beside it; one that stands a loss is looked for within the
+    limits of `found.asked`.
+    """
     best, kept_in = found.best, found.kept_in
     on_paper = found.test.of(paper.best, min(kept_in.futures, found.test.beside))
     answers = [
         _answered(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
     ]
+    lossy = None
     if not problem.oracle.has_losses and not problem.out_of_time():
-        answers.append(_with_a_loss(found, paper))
+        answer, lossy = _with_a_loss(found, paper)
+        answers.append(answer)
     assert problem.task.safety is not None
     is_tested = is_passed(kept_in, problem.task.safety)
-    return Production(best, tuple(answers), _drawn(problem, best, len(found.asked.oracle.futures)), is_tested)
+    drawn = _drawn(problem, best, len(found.asked.oracle.futures))
+    return Production(best, tuple(answers), drawn, is_tested, lossy)
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
@@ -242,7 +263,7 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     )
 
 
-def _with_a_loss(production: Tried, paper: Found) -> Answered:
+def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | None]:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
     asked = production.asked
     lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
@@ -250,10 +271,9 @@ def _with_a_loss(production: Tried, paper: Found) -> Answered:
     known = more if asked.allows(more) else None
     found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
     if found is None:
-        return Answered("with-a-loss", (), None, None, None)
-    return _answered(
-        lossy, "with-a-loss", found, production.test.of(found, production.test.beside, after_loss=True)
-    )
+        return Answered("with-a-loss", (), None, None, None), None
+    kept_in = production.test.of(found, production.test.beside, after_loss=True)
+    return _answered(lossy, "with-a-loss", found, kept_in), found
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:

@@ -13,16 +13,17 @@ from planner.documents.certificate import Alternative, Certificate, Status, Thro
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned
 from planner.documents.task import Task
 from planner.domain import FleetLimit
+from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives
-from planner.search.answers import Production, not_certified, production
+from planner.search.answers import TRIES, Production, not_certified, production
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bill import commitments
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
-from planner.search.most_traffic import at_rate, most_traffic
+from planner.search.most_traffic import at_rate, falling, most_kept, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.owned import paid, paid_at_least
 from planner.search.plan import Plan
@@ -52,17 +53,43 @@ def plan(
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
     `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
-    clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow.
+    clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow,
+    in production as far as a fleet passes its test.
     `asked` as for `pose`. With `prove` every cheaper fleet of level 0 is simulated.
     """
     deadline = time.monotonic() + time_limit_s
     conditions, throughput = replace(conditions or Conditions(), deadline=deadline), None
     if task.objective == "throughput":
+        if task.safety is not None:
+            return _most_kept(task, trace, catalog, seed, conditions)
         throughput = most_traffic(task, trace, catalog, seed=seed, conditions=conditions)
         task = at_rate(task, trace, throughput.rate_rps, seed)
     searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
     made = None if task.safety is None else production(*best_of(searched))
     return certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+
+
+def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions) -> Plan:
+    """The plan for the most traffic that a fleet keeps in enough futures, less of it where none passes its
+    test. The rate must be found in two thirds of the time.
+    """
+    left_s = max(conditions.deadline - time.monotonic(), 0.0)
+    until = replace(conditions, deadline=conditions.deadline - left_s / 3)
+    on_paper = most_traffic(task, trace, catalog, seed=seed, conditions=until)
+    found = most_kept(task, trace, catalog, on_paper, seed=seed, conditions=until)
+    for attempt, throughput in enumerate(falling(found), start=1):
+        is_last = attempt == TRIES or time.monotonic() > conditions.deadline
+        at = at_rate(task, trace, throughput.rate_rps, seed)
+        searched = search_llm(at, trace, catalog, seed=seed, conditions=conditions)
+        try:
+            made = production(*best_of(searched))
+        except InfeasibleError:
+            if is_last:
+                raise
+            continue
+        if is_last or made is None or made.is_tested:
+            return certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+    raise AssertionError("falling() has no end")
 
 
 def search_llm(

@@ -6,14 +6,18 @@ least of a limit is found by minimising its use under the others: no step, no bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
+from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.cheapest import Cheapest, SharedLimit, Weigh, cheapest
 from planner.search.designs import Design
+from planner.search.fleets import Counts
 from planner.search.oracle import side_by_side
+from planner.search.problem import Problem
+from planner.solvers.master import Limits
 
 CHEAPER_FRAC = 1e-6  # a saving of less is none
 
@@ -75,6 +79,43 @@ def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) ->
     return tuple(found)
 
 
+def fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
+    """Whether these fleets are within the limits together."""
+    return limits.broken([(option.type, n) for counts in fleets for option, n in counts or ()]) is None
+
+
+def less(limits: Limits, counts: Counts) -> Limits:
+    """What a fleet leaves of limits; a hair more where they are not whole numbers."""
+    left = {
+        limit: amount * (1 + 1e-9) - sum(limits.use(limit, option.type) * count for option, count in counts)
+        for limit, amount in limits.rows()
+    }
+    stock = {
+        gpu: None if count is None else max(int(left[FleetLimit("stock", gpu)]), 0)
+        for gpu, count in limits.stock.items()
+    }
+    gpus = None if limits.gpus is None else max(int(left[GPUS]), 0)
+    return Limits(stock, left.get(POWER), left.get(COST), gpus, limits.by_gpu)
+
+
+def beside(limits: Limits, fleets: Sequence[Counts], k: int) -> Limits:
+    """What all fleets but the k-th leave."""
+    return less(limits, tuple(each for other, counts in enumerate(fleets) if other != k for each in counts))
+
+
+def within(problem: Problem, left: Limits) -> Problem:
+    """The same question within other limits."""
+    task = replace(
+        problem.task,
+        stock={gpu: left.stock.get(gpu, left.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
+        owned={gpu: left.stock[gpu + OWNED] or 0 for gpu in problem.task.owned},
+        power_limit_w=left.power_w,
+        cost_limit_usd_per_h=left.cost_usd_per_h,
+        gpu_limit=left.gpus,
+    )
+    return replace(problem, task=task, limits=left)
+
+
 def infeasible(
     ask: Asking, rows: Sequence[SharedLimit], *, is_exact: bool, is_proved: bool
 ) -> InfeasibleError:
@@ -93,17 +134,7 @@ def infeasible(
             relaxation="unknown: raise --time-limit",
             is_proved=False,
         )
-    ways: list[list[Change]] = []
-    for row, name in zip(rows, limits, strict=True):
-        ask.progress(f"infeasible; looking for the least {name} that would do")
-        found = ask.least([other for other in rows if other is not row], row.use)
-        is_exact &= found.is_exact
-        if found.best is not None:
-            ways.append([_raised(row, found.value)])
-    if not ways and is_exact:
-        free = ask.cheapest((), below=float("inf"))
-        over = [row for row in rows if _used(row, free) > row.amount * (1 + CHEAPER_FRAC)]
-        ways.append([_raised(row, _used(row, free)) for row in over])
+    ways = ways_to_fit(ask, rows)
     if not ways:
         return InfeasibleError(
             f"capacity: the LLMs do not fit together within the limits they share ({names}), and the time "
@@ -121,6 +152,26 @@ def infeasible(
         ways=ways,
         is_proved=is_proved,
     )
+
+
+def ways_to_fit(ask: Asking, rows: Sequence[SharedLimit]) -> list[list[Change]]:
+    """The least more of each limit alone that would do, else that much more of all; none where that is not
+    known.
+    """
+    ways: list[list[Change]] = []
+    is_exact = True
+    for row in rows:
+        assert row.limit is not None
+        ask.progress(f"infeasible; looking for the least {row.limit.name} that would do")
+        found = ask.least([other for other in rows if other is not row], row.use)
+        is_exact &= found.is_exact
+        if found.best is not None:
+            ways.append([_raised(row, found.value)])
+    if not ways and is_exact:
+        free = ask.cheapest((), below=float("inf"))
+        over = [row for row in rows if _used(row, free) > row.amount * (1 + CHEAPER_FRAC)]
+        ways.append([_raised(row, _used(row, free)) for row in over])
+    return ways
 
 
 def _used(row: SharedLimit, shared: Cheapest) -> float:

@@ -16,6 +16,7 @@ from plans import CATALOG
 from planner import cli
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import read_fleet
+from planner.documents.safety import Safety
 from planner.documents.together import Question, read_question
 from planner.errors import InputError
 from planner.io import files
@@ -127,6 +128,7 @@ def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> 
         ({"x": {**SMALL, "model": "y"}}, "own.csv", {}, "model: own.csv has no column `model`"),
         ({"a": SMALL}, "own.csv", {"slo": {}}, "slo belongs into each entry of llms"),
         ({"a": SMALL}, "own.csv", {"spares": 1}, "unknown key 'spares'"),
+        ({"a": SMALL}, "own.csv", {"safety": 0.9}, "slo.yaml: safety: expected none, or a mapping"),
         ({"a": SMALL}, "own.csv", {"objective": "throughput"}, "throughput raises the rate of one LLM"),
         ({"a": SMALL}, "own.csv", {"fleet": {"gpus": {"h1000": 1}}}, "slo.yaml: GPU 'h1000' is not"),
     ],
@@ -142,6 +144,7 @@ def test_misuse_ends_in_one_line(
 def test_every_llm_gets_a_folder_that_commands_take(folder: Path, run: Run) -> None:
     """One H100 for two LLMs that each want one: one of them goes to the A100."""
     question = {
+        "safety": "none",
         "llms": {"coder": SMALL, "chat": {**SMALL, "model": "meta-chat"}},
         "fleet": {
             "gpus": {"h100-80g": 1, "a100-80g": 2},
@@ -172,6 +175,50 @@ def test_every_llm_gets_a_folder_that_commands_take(folder: Path, run: Run) -> N
 
     code, out, _ = run(*asked, "--json")
     assert code == 0 and json.loads(out) == document | {"directory": str(folder / "out")}
+
+
+def test_production_of_each_and_of_all_is_written_and_printed(folder: Path, run: Run) -> None:
+    """The same question with its default: each LLM's three answers, and their sums."""
+    question = {
+        "llms": {"coder": SMALL, "chat": {**SMALL, "model": "meta-chat", "safety": {"kept_in": 0.8}}},
+        "fleet": {"gpus": {"h100-80g": 4, "a100-80g": 2}, "max_num_batched_tokens": 2048},
+    }
+    (folder / "slo.yaml").write_text(as_text(question))
+    asked = ("--slo", folder / "slo.yaml", "--trace", folder / "both.csv", "-o", folder / "out")
+    code, out, err = run(*asked)
+    assert code == 0, err
+    assert "answers" in out and "every LLM has the fleet for production that it would have alone" in out
+    document = yaml.safe_load((folder / "out" / "plan.yaml").read_text())
+    certificate = json.loads((folder / "out" / "certificate.json").read_text())
+    assert document["answers"] == certificate["answers"] != []
+    for answer in document["answers"]:
+        assert answer["value"] == pytest.approx(sum(answer["llms"].values()))
+    for name in ("coder", "chat"):
+        own = json.loads((folder / "out" / name / "certificate.json").read_text())
+        values = {each["name"]: each["value"] for each in own["certificate"]["answers"]}
+        assert values == {each["name"]: each["llms"][name] for each in document["answers"]}
+        assert document["llms"][name]["kept_in"]["futures"] > 0
+    assert certificate["facts"]["in_production"][0]["kind"] == "production-shared"
+    page = (folder / "out" / "report.html").read_text()
+    assert "On paper, in production, with a loss" in page
+
+
+@pytest.mark.parametrize(
+    ("own", "beside", "meant"),
+    [
+        ({}, {}, Safety()),
+        ({}, {"safety": "none"}, None),
+        ({}, {"safety": {"kept_in": 0.8}}, Safety(0.8)),
+        ({"safety": {"kept_in": 0.95}}, {"safety": "none"}, Safety(0.95)),
+        ({"safety": "none"}, {}, None),
+        ({"robust": {"step_times": "10 %"}}, {"safety": {"kept_in": 0.8}}, None),
+    ],
+)
+def test_safety_is_each_llms_own_or_that_of_all(
+    folder: Path, own: dict[str, Any], beside: dict[str, Any], meant: Safety | None
+) -> None:
+    asked = ask(folder, {"a": {**SMALL, **own}}, trace="own.csv", **beside)
+    assert asked.parts[0].task.safety == meant
 
 
 def test_too_little_stock_for_both_ends_in_one_line_and_writes_nothing(folder: Path, run: Run) -> None:

@@ -262,7 +262,7 @@ def test_several_llms_from_values() -> None:
     """One table with a column `model`, and a table for each: the same fleets."""
     both = pd.concat([table(model="chat"), table(model="code")], ignore_index=True)
     both = both.sort_values("arrival_s", kind="stable")
-    llms = {name: {"llm": LLM, "slo": PROMISE} for name in ("chat", "code")}
+    llms = {name: {"llm": LLM, "slo": PROMISE, "safety": "none"} for name in ("chat", "code")}
     shared = fleetplan.plan(llms=llms, trace=both, fleet=STOCK)
     each = fleetplan.plan(llms=llms, trace={"chat": table(), "code": table()}, fleet=STOCK)
     inside = {name: {**entry, "trace": table()} for name, entry in llms.items()}

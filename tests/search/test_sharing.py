@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError, PlannerError
 from planner.reports.facts import sentences
 from planner.search import draws, options
 from planner.search import pose as posing
-from planner.search import together as sharing
+from planner.search import shared_paper as sharing
 from planner.search.asked import asked_traffic
 from planner.search.certify import plan
 from planner.search.cheapest import Cheapest, cheapest

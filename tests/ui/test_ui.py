@@ -657,11 +657,12 @@ SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conv
     [
         "{llms: {a: {llm: llama-3.1-8b, preset: vidur, trace: azure-code-sample.csv, "
         "model: x, spare: 1 node}}}",
-        "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1 s, p99: 2 s}}, "
+        "{llms: {a: {llm: llama-3.1-8b, slo: {ttft: {p90: 1 s, p99: 2 s}}, safety: {kept_in: 0.8}, "
+        "trace: azure-code-sample.csv}, c: {llm: llama-3.1-8b, preset: vidur, "
         "trace: azure-code-sample.csv}, "
         "b: {llm: qwen3-32b, slo: {e2e: {p90: 9 s}}, traffic: {rate: 3, window: first 1 h}, "
         "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
-        "limits: {power: 9 kW}, objective: power, "
+        "limits: {power: 9 kW}, objective: power, safety: none, "
         "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",
     ],
 )
@@ -699,6 +700,7 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
         at.number_input(key=f"llm{k}_rate").set_value(rate).run()
     text = typed(at, "slo.yaml")
     asked = yaml.safe_load(text.value or "") | {"fleet": {"gpus": {"a100-80g": 8, "h100-80g": 1}}}
+    asked["safety"] = "none"
     text.set_value(yaml.safe_dump(asked))
     at.button(key="apply_yaml").click().run()
     at.button(key="several_start").click().run()

@@ -105,7 +105,7 @@ def _one(session: Session, asked: Asked, k: int, count: int) -> Asked:
                 help="The value of that column; empty: every row is for this LLM.",
             )
         with st.expander("Promise"):
-            found |= inputs.promise(session, place)
+            found |= inputs.promise(session, place) | inputs.safety(place)
         with st.expander("Policies and safety"):
             found |= inputs.policies(place)
         st.caption(draw.escaped(question.promised(found)))
@@ -187,6 +187,10 @@ def _whole(found: Document) -> None:
         st.warning(f"Mind: {draw.escaped(warning)}.")
     draw.figures(found["headline"])
     draw.table(*found["tables"]["fleets"])
+    if found["in_production"]:
+        st.markdown("**On paper, in production, with a loss**")
+        draw.table(*found["tables"]["answers"])
+        draw.bullets(found["in_production"])
     st.markdown("**Who gives way, and what more would save**")
     draw.bullets(found["binding"])
     draw.table(*found["tables"]["limits"])

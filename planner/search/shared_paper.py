@@ -1,0 +1,266 @@
+"""Several LLMs on one stock, on paper: the master of search/cheapest.py over all of them (together.py).
+
+What one stage simulates the next ones know. The sum of the best fleets alone bounds every choice, so an LLM
+that gives way to others does so at a stated price.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents.catalog import Catalog
+from planner.documents.facts import Binding, Finding, GivesWay, OthersLeave, Remainder
+from planner.documents.together import Part
+from planner.errors import InfeasibleError, PlannerError
+from planner.search.best_fleet import Found, best_of, search
+from planner.search.bounds import lower_bound
+from planner.search.certify import search_llm
+from planner.search.cheapest import Cheapest, cheapest, shared_limits
+from planner.search.designs import Design, learn_from
+from planner.search.fleets import Counts
+from planner.search.joint_limits import CHEAPER_FRAC, Asking, beside, fit, infeasible, less, prices, within
+from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
+from planner.search.one_pool import Search
+from planner.search.options import OBJECTIVE_UNITS
+from planner.search.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
+from planner.search.owned import paid
+from planner.search.problem import Conditions, Problem, Progress, on_all_draws
+from planner.search.walk import cheaper_fleets, count_cheaper
+from planner.solvers.master import Limits
+
+Searched = list[tuple[Problem, Found]]
+"""The best fleet under each choice of policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPaper:
+    """What each LLM's fleet on paper was found in, and what the others leave it; what is known of level 0,
+    what binds, and the oracles that were asked further.
+    """
+
+    searched: Sequence[Searched]
+    within: Sequence[OthersLeave | None]
+    level0: Cheapest
+    is_walked: bool
+    binding: tuple[Binding, ...]
+    oracles: Sequence[Oracle]
+
+
+def plan_on_paper(
+    parts: Sequence[Part],
+    catalog: Catalog,
+    limits: Limits,
+    *,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+    keeps_half: bool,
+) -> tuple[list[Searched], SharedPaper]:
+    """What each LLM would have alone, and the fleets of all together.
+
+    With `keeps_half` half of what is left after the first is kept for what comes after the second.
+    """
+    alone, answers = list[Searched](), Answers()
+    for k, part in enumerate(parts):
+        progress(f"{part.name}, with all of the fleet for itself")
+        until = slice_of(deadline, len(parts) - k)
+        told = Conditions(
+            until,
+            lambda message, name=part.name: progress(f"{name}: {message}"),  # type: ignore[misc]
+            answers=answers,
+            by_gpu=limits.by_gpu,
+        )
+        alone.append(_searched(part, catalog, seed, told))
+    if not fit(limits, (best_of(each)[1].best for each in alone)):
+        until = slice_of(deadline, 1) if keeps_half else deadline
+        return alone, _sharing(parts, alone, limits, until, progress)
+    is_walked = all(found.level0.search.is_exact for each in alone for _, found in each)
+    none = (None,) * len(parts)
+    return alone, SharedPaper(
+        alone, none, _all_fit(alone, limits), is_walked, (Finding("no-shared-limit"),), ()
+    )
+
+
+def value_of(searched: Searched) -> float:
+    """Of the best fleet, in the objective's unit."""
+    problem, found = best_of(searched)
+    return paid(problem, found.best)
+
+
+def _sharing(
+    parts: Sequence[Part], alone: Sequence[Searched], limits: Limits, deadline: float, progress: Progress
+) -> SharedPaper:
+    """The LLMs within limits that bind: the best choice for all, then each within what the others leave."""
+    searched = [[(on_all_draws(problem), found) for problem, found in each] for each in alone]
+    until, rows = slice_of(deadline, 1), shared_limits(limits)
+    _one_after_another(searched, limits, slice_of(until, 1), progress)
+    llms = [
+        [design for problem, found in each for design in designs_of(problem, found.level0)]
+        for each in searched
+    ]
+    ask = Asking(llms, lambda: time.monotonic() > deadline, progress)
+    shared = cheapest(
+        llms, rows, run=side_by_side, out_of_time=lambda: time.monotonic() > until, progress=progress
+    )
+    if shared.best is None:
+        is_proved = _fewest_are_too_many(searched, limits)
+        raise infeasible(ask, rows, is_exact=shared.is_exact, is_proved=is_proved)
+    is_walked = shared.is_exact and _walk(searched, llms, shared, deadline)
+    if is_walked:
+        better = ask.cheapest(rows, below=shared.value)
+        is_walked, shared = (True, shared) if better.best is None else (False, better)
+    together, leave = _within_the_others(parts, shared, deadline)
+    unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [value_of(each) for each in together]
+    gives = gives_way(parts, [value_of(each) for each in alone], values, unit)
+    binding = (*gives, *prices(ask, rows, shared.value, unit))
+    # a smaller fleet that holds after all, where more workers have hurt
+    if (least := sum(map(_level0, together))) < shared.value * (1 - 1e-9):
+        shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
+    oracles = [problem.oracle for each in searched for problem, _ in each]
+    return SharedPaper(together, leave, shared, is_walked, binding, oracles)
+
+
+def _level0(searched: Searched) -> float:
+    """The best of one worker type per pool."""
+    problem, found = best_of(searched)
+    level0 = found.level0.search
+    return level0.value if level0.best is None else paid(problem, level0.best)
+
+
+def _all_fit(alone: Sequence[Searched], limits: Limits) -> Cheapest:
+    """What is known of level 0 where the best fleets of all LLMs fit together, of several types or not."""
+    best = [best_of(searched)[1] for searched in alone]
+    level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
+    least = sum(search.value for search in level0)
+    is_exact = all(found.level0.search.is_exhausted for each in alone for _, found in each)
+    has_draws = any(problem.draws for each in alone for problem, _ in each)  # which only the best must keep
+    is_known = least <= sum(found.value for found in best) * (1 + 1e-9)
+    is_known |= not has_draws and fit(limits, (search.best for search in level0))
+    return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+
+
+def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
+    """Whether a limit is too little even for one worker of each LLM, the one that takes least of it."""
+    return any(
+        sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
+        for name, amount in limits.rows()
+    )
+
+
+def _walk(
+    searched: Sequence[Searched], llms: Sequence[Sequence[Design]], shared: Cheapest, deadline: float
+) -> bool:
+    """Simulate every fleet of level 0 that a better choice could have; the designs learn what holds.
+
+    Beside the least that the other LLMs need alone, each of which must be exact, a fleet of an LLM may have
+    no more than what is left of the value. Returns whether all were simulated.
+    """
+    alone = [min(found.level0.search.value for _, found in each) for each in searched]
+    if any(not found.level0.search.is_exact or problem.draws for each in searched for problem, found in each):
+        return False
+    effort = 0
+    for i, each in enumerate(searched):
+        ceiling = shared.value - (sum(alone) - alone[i])
+        for problem, found in each:
+            of_role = {
+                role: [found.level0.bounded[o.name] for o in found.level0.options if o.role == role]
+                for role in ("mixed", "prefill", "decode")
+            }
+            pairs = list(itertools.product(of_role["prefill"], of_role["decode"]))
+            search = Search(problem.limits)
+            count = count_cheaper(of_role["mixed"], pairs, search, ceiling)
+            if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
+                return False
+            before = problem.oracle.effort()
+            for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
+                if time.monotonic() > deadline or effort + problem.oracle.effort() - before > WALK_EFFORT:
+                    return False
+                problem.oracle.holds([counts])
+            held = {fleet: True for fleet, holds in problem.oracle.told.items() if holds}
+            learn_from([design for design in llms[i] if design.asked_by is problem], held)
+            effort += problem.oracle.effort() - before
+    return True
+
+
+def _within_the_others(
+    parts: Sequence[Part], shared: Cheapest, deadline: float
+) -> tuple[list[Searched], list[OthersLeave]]:
+    """Search for each LLM within what the others leave, from its fleet in the best choice on."""
+    assert shared.best is not None
+    chosen = [design.counts(vector) for design, vector in shared.best]
+    found, leave = list[Searched](), list[OthersLeave]()
+    for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
+        problem = design.asked_by
+        assert isinstance(problem, Problem)
+        left = beside(problem.limits, chosen, k)
+        problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
+        each = searched_within(problem, left, chosen[k])
+        chosen[k] = best_of(each)[1].best
+        found.append(each)
+        leave.append(others_leave(left))
+    return found, leave
+
+
+def searched_within(problem: Problem, left: Limits, known: Counts) -> Searched:
+    """The search for an LLM within what others leave, from a fleet that is known on."""
+    problem = within(problem, left)
+    problem = replace(problem, lower=lower_bound(problem))
+    return [(problem, search(problem, [problem.oracle.fleet(known)]))]
+
+
+def others_leave(left: Limits) -> OthersLeave:
+    return OthersLeave(tuple(Remainder(limit, amount) for limit, amount in left.rows()))
+
+
+def gives_way(
+    parts: Sequence[Part], alone: Sequence[float], values: Sequence[float], unit: str
+) -> tuple[Binding, ...]:
+    """What each LLM pays for not having all of the fleet to itself."""
+    return tuple(
+        GivesWay(part.name, value, value - least, unit)
+        for part, least, value in zip(parts, alone, values, strict=True)
+        if value - least > CHEAPER_FRAC * least
+    )
+
+
+def slice_of(deadline: float, shares: int) -> float:
+    """The end of the first of so many equal shares of the time that is left, when one more is kept back."""
+    now = time.monotonic()
+    return now + max(deadline - now, 0.0) / (shares + 1)
+
+
+def _searched(part: Part, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
+    """The search for one LLM with all of the fleet for itself."""
+    try:
+        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=conditions)
+    except InfeasibleError as error:
+        raise error.of(f"{part.name}, even with all of the fleet for itself") from None
+    except PlannerError as error:
+        raise type(error)(f"{part.name}: {error}") from None
+
+
+def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, progress: Progress) -> None:
+    """Serve the LLMs in turn from what is left, beginning with each of them, until all are served once.
+
+    The fleets are not returned: what was simulated on the way, the oracles know.
+    """
+    for first in range(len(alone)):
+        left = limits
+        for searched in (*alone[first:], *alone[:first]):
+            found: list[tuple[float, Counts]] = []
+            for problem, _ in searched:
+                if time.monotonic() > until:
+                    return
+                progress("LLMs one after another on what is left")
+                level0 = search_level0(replace(problem, limits=left, deadline=until)).search
+                if level0.best is not None:
+                    found.append((level0.value, level0.best))
+            if not found:
+                break
+            left = less(left, min(found, key=lambda each: each[0])[1])
+        else:
+            return

@@ -1,0 +1,288 @@
+"""Several LLMs in production on one stock: each keeps its SLO in the share of its futures that it asks for.
+
+    alone   each LLM's fleet for production with all of the limits for itself; where all fit together, that is
+            the answer
+    share   else one master (cheapest.py) over the designs of all LLMs, in which a fleet holds if it misses
+            its SLO in no more of the futures that its LLM's search sees than it may; and the LLMs in turn on
+            what is left, which finds fleets of several types too
+    refine  each LLM within what the others leave, where its fleet may be of several types
+    test    each on futures that no search has seen; those of a fleet that fails join the futures of its LLM,
+            and all share again
+
+Futures of different LLMs are drawn apart: each LLM keeps its promise, and nothing is said of all at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents.facts import KeptIn, ProductionShared
+from planner.errors import Change, InfeasibleError, ways_text
+from planner.search.answers import TRIES, Production, Test, Tried, is_passed, tested, tried, with_answers
+from planner.search.best_fleet import Found
+from planner.search.cheapest import Cheapest, cheapest, shared_limits
+from planner.search.fleets import Counts, named, objective
+from planner.search.joint_limits import Asking, beside, fit, less, ways_to_fit, within
+from planner.search.level0 import designs_of
+from planner.search.oracle import side_by_side
+from planner.search.owned import owned_first
+from planner.search.problem import Problem, Progress, silent
+from planner.search.production import MOST_SEARCH, cheaper_kept, in_most, may_miss
+from planner.solvers.master import Limits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnPaper:
+    """One of the LLMs as it was planned on paper: the question with all of the limits for itself, its best
+    fleet then, and the fleet on paper beside those of the others.
+    """
+
+    name: str
+    problem: Problem
+    alone: Found
+    paper: Found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedProduction:
+    """For each LLM what is to be run, None where it asks for no safety; its `fleets`, and those it takes with
+    all of the limits for itself.
+    """
+
+    made: tuple[Production | None, ...]
+    fleets: tuple[Counts, ...]
+    alone: tuple[Counts, ...]
+    how: ProductionShared
+
+
+@dataclass(slots=True, eq=False)
+class _Llm:
+    """What is known of an LLM: the question in its futures, the hardest first, and the test of its fleets."""
+
+    on_paper: OnPaper
+    asked: Problem
+    alone: Counts
+    test: Test | None  # None where no safety is asked for
+    kept_in: KeptIn | None
+    alone_holds: bool = True  # as far as is known
+
+    @property
+    def is_passed(self) -> bool:
+        return self.test is None or (self.kept_in is not None and is_passed(self.kept_in, self.test.safety))
+
+    def try_again(self) -> None:
+        """With the futures of the test that failed among those that are searched."""
+        assert self.test is not None and self.kept_in is not None
+        count = self.kept_in.futures
+        futures = [self.test.futures[self.test.first + i] for i in range(count)]
+        futures += self.asked.oracle.futures
+        self.asked = in_most(self.on_paper.problem, futures, may_miss(self.test.safety, len(futures)))
+        self.test.first += count
+        self.alone_holds = False
+
+
+def share_production(
+    llms: Sequence[OnPaper], limits: Limits, deadline: float, progress: Progress
+) -> SharedProduction | None:
+    """The cheapest fleets found that keep each SLO in enough futures, together within the limits.
+
+    None where the time was over. Raises InfeasibleError if one LLM cannot be served so even alone, or no
+    fleets of all were found that fit together; the message names the least more of each limit that would do.
+    """
+    known: list[_Llm] = []
+    for k, one in enumerate(llms):
+        progress(f"{one.name}: production, with all of the fleet for itself")
+        until = time.monotonic() + max(deadline - time.monotonic(), 0.0) / (len(llms) - k + 1)
+        if (found := _alone(one, until)) is None:
+            return None
+        known.append(found)
+    fleets, shared, tries = [llm.alone for llm in known], None, 0
+    if not fit(limits, fleets):
+        chosen = _together(known, limits, deadline, progress)
+        if chosen is None:
+            return None
+        fleets, shared, tries = chosen
+    made = _with_answers(known, fleets, limits, deadline)
+    how = ProductionShared(
+        shared is None, 0 if shared is None else shared.rounds, shared is not None and shared.is_exact, tries
+    )
+    return SharedProduction(made, tuple(fleets), tuple(llm.alone for llm in known), how)
+
+
+def _alone(one: OnPaper, until: float) -> _Llm | None:
+    """With all of the limits for itself; None where the time was over."""
+    problem = replace(one.problem, deadline=until)
+    if problem.task.safety is None:
+        return _Llm(one, problem, one.alone.best, None, None)
+    try:
+        found = tried(problem, one.alone)
+    except InfeasibleError as error:
+        raise error.of(f"{one.name}, even with all of the fleet for itself") from None
+    if found is None:
+        return None
+    holds = is_passed(found.kept_in, found.test.safety)
+    return _Llm(one, found.asked, found.best, found.test, found.kept_in, holds)
+
+
+def _together(
+    llms: Sequence[_Llm], limits: Limits, deadline: float, progress: Progress
+) -> tuple[list[Counts], Cheapest, int] | None:
+    """Fleets within the limits that they share, how the master ended, and how many tests there were."""
+
+    def out_of_time() -> bool:
+        return time.monotonic() > deadline
+
+    for llm in llms:
+        llm.asked = replace(llm.asked, deadline=deadline, most_effort=float("inf"), progress=silent)
+        if llm.test is not None:
+            llm.test.out_of_time = out_of_time
+    best: list[Counts] | None = None
+    shared = Cheapest(None, float("inf"), 0.0, False, 0)
+    for attempt in range(1, TRIES + 1):
+        progress("production: the fleets of all LLMs within the limits that they share")
+        chosen, shared = _chosen(llms, limits, deadline, progress)
+        if chosen is None and out_of_time():
+            return None if best is None else (best, shared, attempt - 1)
+        assert chosen is not None  # else it was raised
+        progress("production: each LLM on futures that its search has not seen")
+        best = _tested(llms, chosen, limits, is_exact=shared.is_exact)
+        failed = [llm for llm in llms if not llm.is_passed]
+        if not failed or attempt == TRIES or out_of_time():
+            return best, shared, attempt
+        for llm in failed:
+            llm.try_again()
+            llm.asked = replace(llm.asked, deadline=deadline)
+    raise AssertionError
+
+
+def _chosen(
+    llms: Sequence[_Llm], limits: Limits, deadline: float, progress: Progress
+) -> tuple[list[Counts] | None, Cheapest]:
+    """The cheaper of what the LLMs take in turn and what the master finds; None where the time was over."""
+    in_turn = _in_turn(llms, limits, deadline)
+    asked = [_with_what_is_known(llm, () if in_turn is None else (in_turn[k],)) for k, llm in enumerate(llms)]
+    oracles = [problem.oracle for problem in asked]
+    most = sum(oracle.effort() for oracle in oracles) + len(llms) * MOST_SEARCH
+
+    def is_over() -> bool:
+        return time.monotonic() > deadline or sum(oracle.effort() for oracle in oracles) > most
+
+    designs = [
+        designs_of(problem, llm.on_paper.alone.level0) for problem, llm in zip(asked, llms, strict=True)
+    ]
+    rows = shared_limits(limits)
+    shared = cheapest(designs, rows, run=side_by_side, out_of_time=is_over, progress=progress)
+    found = [in_turn] if in_turn is not None else []
+    if shared.best is not None:
+        found.append([design.counts(vector) for design, vector in shared.best])
+    if found:
+        return min(found, key=lambda fleets: sum(map(objective, fleets))), shared
+    if (now := time.monotonic()) > deadline:
+        return None, shared
+    progress("production: fleets of several types, the LLMs in turn")
+    mixed = _in_turn(llms, limits, now + (deadline - now) / 2, any_mix=True)
+    if mixed is not None:
+        return mixed, shared
+    ask = Asking(designs, lambda: time.monotonic() > deadline, progress)
+    raise _infeasible(llms, limits, ways_to_fit(ask, rows))
+
+
+def _infeasible(llms: Sequence[_Llm], limits: Limits, ways: Sequence[Sequence[Change]]) -> InfeasibleError:
+    """What the fleets take that each LLM would have alone, and the least more of each limit that would do."""
+    alone = [(option.type, count) for llm in llms for option, count in llm.alone]
+    over = [
+        f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
+        for limit, amount in limits.rows()
+        if (used := sum(limits.use(limit, worker) * count for worker, count in alone)) > amount * (1 + 1e-9)
+    ]
+    more = f" Or, with one worker type per pool, raise {ways_text(ways)}." if ways else ""
+    return InfeasibleError(
+        "safety: kept_in: each LLM can be served in production alone, but no fleets were found that keep the "
+        "SLOs of all in enough futures within the limits they share: those they would have alone take "
+        f"{', '.join(over)}. Ask for a smaller kept_in, or safety: none.{more}",
+        kind="capacity",
+        constraint=[change.limit for way in ways for change in way] or "safety: kept_in",
+        relaxation="" if ways else "a smaller safety: kept_in, more of the limits, or safety: none",
+        ways=ways,
+        is_proved=False,
+    )
+
+
+def _with_what_is_known(llm: _Llm, held: Sequence[Counts]) -> Problem:
+    """The question with the fleets that are known to fail, on paper or in its futures, and those that hold.
+
+    A search may have asked some of the futures alone: what held there may not hold in all.
+    """
+    asked = llm.asked
+    fails = {fleet: False for fleet, holds in llm.on_paper.problem.oracle.told.items() if not holds}
+    fails |= {fleet: False for fleet, holds in asked.oracle.told.items() if not holds}
+    asked = replace(asked, oracle=replace(asked.oracle))
+    holds = [llm.alone] if llm.alone_holds else []
+    asked.oracle.told.update(fails | {named(counts): True for counts in (*holds, *held)})
+    return asked
+
+
+def _in_turn(
+    llms: Sequence[_Llm], limits: Limits, deadline: float, *, any_mix: bool = False
+) -> list[Counts] | None:
+    """The LLMs one after another on what is left, beginning with each, until all are served once."""
+    for first in range(len(llms)):
+        left, taken = limits, dict[int, Counts]()
+        for k in (*range(first, len(llms)), *range(first)):
+            if time.monotonic() > deadline:
+                return None
+            asked = within(replace(llms[k].asked, deadline=deadline), left)
+            is_known = llms[k].alone_holds and asked.allows(llms[k].alone)
+            counts = llms[k].alone if is_known else _on_what_is_left(llms[k], asked, any_mix=any_mix)
+            if counts is None:
+                break
+            taken[k] = counts
+            left = less(left, counts)
+        else:
+            return [taken[k] for k in range(len(llms))]
+    return None
+
+
+def _on_what_is_left(
+    llm: _Llm, asked: Problem, known: Counts | None = None, *, any_mix: bool = False
+) -> Counts | None:
+    """The cheapest fleet found there, `known` where none is cheaper; None if there is none. Fleets of several
+    types are looked for where the best on paper is one, or any mix will do.
+    """
+    start = [] if known is None else [asked.oracle.fleet(known)]
+    found = cheaper_kept(asked, llm.on_paper.alone, known, start, any_mix=any_mix)
+    return None if found is None else owned_first(asked, found)
+
+
+def _tested(llms: Sequence[_Llm], chosen: list[Counts], limits: Limits, *, is_exact: bool) -> list[Counts]:
+    """Each within what the others leave, and how it did in futures that no search has seen."""
+    fleets = list(chosen)
+    for k, llm in enumerate(llms):
+        asked = within(llm.asked, beside(limits, fleets, k))
+        roles = [option.role for option, _ in llm.on_paper.alone.best]
+        if not is_exact or len(set(roles)) < len(roles):
+            fleets[k] = _on_what_is_left(llm, asked, fleets[k]) or fleets[k]
+        fleets[k] = owned_first(asked, fleets[k])
+        if llm.test is not None:
+            fleets[k], llm.kept_in = tested(asked, llm.on_paper.alone, fleets[k], llm.test)
+    return fleets
+
+
+def _with_answers(
+    llms: Sequence[_Llm], fleets: Sequence[Counts], limits: Limits, deadline: float
+) -> tuple[Production | None, ...]:
+    """The three answers of each LLM: with a loss, the LLMs in turn beside those that have such a fleet."""
+    taken, made = list(fleets), list[Production | None]()
+    for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
+        if llm.test is None or llm.kept_in is None:
+            made.append(None)
+            continue
+        problem = replace(llm.on_paper.problem, deadline=deadline)
+        asked = within(replace(llm.asked, deadline=deadline), beside(limits, taken, k))
+        found = Tried(best, llm.kept_in, asked, llm.test)
+        made.append(one := with_answers(problem, llm.on_paper.paper, found))
+        if one.with_loss is not None:
+            taken[k] = one.with_loss
+    return tuple(made)

@@ -1,0 +1,79 @@
+"""The most traffic that is kept in enough futures, held against every fleet of level 0."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import pytest
+from plans import CATALOG
+from questions import question, traffic
+
+from planner.errors import InfeasibleError
+from planner.reports.words import throughput_line
+from planner.search.certify import plan
+from planner.search.most_traffic import KEPT_STEP_FRAC, at_rate
+from planner.search.plan import Plan
+from planner.search.pose import pose
+from planner.search.production import in_production
+from planner.solvers.master import Option
+
+MOST = 4
+TASK = question(
+    objective="throughput",
+    limits={"gpus": MOST},
+    fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": [512, 2048]},
+    safety={"kept_in": 0.9},
+)
+TRACE = traffic(requests=300, rate_rps=4.0)
+
+
+@cache
+def planned() -> Plan:
+    return plan(TASK, TRACE, CATALOG, time_limit_s=1000.0)
+
+
+def fleets_that_hold(rate_rps: float) -> int:
+    """How many fleets of level 0 with as many GPUs keep the SLO in enough futures that a search sees."""
+    problem = in_production(pose(at_rate(TASK, TRACE, rate_rps, 0), TRACE, CATALOG))
+    fleets = [((Option("mixed", worker, 1.0), MOST // worker.gpus),) for worker in problem.types]
+    held = sum(problem.oracle.holds([fleet])[0] for fleet in fleets)
+    for prefill, decode in itertools.product(problem.types, repeat=2):
+        for n in range(1, MOST):
+            if (m := (MOST - n * prefill.gpus) // decode.gpus) >= 1:
+                pair = ((Option("prefill", prefill, 1.0), n), (Option("decode", decode, 1.0), m))
+                held += problem.oracle.holds([pair])[0]
+    return held
+
+
+def test_at_the_refuted_rate_no_fleet_keeps_enough_futures() -> None:
+    found = planned().throughput
+    assert found is not None and found.on_paper_rps is not None
+    assert found.rate_rps < found.refuted_rps <= found.rate_rps * (1 + KEPT_STEP_FRAC) * 1.001
+    assert found.refuted_rps < found.on_paper_rps
+    assert fleets_that_hold(found.refuted_rps) == 0 < fleets_that_hold(found.rate_rps)
+
+
+def test_its_fleet_passes_its_test_at_that_rate_and_stays_within_the_limits() -> None:
+    found = planned()
+    made = found.certificate.answer("production")
+    assert found.throughput is not None and made is not None and made.kept_in is not None
+    assert found.status == "certified" and made.kept_in.kept_frac >= 0.9
+    assert found.fleet.gpus <= MOST
+    assert found.trace.rate_rps == pytest.approx(found.throughput.rate_rps, rel=0.01)
+    said = throughput_line(found.throughput)
+    assert "enough futures" in said and f"On paper: {found.throughput.on_paper_rps:g}" in said
+
+
+def test_a_promise_that_nothing_keeps_is_infeasible_at_any_rate() -> None:
+    """On the smallest GPUs a prompt of thousands of tokens takes longer than the limit."""
+    task = question(
+        objective="throughput",
+        limits={"gpus": 1},
+        llm="llama-3.1-8b",
+        slo={"ttft": {"p99": "60 ms"}},
+        fleet={"gpus": ["a100-80g"], "max_num_batched_tokens": 2048},
+        safety={"kept_in": 0.9},
+    )
+    with pytest.raises(InfeasibleError):
+        plan(task, TRACE, CATALOG, time_limit_s=1000.0)

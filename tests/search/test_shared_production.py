@@ -1,0 +1,182 @@
+"""Several LLMs in production on one stock: what is promised of each, held against enumeration and limits."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import pytest
+from plans import CATALOG
+from questions import LLM, traffic
+
+from planner.documents.facts import NotCertified, ProductionShared
+from planner.documents.task import parse_task
+from planner.documents.together import Part, Question
+from planner.errors import InfeasibleError
+from planner.reports.facts import sentences
+from planner.search import beyond, together
+from planner.search.certify import plan
+from planner.search.level0 import search_level0
+from planner.search.pose import pose
+from planner.search.production import in_production
+from planner.search.together import SharedPlan, plan_together
+from planner.solvers.master import Limits
+
+SLOS: tuple[dict[str, Any], ...] = (
+    {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
+    {"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
+)
+TRACES = [traffic(k, requests=80, rate_rps=5.0) for k in range(2)]
+SINGLY = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}  # several LLMs are compared so
+LONG_S = 1000.0  # so that no clock decides
+SCARCE = {"a100-80g": 20, "h100-80g": 4}
+
+
+def question(
+    gpus: Any, *, safety: tuple[Any, Any] = ({"kept_in": 0.9}, {"kept_in": 0.9}), **shared: Any
+) -> Question:
+    parts = tuple(
+        Part(
+            f"llm-{k}",
+            parse_task(
+                {
+                    "llm": LLM,
+                    "slo": SLOS[k],
+                    "traffic": {"rate": (6.0, 9.0)[k]},
+                    "fleet": {"gpus": gpus, "max_num_batched_tokens": 2048, **SINGLY},
+                    "engine": "none",
+                    "safety": safety[k],
+                    **shared,
+                },
+                CATALOG,
+            ),
+            TRACES[k],
+        )
+        for k in range(2)
+    )
+    return Question(parts, (), ())
+
+
+@cache
+def scarce() -> SharedPlan:
+    return plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
+
+
+def how(found: SharedPlan) -> ProductionShared:
+    fact = found.in_production[0]
+    assert isinstance(fact, ProductionShared)
+    return fact
+
+
+def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alone() -> None:
+    asked = question(["a100-80g", "h100-80g"])
+    found = plan_together(asked, CATALOG, time_limit_s=LONG_S)
+    assert how(found).is_each and found.status == "certified"
+    for part in asked.parts:
+        alone = plan(part.task, part.trace, CATALOG, time_limit_s=LONG_S)
+        assert found.plans[part.name].fleet == alone.fleet
+        assert found.plans[part.name].certificate.answers == alone.certificate.answers
+    for total in found.answers:
+        of_each = [one.certificate.answer(total.name) for one in found.plans.values()]
+        assert total.value == pytest.approx(sum(each.value or 0.0 for each in of_each if each is not None))
+    paper, production, loss = (total.value or 0.0 for total in found.answers)
+    assert paper <= production <= loss
+    assert (found.value, found.value_on_paper) == pytest.approx((production, paper))
+
+
+def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both() -> None:
+    """All fleets of level 0 within the stock, each in the futures that its LLM's search sees."""
+    found, asked = scarce(), question(SCARCE)
+    assert not how(found).is_each and how(found).is_exact and how(found).tries == 1
+    held: list[list[tuple[float, int, int]]] = []
+    for part in asked.parts:
+        problem = in_production(pose(part.task, part.trace, CATALOG))
+        options = search_level0(problem, walks=False).options
+        of = {role: [o for o in options if o.role == role] for role in ("mixed", "prefill", "decode")}
+        rows: list[tuple[float, int, int]] = []
+        for shape in [
+            *((option,) for option in of["mixed"]),
+            *itertools.product(of["prefill"], of["decode"]),
+        ]:
+            ranges = [range(1, int(problem.limits.most(option.type)) + 1) for option in shape]
+            for counts in itertools.product(*ranges):
+                fleet = tuple(zip(shape, counts, strict=True))
+                value = sum(option.objective * n for option, n in fleet)
+                gpus = [sum(o.type.gpus * n for o, n in fleet if o.type.gpu.name == gpu) for gpu in SCARCE]
+                is_seen = any(v <= value and a <= gpus[0] and h <= gpus[1] for v, a, h in rows)
+                if not is_seen and problem.allows(fleet) and problem.oracle.holds([fleet])[0]:
+                    rows.append((value, gpus[0], gpus[1]))
+        held.append(rows)
+    least = min(
+        one[0] + other[0]
+        for one, other in itertools.product(*held)
+        if one[1] + other[1] <= SCARCE["a100-80g"] and one[2] + other[2] <= SCARCE["h100-80g"]
+    )
+    assert found.value <= least * 1.01  # of about one price the one that holds furthest
+
+
+def test_each_keeps_its_slo_in_enough_futures_and_all_answers_are_within_the_stock() -> None:
+    found = scarce()
+    assert found.status == "certified"
+    for one in found.plans.values():
+        made = one.certificate.answer("production")
+        assert made is not None and made.kept_in is not None and made.kept_in.kept_frac >= 0.9
+        assert made.value == pytest.approx(one.fleet.price_usd_per_h) == pytest.approx(one.value)
+    for total in found.answers:
+        workers = [
+            each
+            for one in found.plans.values()
+            if (answer := one.certificate.answer(total.name)) is not None
+            for each in answer.workers
+        ]
+        for gpu, count in SCARCE.items():
+            assert sum(each.gpus for each in workers if each.gpu == gpu) <= count
+    assert any("gives way" in line for line in sentences(found.in_production))
+
+
+def test_a_loss_that_the_stock_does_not_allow_names_the_llm() -> None:
+    total = next(total for total in scarce().answers if total.name == "with-a-loss")
+    assert total.value is None and total.lacks
+    for name in total.lacks:
+        lossy = scarce().plans[name].certificate.answer("with-a-loss")
+        assert lossy is not None and lossy.value is None
+
+
+def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On paper both fit 16 A100 and 4 H100 (else that would be said), in production not; with 8 H100 and 16
+    A100, as it says, they do.
+    """
+    monkeypatch.setattr(beyond, "ANY_MOST", 4)
+    stock = {"a100-80g": 16, "h100-80g": 4}
+    with pytest.raises(InfeasibleError, match="safety: kept_in: each LLM can be served") as caught:
+        plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
+    assert not caught.value.is_proved and "stock of h100-80g from 4 to 8" in caught.value.relaxation
+    assert "8 of 4 GPUs (stock of h100-80g)" in str(caught.value)
+    plan_together(question(stock | {"h100-80g": 8}), CATALOG, time_limit_s=LONG_S)
+
+
+def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beyond, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
+    with pytest.raises(InfeasibleError, match=r"llm-\d, even with all .*: safety: kept_in: no fleet"):
+        stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": 3.0}
+        plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
+
+
+def test_an_llm_without_safety_has_what_the_others_leave() -> None:
+    found = plan_together(question(SCARCE, safety=("none", {"kept_in": 0.9})), CATALOG, time_limit_s=LONG_S)
+    bare, safe = found.plans.values()
+    assert (bare.status, safe.status, found.status) == ("on paper", "certified", "not certified")
+    assert bare.certificate.answers == () and len(safe.certificate.answers) == 3 and found.answers == ()
+    pools = [pool for fleet in found.fleets for pool in fleet.pools]
+    limits = Limits(SCARCE, None, None, None)
+    assert limits.broken([(pool.type, pool.count) for pool in pools]) is None
+    assert bare.verdict.holds
+
+
+def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "share_production", lambda *_: None)
+    found = plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
+    assert found.status == "best found" and found.in_production == () and found.answers == ()
+    for one in found.plans.values():
+        assert any(isinstance(said, NotCertified) and said.kept_in is None for said in one.warnings)
