@@ -9,7 +9,8 @@ import pandas as pd
 
 import fleetplan
 
-task = fleetplan.read_task("examples/slo.yaml").replace({"fleet.gpus": {"h100-80g": 32}})
+only = {"fleet.gpus": {"h100-80g": 32}, "fleet.sold_as": {"h100-80g": "gpu"}}  # one kind, rented one by one
+task = fleetplan.read_task("examples/slo.yaml").replace(only)
 trace = fleetplan.read_trace("examples/traces/azure-conversation-sample.csv")
 
 # %% One plan per limit; a limit that no fleet keeps has no cost

@@ -38,6 +38,7 @@ Document = dict[str, Any]
 Say = Callable[[Any], str]
 """Makes a sentence of a fact."""
 
+ROUNDING_FRAC = 1e-12  # a gap so small is none
 SAID = ("binding", "assumptions", "assumed")
 """What `certificate` has in sentences."""
 
@@ -128,7 +129,8 @@ class Certificate:
     @property
     def level0_gap_frac(self) -> float:
         """How much the plan saves against the best fleet of level 0 (0 if it is that fleet)."""
-        return (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
+        saved_frac = (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
+        return saved_frac if saved_frac > ROUNDING_FRAC else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -
         "10909 requests in 9.1 min",
         "ttft p90",
         "tbt p99",
-        "found by search",
+        "39.04 USD/h, exact",
         "policy-free bound",
         f"written to {planned.folder}",
         *(pool["gpu"] for pool in document["workers"]),
@@ -176,7 +176,7 @@ def test_json_is_one_object_that_agrees_with_the_files(again: Planned) -> None:
     assert (said["status"], said["directory"]) == ("certified", str(again.folder))
     assert said["cost_usd_per_h"] == again.document["cost_usd_per_h"]
     assert said["certificate"] == certificate["certificate"]
-    assert not certificate["certificate"]["level0_exact"]  # what it assumed is in the file
+    assert certificate["certificate"]["level0_exact"]
     assert 0 < certificate["certificate"]["bound"] <= certificate["certificate"]["value"]
 
 

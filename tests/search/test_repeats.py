@@ -110,7 +110,7 @@ def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
     count, trace = 6, traffic(requests=250)
     task = question(
         slo={"ttft": {"p90": "500 ms"}},
-        fleet={"gpus": ["a100-80g"]},
+        fleet={"gpus": ["a100-80g"], "sold_as": {"a100-80g": "gpu"}},
         traffic={"rate": 26, "draws": count},
         engine="none",
     )

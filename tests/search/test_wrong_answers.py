@@ -44,6 +44,9 @@ def made(arrival_s: Any, inputs: Any, outputs: Any) -> Trace:
 
 
 def asked(trace: Trace, **document: Any) -> Plan:
+    """GPUs are paid one by one, as all were when these were found."""
+    fleet = document["fleet"]
+    document["fleet"] = fleet | {"sold_as": dict.fromkeys(fleet["gpus"], "gpu")}
     found = plan(parse_task({"llm": LLAMA, "safety": "none"} | document, CATALOG), trace, CATALOG)
     again = simulate(found.fleet, found.trace, limits=found.slo.limits, record=True)
     assert judge(again, found.slo).holds

@@ -95,8 +95,10 @@ def test_the_fleet_of_before_is_asked_every_draw() -> None:
 def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> None:
     """Planned with shortest prompts first, asked to hold first come first served: simulated so."""
     study = Study(traffic(seed), CATALOG)
-    before = study.ask(question(policies={"queue": "sjf"}, engine="none"))
-    moved = ask_again(study, before, question(policies={"queue": "fcfs"}, engine="none"), "fcfs")
+    gpus = ["a100-80g", "h100-80g"]
+    asked = {"engine": "none", "fleet": {"gpus": gpus, "sold_as": dict.fromkeys(gpus, "gpu")}}
+    before = study.ask(question(policies={"queue": "sjf"}, **asked))
+    moved = ask_again(study, before, question(policies={"queue": "fcfs"}, **asked), "fcfs")
     in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
     simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
     assert judge(simulation, before.problem.slo).holds is moved.kept is kept

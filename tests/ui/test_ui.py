@@ -7,7 +7,7 @@ import re
 import shlex
 import sqlite3
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -84,6 +84,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jobs, "start", started_here)
 
 
+H100_ALONE = {"    a100-80g: 64\n": "", "    h100-80g@350W: 32\n": ""}
+ONE_BY_ONE = {"  network:\n": "  sold_as: {a100-80g: gpu, h100-80g: gpu}\n  network:\n"}
+
+
 def opened(page: str = "plan", owner: str = ANNA) -> AppTest:
     """A browser of this session, freshly loaded, on a page."""
     at = AppTest.from_file(str(APP), default_timeout=PATIENCE_S)
@@ -95,12 +99,16 @@ def opened(page: str = "plan", owner: str = ANNA) -> AppTest:
     return at
 
 
-def on_paper(owner: str, ttft: str = "2000 ms") -> None:
-    """A plan of the sample without safety."""
+def on_paper(owner: str, ttft: str = "2000 ms", changes: Mapping[str, str] | None = None) -> None:
+    """A plan of the sample without safety, with `changes` of slo.yaml's text."""
     at = opened(owner=owner)
     text = typed(at, "slo.yaml")
     assert "p90: 2000 ms" in text.value
-    text.set_value(text.value.replace("p90: 2000 ms", f"p90: {ttft}") + "safety: none\n")
+    changed = text.value.replace("p90: 2000 ms", f"p90: {ttft}")
+    for old, new in (changes or {}).items():
+        assert old in changed
+        changed = changed.replace(old, new)
+    text.set_value(changed + "safety: none\n")
     at.button(key="apply_yaml").click().run()
     at.button(key="make_plan").click().run()
     assert not at.exception and not at.error
@@ -613,7 +621,7 @@ def test_an_llm_that_is_in_no_catalog_is_uploaded_as_its_config() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
-    on_paper("0" * 32, ttft="1000 ms")
+    on_paper("0" * 32, "500 ms", ONE_BY_ONE)
     at = opened("what_if", "0" * 32)
     at.selectbox(key="curve_over").select("ttft").run()
     at.button(key="curve_start").click().run()
@@ -740,8 +748,8 @@ def test_llms_are_added_and_removed() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> None:
-    planned()
-    at = opened("schedule")
+    on_paper("c5" * 16, changes=H100_ALONE)
+    at = opened("schedule", "c5" * 16)
     at.button(key="schedule_start").click().run()
     assert not at.exception and not at.error
     assert "USD per hour on average" in shown(at.subheader)[-1]
@@ -845,8 +853,8 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
 @pytest.mark.usefixtures("at_once")
 def test_a_schedule_begins_with_the_plans_stock_and_makes_nothing_up() -> None:
     """The sample's question has 32 H100 in stock and 80 kW."""
-    planned()
-    at = opened("schedule")
+    on_paper("d6" * 16, changes=H100_ALONE)
+    at = opened("schedule", "d6" * 16)
     assert "Made-up figures" not in text_of(at)
     text = typed(at, "schedule.yaml").value
     assert "stock: 32" in text and "power: 80 kW" in text
