@@ -19,7 +19,7 @@ def page() -> None:
     asked = session.asked()
     inputs.remember(asked)
     st.title("Plan a fleet")
-    st.write("The cheapest GPUs that keep a promise on your traffic, simulated and proved.")
+    st.write("The cheapest GPUs that keep a promise on your traffic, by simulation.")
     left, right = st.columns([5, 7], gap="large")
     with left:
         wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
