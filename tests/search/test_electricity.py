@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from plans import CATALOG
 from questions import question, traffic
 
 from planner.domain import OWNED
@@ -20,7 +21,6 @@ from planner.search.owned import owned_first, paid, paid_at_least
 from planner.search.pose import pose
 from planner.search.written_plan import read_plan
 from planner.solvers.master import Option
-from plans import CATALOG
 
 H100 = {"h100-80g": 64}
 PAID = {"price": "0.12 usd/kWh", "pue": 1.3}

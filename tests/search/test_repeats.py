@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from plans import CATALOG
 from questions import question, traffic
 from scipy.stats import binom
 
@@ -25,7 +26,6 @@ from planner.simulator.metrics import Verdict
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
 from planner.studies.seeds import Question, simulate_seed
 from planner.traffic.scaling import Asked
-from plans import CATALOG
 
 ON_SPOT = {"spot": 1.0, "spot_interruptions_per_h": 30.0, "spot_restart": "20 s"}
 SUPERPOSED = {"rate": 25}

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import CATALOG
 from questions import DOCUMENT, question, traffic
 from typer.testing import CliRunner
 
@@ -27,7 +28,6 @@ from planner.simulator import judge, simulate
 from planner.studies.whatif import Study, ask_again, change, difference, explain, headroom, sensitivity
 from planner.traffic.scaling import rescale
 from planner.units import show_s
-from plans import CATALOG
 
 CHANGES = (
     "slo.ttft.p90=400 ms",
