@@ -16,6 +16,7 @@ a process of one's own machine mostly dies of want of memory. Both end in one Pl
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import socket
@@ -39,6 +40,7 @@ NAMES = ("serial", "loky", *EXAMPLES)
 ANSWER_S = 10.0  # a cluster that takes longer to say hello is not there
 FIRST_WORKER_S = 60.0
 LONGEST_REASON = 300
+NO_LEAKS_TOLD = "ignore:resource_tracker:UserWarning"  # by loky's tracker, which cleans up after an interrupt
 MAPPED = "64K"  # arrays above this go to loky's processes as a file mapped into memory
 
 
@@ -119,9 +121,15 @@ def _deaf_to_interrupts() -> Iterator[None]:
     """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them."""
     resource_tracker.ensure_running()  # its start would undo it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    known = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{known},{NO_LEAKS_TOLD}" if known else NO_LEAKS_TOLD
     try:
         yield
     finally:
+        if known is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = known
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
