@@ -34,7 +34,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     paper = plan.certificate.answer("on-paper")
     unit = plan.certificate.unit
     if is_by_node is None:
-        is_by_node = any(_is_paid_otherwise(each) for each in plan.certificate.answers)
+        is_by_node = pays_idle_gpus(plan)
     is_by_gpu |= unit == "USD/h" and any(
         _is_paid_otherwise(each) and each.value == each.usd_per_h for each in plan.certificate.answers
     )
@@ -57,6 +57,11 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     both = ("USD/h by the GPU", "USD/h paid") if is_by_gpu and unit == "USD/h" else both
     money = both if is_by_node else (unit,)
     return ("Answer", "Fleet", *money, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
+
+
+def pays_idle_gpus(plan: Plan) -> bool:
+    """Whether one of its answers pays whole nodes, with GPUs that idle."""
+    return any(_is_paid_otherwise(each) for each in plan.certificate.answers)
 
 
 def _is_paid_otherwise(answer: Answered) -> bool:

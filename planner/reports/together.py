@@ -288,7 +288,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
     asked = {name: one for name, one in plan.plans.items() if one.certificate.answers}
     if not asked:
         return ("LLM",), []
-    is_by_node = any(len(answers.answer_rows(one)[0]) > 7 for one in asked.values()) or any(
+    is_by_node = any(map(answers.pays_idle_gpus, asked.values())) or any(
         total.value is not None
         and total.paid_usd_per_h is not None
         and plan.unit == "USD/h"

@@ -39,22 +39,22 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
     alone = _mixed_alone(asked, level0, best, value)
     is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
     is_mixed = all(option.role == "mixed" for option, _ in best)
-    kinds: list[tuple[str, Counts | None, float]] = []
+    kinds: list[tuple[str, Counts | None]] = []
     if not is_one_gpu:
         of_one = [(found.cost, found.counts) for found in alone.values() if found.counts]
         if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
             of_one.append((level0.one_gpu[1], counts))
-        cost, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
-        kinds.append(("one GPU type only", cheapest, cost))
+        _, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
+        kinds.append(("one GPU type only", cheapest))
     if not is_mixed:
-        cost, cheapest = min(
+        _, cheapest = min(
             ((found.cost, found.counts) for found in alone.values()),
             key=lambda row: row[0],
             default=(math.inf, None),
         )
-        kinds.append(("mixed pools only", cheapest, cost))
-    kinds.append(("one worker type per pool (level 0)", search.best, search.value))
-    for label, counts, _ in kinds:
+        kinds.append(("mixed pools only", cheapest))
+    kinds.append(("one worker type per pool (level 0)", search.best))
+    for label, counts in kinds:
         if counts == best:
             continue
         if counts is None:

@@ -16,7 +16,7 @@ from planner.documents.facts import Commitment
 from planner.documents.offers import Offer, Term
 from planner.domain import OWNED, SPOT, Gpu, market_of
 from planner.fleet import Fleet, WorkerType
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, workers_of
 from planner.simulator.energy import ExpectedPower
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.nodes import Node, node_of
@@ -83,7 +83,7 @@ def bill(fleet: Fleet, placement: Placement | None = None, power: ExpectedPower 
 
 def paid_whole_usd_per_h(counts: Counts) -> float:
     """What these workers cost on as few nodes as have so many GPUs."""
-    return paid_usd_per_h([(option.type, count) for option, count in counts])
+    return paid_usd_per_h(workers_of(counts))
 
 
 def commitments(

@@ -28,7 +28,7 @@ import numpy as np
 
 from planner.domain import COST, FleetLimit
 from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
-from planner.search.fleets import Counts, count_below, largest_below, objective
+from planner.search.fleets import Counts, count_below, largest_below, objective, workers_of
 from planner.search.one_pool import WAVE, StoppedError
 from planner.solvers.master import Limits, Option, largest
 from planner.solvers.multiple_choice import Choice, choose
@@ -60,7 +60,7 @@ def shared_limits(limits: Limits) -> tuple[SharedLimit, ...]:
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
         def total(counts: Counts) -> float:
-            return limits.used(limit, [(option.type, count) for option, count in counts])
+            return limits.used(limit, workers_of(counts))
 
         is_whole = limit == COST and limits.pays_nodes
         return SharedLimit(

@@ -34,7 +34,7 @@ from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.spread import Spread, Z
 from planner.search.asked import rates_frac
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
-from planner.search.fleets import Counts, counts_of, objective
+from planner.search.fleets import Counts, counts_of, objective, workers_of
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import SPOT_RISK_FRAC, stripped
 from planner.search.owned import paid
@@ -384,7 +384,7 @@ def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
     """Limits of which nothing (or less than one worker) is left."""
     found = []
     for limit, amount in limits.rows():
-        used = limits.used(limit, [(option.type, count) for option, count in best])
+        used = limits.used(limit, workers_of(best))
         smallest = min(
             (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
             default=0,

@@ -45,13 +45,15 @@ def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) ->
     )
 
 
-def is_within(limits: Limits, counts: Counts) -> bool:
-    return limits.broken([(option.type, count) for option, count in counts]) is None
+def workers_of(counts: Iterable[tuple[Option, int]]) -> list[tuple[WorkerType, int]]:
+    return [(option.type, count) for option, count in counts]
 
 
-FEWER_FRAC = (
-    1e-6  # of what it costs by the GPU: of fleets on the same nodes the one with fewer GPUs is better
-)
+def is_within(limits: Limits, counts: Iterable[tuple[Option, int]]) -> bool:
+    return limits.broken(workers_of(counts)) is None
+
+
+FEWER_FRAC = 1e-6  # of the cost by the GPU: of fleets on the same nodes the one with fewer GPUs is better
 
 
 def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:

@@ -12,7 +12,7 @@ from planner.domain import COST, OWNED, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.models.llm import Llm
 from planner.search.beyond import Beyond, search_beyond
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, workers_of
 from planner.search.level0 import Level0, search_level0
 from planner.search.options import Left, floor_s
 from planner.search.problem import Problem, on_all_draws, with_policies
@@ -212,10 +212,7 @@ def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
 
 def _exceeded(limits: Limits, best: Counts) -> tuple[Change, ...]:
     """The limits that a fleet exceeds, and what it takes of them."""
-    uses = [
-        (limit, amount, limits.used(limit, [(option.type, count) for option, count in best]))
-        for limit, amount in limits.rows()
-    ]
+    uses = [(limit, amount, limits.used(limit, workers_of(best))) for limit, amount in limits.rows()]
     return tuple(
         Change(limit.name, amount, used, limit.unit) for limit, amount, used in uses if used > amount
     )

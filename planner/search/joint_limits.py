@@ -14,7 +14,7 @@ from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.cheapest import Cheapest, SharedLimit, Weigh, cheapest
 from planner.search.designs import Design
-from planner.search.fleets import Counts
+from planner.search.fleets import Counts, is_within
 from planner.search.oracle import side_by_side
 from planner.search.problem import Problem
 from planner.solvers.master import Limits
@@ -81,7 +81,7 @@ def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) ->
 
 def fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
     """Whether these fleets are within the limits together."""
-    return limits.broken([(option.type, n) for counts in fleets for option, n in counts or ()]) is None
+    return is_within(limits, (pool for counts in fleets for pool in counts or ()))
 
 
 def less(limits: Limits, counts: Counts) -> Limits:
@@ -101,6 +101,22 @@ def less(limits: Limits, counts: Counts) -> Limits:
 def beside(limits: Limits, fleets: Sequence[Counts], k: int) -> Limits:
     """What all fleets but the k-th leave."""
     return less(limits, tuple(each for other, counts in enumerate(fleets) if other != k for each in counts))
+
+
+def in_turn(llms: int, limits: Limits, serve: Callable[[int, Limits], Counts | None]) -> list[Counts] | None:
+    """The fleets of so many LLMs, one after another on what is left, beginning with each until all are served
+    once; None where none of these orders serves all. `serve` gives a fleet of the k-th LLM within limits.
+    """
+    for first in range(llms):
+        left, taken = limits, dict[int, Counts]()
+        for k in (*range(first, llms), *range(first)):
+            if (counts := serve(k, left)) is None:
+                break
+            taken[k] = counts
+            left = less(left, counts)
+        else:
+            return [taken[k] for k in range(llms)]
+    return None
 
 
 def within(problem: Problem, left: Limits) -> Problem:

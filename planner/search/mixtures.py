@@ -20,7 +20,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import FleetLimit
+from planner.domain import COST
 from planner.fleet import Role
 from planner.search.fleets import (
     Counts,
@@ -31,6 +31,7 @@ from planner.search.fleets import (
     may_hand_over,
     named,
     objective,
+    workers_of,
 )
 from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
@@ -198,12 +199,11 @@ def _on_whole_nodes(
     """These counts, of the last option as many as are below the value and within the limits where whole nodes
     are paid; without those of which one is too many.
     """
-    money, most_usd_per_h = FleetLimit("cost"), (limits.cost_usd_per_h or 0.0) * (1 + 1e-9)
+    most_usd_per_h = (limits.cost_usd_per_h or 0.0) * (1 + 1e-9)
 
     def is_paid(counts: Counts) -> bool:
         """Whole nodes take more of money alone: of all else these counts take no more than there is."""
-        workers = [(option.type, count) for option, count in counts]
-        return not limits.pays_nodes or limits.used(money, workers) <= most_usd_per_h
+        return not limits.pays_nodes or limits.used(COST, workers_of(counts)) <= most_usd_per_h
 
     found = []
     for *others, most in numbers:

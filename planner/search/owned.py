@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.domain import OWNED, Gpu, market_of, row_of
+from planner.search.bill import paid_whole_usd_per_h
 from planner.search.fleets import Counts, objective
 from planner.search.level0 import Level0, search_level0
 from planner.search.options import OWNED_USD_PER_H, option_of
 from planner.search.problem import Problem
-from planner.solvers.master import Option, paid_usd_per_h
+from planner.solvers.master import Option
 
 MANY = 2**31  # where a limit is looked away from
 
@@ -92,7 +93,7 @@ def paid(problem: Problem, counts: Counts) -> float:
     fleets of one price.
     """
     if problem.priced == "cost":
-        return paid_usd_per_h((option.type, count) for option, count in counts)
+        return paid_whole_usd_per_h(counts)
     return objective(counts) - _hair(problem, counts)
 
 

@@ -22,7 +22,7 @@ from planner.search.certify import search_llm
 from planner.search.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.designs import Design, learn_from
 from planner.search.fleets import Counts
-from planner.search.joint_limits import CHEAPER_FRAC, Asking, beside, fit, infeasible, less, prices, within
+from planner.search.joint_limits import CHEAPER_FRAC, Asking, beside, fit, in_turn, infeasible, prices, within
 from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
@@ -248,19 +248,16 @@ def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, 
 
     The fleets are not returned: what was simulated on the way, the oracles know.
     """
-    for first in range(len(alone)):
-        left = limits
-        for searched in (*alone[first:], *alone[:first]):
-            found: list[tuple[float, Counts]] = []
-            for problem, _ in searched:
-                if time.monotonic() > until:
-                    return
-                progress("LLMs one after another on what is left")
-                level0 = search_level0(replace(problem, limits=left, deadline=until)).search
-                if level0.best is not None:
-                    found.append((level0.value, level0.best))
-            if not found:
-                break
-            left = less(left, min(found, key=lambda each: each[0])[1])
-        else:
-            return
+
+    def serve(k: int, left: Limits) -> Counts | None:
+        found: list[tuple[float, Counts]] = []
+        for problem, _ in alone[k]:
+            if time.monotonic() > until:
+                return None
+            progress("LLMs one after another on what is left")
+            level0 = search_level0(replace(problem, limits=left, deadline=until)).search
+            if level0.best is not None:
+                found.append((level0.value, level0.best))
+        return min(found, key=lambda each: each[0])[1] if found else None
+
+    in_turn(len(alone), limits, serve)

@@ -24,12 +24,13 @@ from planner.search.answers import TRIES, Production, Test, Tried, is_passed, te
 from planner.search.best_fleet import Found
 from planner.search.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.fleets import Counts, named, objective
-from planner.search.joint_limits import Asking, beside, fit, less, ways_to_fit, within
+from planner.search.joint_limits import Asking, beside, fit, in_turn, ways_to_fit, within
 from planner.search.level0 import designs_of
 from planner.search.oracle import side_by_side
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, Progress, silent
 from planner.search.production import MOST_SEARCH, cheaper_kept, in_most, may_miss
+from planner.search.shared_paper import slice_of
 from planner.solvers.master import Limits
 
 
@@ -94,8 +95,7 @@ def share_production(
     known: list[_Llm] = []
     for k, one in enumerate(llms):
         progress(f"{one.name}: production, with all of the fleet for itself")
-        until = time.monotonic() + max(deadline - time.monotonic(), 0.0) / (len(llms) - k + 1)
-        if (found := _alone(one, until)) is None:
+        if (found := _alone(one, slice_of(deadline, len(llms) - k))) is None:
             return None
         known.append(found)
     fleets, shared, tries = [llm.alone for llm in known], None, 0
@@ -161,8 +161,8 @@ def _chosen(
     llms: Sequence[_Llm], limits: Limits, deadline: float, progress: Progress
 ) -> tuple[list[Counts] | None, Cheapest]:
     """The cheaper of what the LLMs take in turn and what the master finds; None where the time was over."""
-    in_turn = _in_turn(llms, limits, deadline)
-    asked = [_with_what_is_known(llm, () if in_turn is None else (in_turn[k],)) for k, llm in enumerate(llms)]
+    fleets = _in_turn(llms, limits, deadline)
+    asked = [_with_what_is_known(llm, () if fleets is None else (fleets[k],)) for k, llm in enumerate(llms)]
     oracles = [problem.oracle for problem in asked]
     most = sum(oracle.effort() for oracle in oracles) + len(llms) * MOST_SEARCH
 
@@ -174,7 +174,7 @@ def _chosen(
     ]
     rows = shared_limits(limits)
     shared = cheapest(designs, rows, run=side_by_side, out_of_time=is_over, progress=progress)
-    found = [in_turn] if in_turn is not None else []
+    found = [fleets] if fleets is not None else []
     if shared.best is not None:
         found.append([design.counts(vector) for design, vector in shared.best])
     if found:
@@ -228,21 +228,15 @@ def _in_turn(
     llms: Sequence[_Llm], limits: Limits, deadline: float, *, any_mix: bool = False
 ) -> list[Counts] | None:
     """The LLMs one after another on what is left, beginning with each, until all are served once."""
-    for first in range(len(llms)):
-        left, taken = limits, dict[int, Counts]()
-        for k in (*range(first, len(llms)), *range(first)):
-            if time.monotonic() > deadline:
-                return None
-            asked = within(replace(llms[k].asked, deadline=deadline), left)
-            is_known = llms[k].alone_holds and asked.allows(llms[k].alone)
-            counts = llms[k].alone if is_known else _on_what_is_left(llms[k], asked, any_mix=any_mix)
-            if counts is None:
-                break
-            taken[k] = counts
-            left = less(left, counts)
-        else:
-            return [taken[k] for k in range(len(llms))]
-    return None
+
+    def serve(k: int, left: Limits) -> Counts | None:
+        if time.monotonic() > deadline:
+            return None
+        asked = within(replace(llms[k].asked, deadline=deadline), left)
+        is_known = llms[k].alone_holds and asked.allows(llms[k].alone)
+        return llms[k].alone if is_known else _on_what_is_left(llms[k], asked, any_mix=any_mix)
+
+    return in_turn(len(llms), limits, serve)
 
 
 def _on_what_is_left(

@@ -25,8 +25,8 @@ if not is_installed():
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 ALONE = Watched(1, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True)
 BUDGET_S = 45
-SLOW_STEP_S, SLOW_SEQUENCE_S = 15e-3, 300e-6  # far above what other programs do to steps of 2 to 10 ms
-ATTEMPTS = 3  # at what is compared within 25 %: the machine may be shared
+SLOW_STEP_S, SLOW_SEQUENCE_S = 40e-3, 1e-3  # far above what other programs do to steps of 2 to 10 ms
+ATTEMPTS = 5  # at what is compared on the wall: the machine may be shared
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_another_process_with_other_batches_steps_as_found(
             errors.append(float(predicted_s[steps].mean() / other.steps.own_s[steps].mean() - 1))
         told = ", ".join(f"{100 * e:+.0f} %" for e in errors)
         say(f"steps of another process: predicted less measured {told}")
-        if max(map(abs, errors)) < 0.25:
+        if max(map(abs, errors)) < 0.3:
             return
     pytest.fail(f"after {ATTEMPTS} attempts: predicted less measured {told}")
 
@@ -104,17 +104,20 @@ def test_another_process_with_other_batches_steps_as_found(
 def test_a_slower_scheduler_is_found(
     profile: StepTable, found: EngineFit, monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]
 ) -> None:
-    """15 ms more per step and 300 us per sequence: so much longer are the steps that the constants say, of
-    one sequence and of 32."""
+    """40 ms more per step and 1 ms per sequence: so much longer are the steps that the constants say, of one
+    sequence and of 32. A step after a pause also finds cold caches: 1 to 3 ms."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setenv("SLOW_STEP_S", str(SLOW_STEP_S))
     monkeypatch.setenv("SLOW_SEQUENCE_S", str(SLOW_SEQUENCE_S))
     slowed = replace(ALONE, arguments=("--scheduler-cls", "slow_scheduler.SlowScheduler"))
-    slow = fit_engine(profile, watch(TINY, slowed))
     decodes = np.array([[1, 0, 1, 100, 0], [32, 0, 32, 3200, 0]], dtype=float)
-    one_s, all_s = steps_s(profile, slow, decodes) - steps_s(profile, found, decodes)
-    say(f"{slow}; found {1e3 * one_s:.2f} ms for one sequence, {1e3 * all_s:.2f} for 32")
-    assert slow.host.step_s - found.host.step_s == pytest.approx(SLOW_STEP_S, rel=0.2)
-    assert one_s == pytest.approx(SLOW_STEP_S + SLOW_SEQUENCE_S, rel=0.15)
-    assert all_s == pytest.approx(SLOW_STEP_S + 32 * SLOW_SEQUENCE_S, rel=0.15)
+    expected_s = SLOW_STEP_S + SLOW_SEQUENCE_S * np.array([1, 32])
+    for _ in range(ATTEMPTS):
+        slow = fit_engine(profile, watch(TINY, slowed))
+        longer_s = steps_s(profile, slow, decodes) - steps_s(profile, found, decodes)
+        one_ms, all_ms = 1e3 * longer_s
+        say(f"{slow}; found {one_ms:.2f} ms for one sequence, {all_ms:.2f} for 32")
+        if np.abs(longer_s / expected_s - 1).max() < 0.2:
+            return
+    pytest.fail(f"after {ATTEMPTS} attempts: {1e3 * longer_s} ms where {1e3 * expected_s} were put in")
