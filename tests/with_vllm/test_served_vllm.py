@@ -25,6 +25,7 @@ if not is_installed():
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 ALONE = Watched(1, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True)
 BUDGET_S = 45
+LEAST_STEPS = 20
 SLOW_STEP_S, SLOW_SEQUENCE_S = 40e-3, 1e-3  # far above what other programs do to steps of 2 to 10 ms
 ATTEMPTS = 5  # at what is compared on the wall: the machine may be shared
 
@@ -44,11 +45,15 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> StepTable:
     table = tmp_path_factory.mktemp("profile") / "table.csv"
-    asked = ["profile", str(TINY), "-o", str(table), "--steps-only", "--eager", "--budget", str(BUDGET_S)]
+    asked = ["profile", str(TINY), "-o", str(table), "--steps-only", "--eager"]
     asked += ["--max-num-batched-tokens", "512", "--max-num-seqs", "32", "--max-model-len", "2048"]
     one_core = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0)))}
-    command = [sys.executable, "-m", "planner.cli", *asked]
-    subprocess.run(command, check=True, capture_output=True, timeout=600, env=os.environ | one_core)
+    for budget_s in (BUDGET_S, 5 * BUDGET_S):  # on a busy machine starting may take all of the first
+        command = [sys.executable, "-m", "planner.cli", *asked, "--budget", str(budget_s)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | one_core)
+        if done.returncode == 0 and len(read_step_table(table).steps) >= LEAST_STEPS:
+            break
+    assert done.returncode == 0, done.stderr[-3000:]
     return read_step_table(table)
 
 
