@@ -1,8 +1,8 @@
 """How much traffic so many workers carry: the table that controllers of the plan's own read.
 
-Along a ladder of rates the least sizes of a fleet's pools that keep the SLO on a sample of the traffic at that
-rate: the sample is the busiest part of it, thinned or with copies laid over it. Of several pools the cheapest
-sizes are taken. Nothing here knows when the traffic comes, so a controller that reads the table sees no future.
+Along a ladder of rates the least sizes of a fleet's pools that keep the SLO on a sample of the traffic at
+that rate: the sample is the busiest part of it, thinned or with copies laid over it. Of several pools the
+cheapest sizes are taken. Nothing here knows when the traffic comes, so whoever reads the table sees no future.
 """
 
 from __future__ import annotations

@@ -128,15 +128,43 @@ def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None
 
     Needs a simulation with `record=True`.
     """
-    runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
+    runs, first_end_s, last_end_s = _with_gaps(simulation)
     start_s, end_s = window_s or simulation.window_s
-    first_end_s = runs["start_s"] + runs["first_s"]
-    steps = runs["steps"]
-    # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
-    last_end_s = runs["start_s"] + (runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
+
+
+def _with_gaps(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, Floats]:
+    """The recorded runs that gave tokens to somebody, and when their first and their last step ended."""
+    runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
+    steps = runs["steps"]
+    # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
+    last_end_s = runs["start_s"] + (runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
+    return runs, runs["start_s"] + runs["first_s"], last_end_s
+
+
+def _gap_runs_in(simulation: Simulation, edges_s: Floats) -> list[npt.NDArray[np.void]]:
+    """`gap_runs` of each window between these edges, in one pass over the runs."""
+    bounds = _bounds_s(simulation, edges_s)
+    runs, first_end_s, last_end_s = _with_gaps(simulation)
+    starts_s, ends_s = np.array(bounds).T
+    first = np.searchsorted(ends_s, first_end_s)  # the first window that ends no sooner
+    last = np.searchsorted(starts_s, last_end_s, "right") - 1  # the last one that begins no later
+    is_inside = (first == last) & (first_end_s >= starts_s[np.minimum(first, len(bounds) - 1)])
+    is_inside &= last_end_s <= ends_s[np.maximum(last, 0)]
+    order = np.flatnonzero(is_inside)[np.argsort(first[is_inside], kind="stable")]
+    places = np.searchsorted(first[order], np.arange(len(bounds) + 1))
+    others = np.flatnonzero(~is_inside & (first <= last))
+    return [
+        np.concatenate(
+            [
+                runs[order[places[v] : places[v + 1]]],
+                _cut_to_window(runs[others[(first[others] <= v) & (v <= last[others])]], *bounds[v]),
+            ]
+        )
+        for v in range(len(bounds))
+    ]
 
 
 def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
@@ -293,7 +321,7 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
     elif np.array_equal(edges_s, simulation.edges_s):
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif len(simulation.runs) or not simulation.counted[k]:
-        of_windows = [gap_runs(simulation, bounds) for bounds in _bounds_s(simulation, edges_s)]
+        of_windows = _gap_runs_in(simulation, edges_s)
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
     else:
@@ -320,11 +348,15 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     if limit.metric != "tbt":
         seen_s = request_values_s(simulation, limit.metric)
         of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
-        values_s = [percentile_s(seen_s[of == v], limit.percentile_frac) for v in range(len(found))]
+        ordered_s, ends = (
+            seen_s[np.argsort(of, kind="stable")],
+            np.cumsum(np.bincount(of, minlength=len(found))),
+        )
+        parts_s = np.split(ordered_s, ends[:-1])
+        values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
     elif len(simulation.runs):
         values_s = [
-            gap_percentile_s(gap_runs(simulation, bounds), limit.percentile_frac)
-            for bounds in _bounds_s(simulation, edges_s)
+            gap_percentile_s(runs, limit.percentile_frac) for runs in _gap_runs_in(simulation, edges_s)
         ]
     else:
         return min(found, key=lambda each: (each.holds, each.kept_frac))
