@@ -54,6 +54,8 @@ from planner.simulator.layout import (
     DECODE,
     DONE,
     DOWN,
+    DRAIN,
+    DRAINING,
     ENTERED,
     FLIP_S,
     FREED,
@@ -69,6 +71,7 @@ from planner.simulator.layout import (
     NONE,
     ONE,
     PARTIAL,
+    PAUSE,
     PREFILL,
     READY,
     RELEASED,
@@ -126,12 +129,12 @@ def start_steps(state, l, time_s):
 
 @kernel_jit
 def _may_return(state, pool, r):
-    """Whether a worker that is down could hold request r."""
+    """Whether a worker that is down, or will be as it drains, could hold request r."""
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        if worker.is_up == 0 and (worker.role == DECODE) == (pool == BACK) and fits(state, w, need):
+        if worker.is_up != 1 and (worker.role == DECODE) == (pool == BACK) and fits(state, w, need):
             return True
     return False
 
@@ -178,7 +181,7 @@ def flip(state, pool, time_s):
         worker = state.workers[w]
         other = BACK if pool == FRONT else FRONT
         if (
-            worker.is_up
+            worker.is_up == 1
             and worker.role != MIXED
             and (worker.role == DECODE) == (pool == FRONT)
             and worker.running == 0
@@ -371,6 +374,13 @@ def _is_lost(state, r):
     return state.workers[request.prefill_worker].epoch != request.epoch
 
 
+@small_jit
+def _note_idle(state, w, time_s):
+    """Something has left worker w between its steps: of one that drains it may have been the last."""
+    if state.workers[w].is_up == DRAINING:
+        state.workers[w].idle_since_s = time_s
+
+
 @kernel_jit
 def arrived(state, r, time_s):
     """The KV of r has crossed the link."""
@@ -383,6 +393,7 @@ def arrived(state, r, time_s):
             blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
             state.workers[v].used_blocks -= blocks
             assign(state, v, r, -1.0)
+            _note_idle(state, v, time_s)
             receive(state, v, time_s, link)
             if state.workers[v].first_waiting != NONE:
                 wake(state, v, time_s, link)
@@ -393,6 +404,7 @@ def arrived(state, r, time_s):
     is_formed = is_formed or prefill_worker.formed_s < np.inf
     used_blocks = prefill_worker.used_blocks
     release(state, w, r, request.length_tokens, request.length_tokens)
+    _note_idle(state, w, time_s)
     if state.types[prefill_worker.type].is_async and is_formed:
         prefill_worker.late_blocks += max(used_blocks - prefill_worker.used_blocks, ZERO)
     append(state.requests, state.workers[v], READY, r)
@@ -522,6 +534,7 @@ def _forget_lost(state, v, time_s):
         following = state.requests[r].next
         if _is_lost(state, r):
             assign(state, v, r, -1.0)
+            _note_idle(state, v, time_s)
             _lose(state, r)
         else:
             append(state.requests, state.workers[v], INBOUND, r)
@@ -531,7 +544,9 @@ def _forget_lost(state, v, time_s):
 
 @kernel_jit
 def _outside(state, time_s):
-    """The next event of the outside world: a worker goes down or comes up, it or the link changes speed."""
+    """The next event of the outside world: a worker goes down, drains or comes up, it or the link changes
+    speed. True for a pause.
+    """
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following = state.counters[NEXT_DISTURBANCE]
@@ -545,6 +560,13 @@ def _outside(state, time_s):
         for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
             state.workers[w].slow_factor = disturbance.factor
         cut(state, disturbance.worker, time_s, cause)
+    elif disturbance.kind == PAUSE:
+        return True
+    elif disturbance.kind == DRAIN:
+        if state.workers[disturbance.worker].is_up == 1:
+            for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
+                state.workers[w].is_up = DRAINING
+            set_pools(state)
     elif disturbance.kind == DOWN:
         if state.workers[disturbance.worker].is_up:
             _go_down(state, disturbance.worker, time_s)
@@ -555,6 +577,7 @@ def _outside(state, time_s):
         set_pools(state)
         state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
         state.counters[LIMBO] = NONE
+    return False
 
 
 def _entry(sources):
@@ -562,9 +585,12 @@ def _entry(sources):
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
         n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
-        entered = ZERO  # whoever waits for others is passed over
-        cause, cause_s = NONE, -np.inf  # the last event that was no arrival
+        entered = state.counters[ENTERED]  # whoever waits for others is passed over
+        cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # the last event that was no arrival
         link = len(state.lanes)
+        following = state.counters[NEXT_DISTURBANCE]
+        if following < len(state.disturbances):
+            set_time(state, link + 1, state.disturbances[following].time_s)
         front_end_s = state.policy[FRONT_END_S]
         while state.counters[DONE] < n:
             entity, time_s = state.heap[0], next_time_s(state)
@@ -594,7 +620,9 @@ def _entry(sources):
             elif entity == link:
                 arrived(state, end_transfer(state, time_s), time_s)
             elif entity > link:
-                _outside(state, time_s)
+                if _outside(state, time_s):
+                    state.paused[0], state.paused[1] = cause, cause_s
+                    return
             else:
                 end_run(state, entity, time_s)
                 # its turn to start comes at once, unless something else happens at this moment
@@ -619,5 +647,6 @@ def _entry(sources):
 simulate_events = _entry(SOURCES)
 simulate_events.__doc__ = """Simulate until every request is done; with `stop_early` until a limit is broken.
 
-`closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes.
+`closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes. At a PAUSE it
+returns early, and called again it goes on as if it had not paused, with the disturbances it finds then.
 """

@@ -87,7 +87,7 @@ WORKER = np.dtype(
     [
         ("type", "i8"),
         ("role", "i8"),
-        ("is_up", "i8"),
+        ("is_up", "i8"),  # 0 down, 1 up, 2 draining: it ends what it has, and nothing new comes
         ("pool_index", "i8"),  # where it is in its row of State.pools
         ("epoch", "i8"),  # how often it went down
         ("slow_factor", "f8"),  # every step takes this many times as long
@@ -253,7 +253,9 @@ LINK = np.dtype(
     ]
 )
 DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor", "f8")])
-DOWN, UP, SLOW, LINK_SLOW = range(4)  # kinds of disturbances
+# kinds of disturbances; at a PAUSE the kernel returns, and goes on where it was when it is called again
+DOWN, UP, SLOW, LINK_SLOW, DRAIN, PAUSE = range(6)
+DRAINING = np.int64(2)  # a worker
 
 RANK = np.dtype(  # what a lane is in distserve.py besides
     [
@@ -328,6 +330,7 @@ class State(NamedTuple):
     heap: npt.NDArray[np.int64]  # (E,) those that are due, by (due_s, sequence): event_heap.py
     heap_index: npt.NDArray[np.int64]  # (E,) where in it each is, NONE: it is not
     counters: npt.NDArray[np.int64]  # (COUNTERS,) see below
+    paused: npt.NDArray[np.float64]  # (2,) the last event that was no arrival before a pause, and its time
     # of distserve.py and splitwise.py alone
     ranks: npt.NDArray[np.void] = np.zeros(0, RANK)  # (L,)
     marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # counters of splitwise.py

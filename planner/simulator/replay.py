@@ -141,15 +141,8 @@ def simulate(
     ignores the arrival times and keeps that many requests in flight. Raises InputError for policies it does
     not know.
     """
-    check(fleet)
-    check_images(fleet.llm, trace)
-    check_adapters(fleet.lora, trace, prefix_cache=fleet.policies.prefix_cache)
-    if fleet.policies.prefix_cache and not trace.has_prefixes:
-        raise InputError(
-            f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
-            "with prefixes"
-        )
-    if trace.after.size and (closed_loop or _engine(fleet) != STEPWISE):
+    check_traffic(fleet, trace)
+    if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
         others = (repr(row.name) for row in BATCHING.values() if row.engine != STEPWISE)
         raise InputError(
             f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
@@ -174,8 +167,31 @@ def simulate(
         _run(state, fleet, closed_loop, stop_early)
         needed, needed_parts = (int(state.counters[which]) for which in (layout.RUNS, layout.PARTS))
         if not record or (needed <= runs and needed_parts <= parts):
-            return _results(state, fleet, trace, tuple(limits))
+            return results(state, fleet, trace, tuple(limits))
         runs, parts = max(runs, needed), max(parts, needed_parts)
+
+
+def elastic_state(
+    fleet: Fleet, trace: Trace, sizes: Sequence[int], *, limits: Sequence[Limit] = (), runs: int = 0
+) -> State:
+    """The kernel's arrays at time zero, of pools with room for as many workers as they have, `sizes` (P,) of
+    which are up, and room to record so many runs of steps. Raises InputError for what cannot be simulated.
+    """
+    check_traffic(fleet, trace)
+    requests, window_s = _fresh_requests(trace), measured_window(trace)
+    return _state(fleet, trace, requests, limits=limits, window_s=window_s, runs=runs, sizes=sizes)
+
+
+def check_traffic(fleet: Fleet, trace: Trace) -> None:
+    """Raise InputError for policies that nobody knows, and for a trace that these workers cannot serve."""
+    check(fleet)
+    check_images(fleet.llm, trace)
+    check_adapters(fleet.lora, trace, prefix_cache=fleet.policies.prefix_cache)
+    if fleet.policies.prefix_cache and not trace.has_prefixes:
+        raise InputError(
+            f"{trace.name} has no block ids, which policies.prefix_cache needs; drop it, or give a trace "
+            "with prefixes"
+        )
 
 
 def check_images(llm: Llm, trace: Trace) -> None:
@@ -244,20 +260,21 @@ def keeps(
         watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
         for watched, limit in zip(state.limits, limits, strict=True)
     ):
-        found = _results(state, fleet, trace, tuple(limits))
-    by_arrival = _engine(fleet) == STEPWISE and not trace.after.size
+        found = results(state, fleet, trace, tuple(limits))
+    by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
     as_given = fleet.policies.prediction_accuracy_frac is None  # else `_predict` has touched them all
     touched = int(state.counters[layout.ENTERED]) if by_arrival and as_given else n
     requests.give_back(state.requests, touched)
     return found
 
 
-def _engine(fleet: Fleet) -> str:
+def engine_of(fleet: Fleet) -> str:
+    """Which of the simulator's engines runs it: one of planner.policies."""
     return BATCHING[fleet.policies.batching].engine
 
 
 def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None:
-    engine, policies = _engine(fleet), fleet.policies
+    engine, policies = engine_of(fleet), fleet.policies
     if engine == OF_SPLITWISE:
         splitwise.simulate(
             state,
@@ -321,9 +338,10 @@ def _state(
     runs: int = 0,
     parts: int = 0,
     closed_loop: int = 0,
+    sizes: Sequence[int] | None = None,
 ) -> State:
     """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps, and
-    parts of them.
+    parts of them. Of the running pools `sizes` workers are up; None: all.
     """
     pools = fleet.running
     policies, n = fleet.policies, len(requests)
@@ -336,8 +354,11 @@ def _state(
     kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
+    if sizes is not None:
+        nth = np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
+        workers["is_up"] = nth < np.asarray(sizes)[kinds]
     count, seats = len(workers), int(types["seats"].max())
-    entities = len(lanes) + (2 if _engine(fleet) == STEPWISE else n)
+    entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n)
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
     state = State(
@@ -364,6 +385,7 @@ def _state(
         heap=np.zeros(entities, dtype=np.int64),
         heap_index=np.full(entities, layout.NONE),
         counters=_counters(policies, min(closed_loop, n) if closed_loop else n),
+        paused=np.array([layout.NONE, -np.inf]),
         after=_after(trace),
         children=np.ascontiguousarray(trace.after[:, 0]),
         caches=_caches(fleet, trace, kinds, worker_types, offload),
@@ -371,19 +393,25 @@ def _state(
         adapters=make_adapters(fleet, trace, kinds, worker_types),
         offload=offload,
     )
-    for pool_index, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
-        is_member = (workers["role"] == layout.DECODE) == is_decode
-        if dp_ranks is not None:
-            is_member &= dp_ranks["first"] == np.arange(count)
-        members = np.flatnonzero(is_member)
-        state.pools[pool_index, : len(members)] = members
-        workers["pool_index"][members] = np.arange(len(members))
-        state.counters[layout.SIZE + pool_index] = len(members)
+    _list_pools(state)
     if len(state.disturbances):  # the first event in the heap
         outside = len(lanes) + 1
         state.due_s[outside] = state.disturbances[0]["time_s"]
         state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
     return state
+
+
+def _list_pools(state: State) -> None:
+    """Who takes arrivals, and who hand-offs, of the workers that are up."""
+    workers, dp_ranks = state.workers, state.dp_ranks
+    for pool, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
+        is_member = (workers["role"] == layout.DECODE) == is_decode
+        if dp_ranks is not None:
+            is_member &= dp_ranks["first"] == np.arange(len(workers))
+        members = np.flatnonzero(is_member & (workers["is_up"] == 1))
+        state.pools[pool, : len(members)] = members
+        workers["pool_index"][members] = np.arange(len(members))
+        state.counters[layout.SIZE + pool] = len(members)
 
 
 def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[np.void], Floats]:
@@ -637,7 +665,8 @@ def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
     return link
 
 
-def _results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
+def results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
+    """What the kernel's arrays say of every request after a run."""
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # events are of the first rank
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]

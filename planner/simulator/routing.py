@@ -35,7 +35,7 @@ def set_pools(state):
             worker = state.workers[w]
             if not leads(state, w):
                 continue
-            if worker.is_up and (worker.role == DECODE) == (pool == BACK):
+            if worker.is_up == 1 and (worker.role == DECODE) == (pool == BACK):
                 state.pools[pool, size] = w
                 worker.pool_index = size
                 size += 1

@@ -1,0 +1,68 @@
+"""Sizes that are known beforehand: at given times so many workers are ready."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from planner.errors import InputError
+from planner.simulator.elastic import Reading
+
+
+class Timetable:
+    """From `times_s[i]` on, `sizes[i]` (P,) workers are ready; before the first time those of time zero stay.
+
+    With target(v) the sizes of the timetable, it asks at time u for
+
+        max of target(v) over u <= v <= u + start_s      (of each pool by itself)
+
+    so that workers are asked for start_s before they must be ready, and given up at once when they are not
+    needed any more. A valley shorter than a start is filled: who is given up in it would have to be asked for
+    before that, and be paid longer than who stays. What should be ready within start_s of time zero is asked
+    for at time zero, and comes late.
+    """
+
+    every_s = math.inf  # it names its times
+    lag_s = 0.0
+
+    def __init__(
+        self, times_s: Sequence[float], sizes: Sequence[Sequence[int]], start_s: Sequence[float]
+    ) -> None:
+        """`times_s` (T,) rise, `sizes` (T, P), `start_s` (P,) as in the pools. Raises InputError else."""
+        if not len(times_s) or len(times_s) != len(sizes):
+            raise InputError(
+                f"timetable: {len(times_s)} times and {len(sizes)} sizes, must be as many of both"
+            )
+        if any(not b > a for a, b in pairwise(times_s)) or not times_s[0] >= 0:
+            raise InputError("timetable: times must be >= 0 and rise")
+        if any(len(row) != len(start_s) for row in sizes):
+            raise InputError(f"timetable: every row of sizes must be of {len(start_s)} pools, as start_s is")
+        self.times_s = [float(time_s) for time_s in times_s]
+        self.targets = [tuple(int(size) for size in row) for row in sizes]
+        self.start_s = [float(each) for each in start_s]
+        asked_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
+        self._changes_s = sorted(time_s for time_s in asked_s if time_s > 0)
+        self._at_first: tuple[int, ...] = ()
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self._at_first = tuple(sizes)
+
+    def next_s(self, time_s: float) -> float:
+        """The next time at which it may ask for something else."""
+        i = bisect_right(self._changes_s, time_s)
+        return self._changes_s[i] if i < len(self._changes_s) else math.inf
+
+    def sizes(self, reading: Reading) -> Sequence[int]:
+        return self.asked(reading.time_s)
+
+    def asked(self, time_s: float) -> tuple[int, ...]:
+        """What it asks for at a time; what is due within rounding of a start from now is asked for."""
+        targets = (self._at_first, *self.targets)
+        wanted = []
+        for p, lead_s in enumerate(self.start_s):
+            now = bisect_right(self.times_s, time_s)
+            last = bisect_right(self.times_s, (time_s + lead_s) * (1 + 1e-12))
+            wanted.append(max(target[p] for target in targets[now : max(last, now) + 1]))
+        return tuple(wanted)
