@@ -171,6 +171,7 @@ def simulate_elastic(
     controller: Controller,
     *,
     limits: Sequence[Limit] = (),
+    every_s: float | None = None,
     stop_early: bool = False,
     record: bool = False,
     seed: int = 0,
@@ -202,7 +203,7 @@ def simulate_elastic(
     ]
     runs = 8 * len(trace) + 1024 if record else 0
     while True:
-        state = elastic_state(room, trace, sizes, limits=limits, runs=runs)
+        state = elastic_state(room, trace, sizes, limits=limits, every_s=every_s, runs=runs)
         run = _Run(state, room, pools, controller, seed)
         run.to_the_end(sizes, stop_early)
         needed = int(state.counters[layout.RUNS])

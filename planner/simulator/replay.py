@@ -52,7 +52,7 @@ class Simulation:
     """What happened to every request, (n,) in the trace's order; NaN where it never happened.
 
     `window_s` is the part of the run that counts (warm-up cut); `violations` and `counted` belong to the
-    watched `limits`, `counted_in` and `violations_in` to each of the windows with `edges_s` (`keeps` alone).
+    watched `limits`, `counted_in` and `violations_in` to each window of `edges_s`, if there are any.
     `complete` is False when the run stopped because a limit could no longer hold. `nominal_s` are arrivals if
     answers took no time.
     """
@@ -172,14 +172,22 @@ def simulate(
 
 
 def elastic_state(
-    fleet: Fleet, trace: Trace, sizes: Sequence[int], *, limits: Sequence[Limit] = (), runs: int = 0
+    fleet: Fleet,
+    trace: Trace,
+    sizes: Sequence[int],
+    *,
+    limits: Sequence[Limit] = (),
+    every_s: float | None = None,
+    runs: int = 0,
 ) -> State:
     """The kernel's arrays at time zero, of pools with room for as many workers as they have, `sizes` (P,) of
-    which are up, and room to record so many runs of steps. Raises InputError for what cannot be simulated.
+    which are up, and room to record so many runs of steps. With `every_s` limits are counted in windows of
+    that length too. Raises InputError for what cannot be simulated.
     """
     check_traffic(fleet, trace)
     requests, window_s = _fresh_requests(trace), measured_window(trace)
-    return _state(fleet, trace, requests, limits=limits, window_s=window_s, runs=runs, sizes=sizes)
+    state = _state(fleet, trace, requests, limits=limits, window_s=window_s, runs=runs, sizes=sizes)
+    return state if every_s is None else _in_windows(state, limits, trace, every_s)
 
 
 def check_traffic(fleet: Fleet, trace: Trace) -> None:
@@ -252,8 +260,7 @@ def keeps(
     """
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
-        edges_s = judged_windows_s(trace, every_s)
-        state = state._replace(edges_s=edges_s, in_windows=_watched_in(limits, trace, state, edges_s))
+        state = _in_windows(state, limits, trace, every_s)
     _run(state, fleet, 0, True)
     n, found = len(trace), None
     if state.counters[layout.DONE] == n and not any(
@@ -502,6 +509,12 @@ def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
 def judged_windows_s(trace: Trace, every_s: float) -> Floats:
     """Edges (V + 1,) of the windows of `slo_windows_s`."""
     return slo_windows_s(trace.arrival_s, (measured_window(trace)[0], float(trace.arrival_s[-1])), every_s)
+
+
+def _in_windows(state: State, limits: Sequence[Limit], trace: Trace, every_s: float) -> State:
+    """The same arrays, with the limits counted in each window of that length too."""
+    edges_s = judged_windows_s(trace, every_s)
+    return state._replace(edges_s=edges_s, in_windows=_watched_in(limits, trace, state, edges_s))
 
 
 def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Floats) -> npt.NDArray[np.void]:
