@@ -8,6 +8,7 @@ its self-starting form (Hawkins, The Statistician 1987), a few lines that work h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,32 +75,40 @@ def change_points(
     if learn < 2 or not np.isfinite(series).all():
         raise InputError("change points: needs finite values, and at least 2 of them to learn a level from")
     found: list[tuple[int, int]] = []
-    start = 0
-    while (alarm := _first_shift(series[start:], learn, drift_sigma, threshold_sigma)) is not None:
-        found.append((start + alarm[0], start + alarm[1]))
-        start += alarm[1]  # from here on it is surely the new level
+    level = Level(learn, drift_sigma, threshold_sigma)
+    for i, value in enumerate(series.tolist()):
+        if (ago := level.add(value)) is not None:
+            found.append((i - ago, i))
+            level = Level(learn, drift_sigma, threshold_sigma)
+            level.add(value)  # from here on it is surely the new level
     return found
 
 
-def _first_shift(
-    series: npt.NDArray[np.float64], learn: int, drift_sigma: float, threshold_sigma: float
-) -> tuple[int, int] | None:
-    """The first shift of a series, None too where it is too short to learn a level from."""
-    if len(series) <= learn:
+class Level:
+    """The level of a series, value by value; `mean` is that of its values so far."""
+
+    def __init__(
+        self, learn: int, drift_sigma: float = DRIFT_SIGMA, threshold_sigma: float = THRESHOLD_SIGMA
+    ) -> None:
+        self.learn, self.drift_sigma, self.threshold_sigma = learn, drift_sigma, threshold_sigma
+        self.seen, self.mean, self._squares = 0, 0.0, 0.0
+        self._sums = {1: 0.0, -1: 0.0}
+        self._began = {1: learn, -1: learn}
+
+    def add(self, value: float) -> int | None:
+        """None, or where this value shows that the level has shifted: how many values ago it did."""
+        seen = self.seen
+        if seen >= self.learn:
+            spread = max(math.sqrt(self._squares / (seen - 1)), 1e-9 * max(abs(self.mean), 1.0))
+            z = (value - self.mean) / spread * math.sqrt(seen / (seen + 1))
+            for side in self._sums:
+                self._sums[side] = max(0.0, self._sums[side] + side * z - self.drift_sigma)
+                if self._sums[side] == 0.0:
+                    self._began[side] = seen + 1
+                elif self._sums[side] > self.threshold_sigma:
+                    return seen - self._began[side]
+        step = value - self.mean
+        self.seen += 1
+        self.mean += step / self.seen
+        self._squares += step * (value - self.mean)
         return None
-    sums, began = {1: 0.0, -1: 0.0}, {1: learn, -1: learn}
-    mean = float(series[:learn].mean())
-    squares = float(((series[:learn] - mean) ** 2).sum())
-    for i in range(learn, len(series)):
-        spread = max(np.sqrt(squares / (i - 1)), 1e-9 * max(abs(mean), 1.0))
-        z = (series[i] - mean) / spread * np.sqrt(i / (i + 1))
-        for side in sums:
-            sums[side] = max(0.0, sums[side] + side * z - drift_sigma)
-            if sums[side] == 0.0:
-                began[side] = i + 1
-            elif sums[side] > threshold_sigma:
-                return began[side], i
-        step = series[i] - mean
-        mean += step / (i + 1)
-        squares += step * (series[i] - mean)
-    return None

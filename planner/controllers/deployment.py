@@ -1,0 +1,187 @@
+"""What is known of a deployment before the day begins, and what follows from it for every controller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.simulator.elastic import ElasticPool, Floats, Ints, Reading
+
+Role = Literal["mixed", "prefill", "decode"]
+MIXED: Role = "mixed"
+PREFILL: Role = "prefill"
+DECODE: Role = "decode"
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapacityTable:
+    """The least sizes of the pools that carry a steady rate within the SLO: `sizes` (R, P) at `rates_rps`
+    (R,).
+
+    `made` says how: what was simulated, with which traffic. Rates rise, and so do the sizes of every pool.
+    """
+
+    rates_rps: Floats
+    sizes: Ints
+    made: str
+
+    def __post_init__(self) -> None:
+        rates, sizes = self.rates_rps, self.sizes
+        if len(rates) == 0 or sizes.shape[0] != len(rates) or rates[0] <= 0 or (np.diff(rates) <= 0).any():
+            raise InputError(
+                f"capacity table: expected rates that rise from above 0 and sizes for each of them, "
+                f"found {len(rates)} rates and {sizes.shape[0]} rows of sizes"
+            )
+        if (sizes < 0).any() or (np.diff(sizes, axis=0) < 0).any():
+            raise InputError("capacity table: a higher rate may not need fewer workers of a pool")
+
+    def at(self, rate_rps: float) -> Ints:
+        """Sizes (P,) of the least rate that is as high; above all of them, the last ones in proportion."""
+        if rate_rps <= 0:
+            return np.zeros(self.sizes.shape[1], dtype=np.int64)
+        row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
+        if row < len(self.rates_rps):
+            carry: Ints = self.sizes[row]
+        else:
+            carry = np.ceil(self.sizes[-1] * (rate_rps / self.rates_rps[-1]) - 1e-9).astype(np.int64)
+        return carry
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """Step times of a pool's workers as the queue model and Dynamo's planner need them: linear ones.
+
+    A prompt of x tokens takes `prefill_s + prefill_s_per_token x` alone; a decode step of n sequences with c
+    tokens of context each `decode_s + decode_s_per_sequence n + decode_s_per_token n c`.
+    """
+
+    prefill_s: float
+    prefill_s_per_token: float
+    decode_s: float
+    decode_s_per_sequence: float
+    decode_s_per_token: float
+    seats: int  # most sequences of a batch
+    kv_tokens: float  # that a worker's KV cache holds
+    context_tokens: float  # the longest request
+
+    def ttft_s(self, input_tokens: float) -> float:
+        return self.prefill_s + self.prefill_s_per_token * input_tokens
+
+    def itl_s(self, sequences: float, context_tokens: float) -> float:
+        per_sequence = self.decode_s_per_sequence + self.decode_s_per_token * context_tokens
+        return self.decode_s + per_sequence * sequences
+
+    def most_sequences(self, context_tokens: float) -> int:
+        """That seats and the KV cache hold, at least one."""
+        return max(1, min(self.seats, int(self.kv_tokens / max(context_tokens, 1.0))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """Arrivals of earlier days: requests/s in buckets of `bucket_s`, the last of which ends where the run
+    begins."""
+
+    bucket_s: float
+    rates_rps: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deployment:
+    """What a controller may know before the day: the pools, and for some what the plan found out.
+
+    `clock_s` is the time of the week at the beginning of the run, in seconds since Monday 0:00. `ttft_s` and
+    `tpot_s` are the targets of the SLO.
+    """
+
+    pools: tuple[ElasticPool, ...]
+    roles: tuple[Role, ...]
+    prices_usd_per_h: tuple[float, ...] = ()
+    clock_s: float = 0.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    capacity: CapacityTable | None = None
+    engines: tuple[EngineProfile, ...] = ()
+    history: History | None = None
+    front: tuple[int, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        if len(self.roles) != len(self.pools) or not self.pools:
+            raise InputError(
+                f"controllers: {len(self.pools)} pools and {len(self.roles)} roles, one for each"
+            )
+        for i, pool in enumerate(self.pools):
+            if pool.least < 0 or pool.most < max(pool.least, 1):
+                raise InputError(
+                    f"pool {i} ({self.roles[i]}): at least {pool.least} and at most {pool.most} workers; "
+                    f"expected 0 <= least <= most and most >= 1"
+                )
+        if self.capacity is not None and self.capacity.sizes.shape[1] != len(self.pools):
+            raise InputError(
+                f"capacity table: has sizes of {self.capacity.sizes.shape[1]} pools, "
+                f"the fleet has {len(self.pools)}"
+            )
+        object.__setattr__(self, "front", tuple(i for i, role in enumerate(self.roles) if role != DECODE))
+
+    def with_role(self, role: Role) -> tuple[int, ...]:
+        return tuple(i for i, each in enumerate(self.roles) if each == role)
+
+    def price_of(self, pool: int) -> float:
+        return self.prices_usd_per_h[pool] if self.prices_usd_per_h else 1.0
+
+    def rate_rps(self, reading: Reading) -> float:
+        """Requests/s that came to the fleet during the reading's interval; those that found no worker too."""
+        arrived = sum(int(reading.arrived[i]) for i in self.front)
+        return max(arrived, reading.limbo) / reading.interval_s
+
+    def held(self, sizes: Sequence[float]) -> list[int]:
+        """Sizes within least and most; prefill and decode workers are both there, or, where all of their
+        pools may be empty, none of either."""
+        held = [
+            min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
+        ]
+        prefill, decode = self.with_role(PREFILL), self.with_role(DECODE)
+        both = (*prefill, *decode)
+        if prefill and decode and (any(held[i] for i in both) or any(self.pools[i].least for i in both)):
+            for side in (prefill, decode):
+                if not any(held[i] for i in side):
+                    held[side[0]] = 1
+        return held
+
+    def limbo_of(self, reading: Reading, pool: int) -> int:
+        """Requests that wait for a first worker, where a pool's metric counts them: at the front."""
+        return reading.limbo if pool in self.front else 0
+
+    def needs(self, controller: str, *facts: str) -> None:
+        """Raise InputError unless these facts (fields) are known."""
+        for fact in facts:
+            if getattr(self, fact) in (None, ()):
+                raise InputError(
+                    f"controller {controller!r} needs {_FACTS[fact]}, which this run does not have; "
+                    f"leave it out of controllers, or give it"
+                )
+
+
+_FACTS = {
+    "capacity": "the plan's table of least sizes per rate",
+    "engines": "step times of the pools' workers",
+    "ttft_s": "a limit on TTFT (slo: ttft)",
+    "tpot_s": "a limit on the time between tokens (slo: tbt or tpot)",
+    "history": "arrivals of earlier days",
+}
+
+
+def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
+    """Of those pools that have a number, NaN where none has."""
+    told = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]
+    return sum(told) / len(told) if told else math.nan
+
+
+def least_whole(value: float) -> int:
+    """The least whole number that is as large, but for rounding."""
+    return math.ceil(value - 1e-9)

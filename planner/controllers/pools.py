@@ -1,0 +1,40 @@
+"""One scaler per pool, as autoscalers of Kubernetes are deployed: each sees its own pool's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from planner.controllers.deployment import Deployment
+from planner.simulator.elastic import Reading
+
+
+class Scaler(Protocol):
+    """Decides for one pool. `size` is what its Deployment has in `spec.replicas`: it decided it, or another
+    did."""
+
+    size: int
+
+    def start(self, size: int) -> None: ...
+
+    def decide(self, reading: Reading) -> int: ...
+
+
+class PerPool:
+    """A scaler for each pool; their sizes are held within least and most, prefill and decode together."""
+
+    def __init__(
+        self, scalers: Sequence[Scaler], deployment: Deployment, *, every_s: float, lag_s: float
+    ) -> None:
+        self.scalers, self.deployment = tuple(scalers), deployment
+        self.every_s, self.lag_s = every_s, lag_s
+
+    def start(self, sizes: Sequence[int]) -> None:
+        for scaler, size in zip(self.scalers, sizes, strict=True):
+            scaler.start(int(size))
+
+    def sizes(self, reading: Reading) -> list[int]:
+        held = self.deployment.held([scaler.decide(reading) for scaler in self.scalers])
+        for scaler, size in zip(self.scalers, held, strict=True):
+            scaler.size = size
+        return held

@@ -1,0 +1,143 @@
+"""What may be set of a controller: names, units, defaults and ranges, beside the dataclass that holds them.
+
+    class Hpa(Settings):
+        tolerance_frac: float = setting(0.1, SHARE, "no change within so much of the target", most=1.0)
+
+A field's unit is the end of its name, which is left out in a document: `tolerance_frac` is `tolerance: 10 %`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from planner.errors import InputError
+from planner.io import values
+from planner.units import quantity, shortest, show_span
+
+SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
+_ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")
+
+AnySettings = TypeVar("AnySettings", bound="Settings")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: its `name` in a document, the `field` that holds it, and what it may be.
+
+    Seconds are written with a unit ("30 s"), shares as 0.7 or "70 %"; None means that it follows from the
+    deployment or from another parameter.
+    """
+
+    name: str
+    field: str
+    unit: str
+    words: str
+    default: Any
+    least: float
+    most: float
+    choices: tuple[str, ...]
+    parse: Callable[[object, str], Any] | None
+
+    @property
+    def range(self) -> str:
+        """For people: "0 s to 1 h", "70 %", "one of queue, kv"."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.unit in (LIST, FLAG):
+            return "a list" if self.unit == LIST else "true or false"
+        if self.most == float("inf"):
+            return f"at least {self.shown(self.least)}"
+        return f"{self.shown(self.least)} to {self.shown(self.most)}"
+
+    def shown(self, value: Any) -> str:
+        """A value as a document has it."""
+        if value is None or isinstance(value, str | tuple | bool):
+            return "-" if value is None or value == () else str(value).lower()
+        if self.unit == SECONDS:
+            return show_span(value)
+        return f"{shortest(100 * value)} %" if self.unit == SHARE else shortest(value)
+
+    def read(self, value: object, where: str) -> Any:
+        """The value that a document has; raises InputError."""
+        if self.parse is not None:
+            return self.parse(value, where)
+        if self.unit == SECONDS:
+            return quantity(value, "s", where=where)
+        if self.unit == SHARE:
+            return values.share(value, where, most=self.most)
+        if self.unit == FLAG:
+            return values.flag(value, where)
+        if self.unit == WHOLE:
+            return values.whole(value, where, least=int(self.least))
+        if self.unit == NAME:
+            return values.text(value, where)
+        return values.number(value, where)
+
+    def check(self, value: Any, where: str) -> None:
+        """Raise InputError unless it is in range."""
+        if value is None or self.unit in (LIST, FLAG):
+            return
+        if self.choices:
+            if value not in self.choices:
+                hint = values.nearest(value, self.choices, 1)
+                advice = f"did you mean {hint[0]!r}? " if hint else ""
+                raise InputError(f"{where}: {advice}expected {self.range}, found {values.shown(value)}")
+        elif not self.least <= value <= self.most:
+            raise InputError(f"{where}: must be {self.range}, found {self.shown(value)}")
+
+
+def setting(
+    default: Any,
+    unit: str,
+    words: str,
+    *,
+    least: float = 0.0,
+    most: float = float("inf"),
+    choices: tuple[str, ...] = (),
+    parse: Callable[[object, str], Any] | None = None,
+) -> Any:
+    """A field of `Settings`; `parse` reads what has no unit (value, where it stands)."""
+    told = {"unit": unit, "words": words, "least": least, "most": most, "choices": choices, "parse": parse}
+    return dataclasses.field(default=default, metadata=told)
+
+
+def parameters_of(settings: type[Settings]) -> tuple[Parameter, ...]:
+    """In the order in which they are written down."""
+    found = []
+    for each in dataclasses.fields(settings):
+        ending = next((end for end in _ENDINGS if each.name.endswith(end)), "")
+        found.append(
+            Parameter(each.name.removesuffix(ending), each.name, default=each.default, **each.metadata)
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Base of all settings: every value is in its range, and what `check` says of several holds."""
+
+    def __post_init__(self) -> None:
+        for each in parameters_of(type(self)):
+            each.check(getattr(self, each.field), each.name)
+        self.check()
+
+    def check(self) -> None:
+        """Raise InputError where values contradict each other."""
+
+
+def read_settings(
+    settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
+) -> AnySettings:
+    """What a document says, over the defaults or over other settings; raises InputError with the place."""
+    known = {each.name: each for each in parameters_of(settings)}
+    values.refuse_unknown(given, known, where)
+    read = {
+        known[key].field: known[key].read(value, f"{where}: {key}")
+        for key, value in given.items()
+        if value is not None
+    }
+    with values.errors_as(InputError, where):
+        return settings(**read) if over is None else dataclasses.replace(over, **read)
