@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.errors import OutOfTimeError as OutOfTimeError
     from planner.errors import PlannerError as PlannerError
     from planner.errors import TraceError as TraceError
+    from planner.face.days import day as day
     from planner.face.inputs import read_catalog as read_catalog
     from planner.face.inputs import read_fleet as read_fleet
     from planner.face.inputs import read_trace as read_trace
@@ -44,6 +45,7 @@ _HOME = {
     "TraceError": "planner.errors",
     "__version__": "planner",
     "compare": "planner.face.simulating",
+    "day": "planner.face.days",
     "goodput": "planner.face.simulating",
     "plan": "planner.face.planning",
     "read_catalog": "planner.face.inputs",

@@ -32,6 +32,7 @@ from planner.commands.common import (
     print_json,
 )
 from planner.commands.compare import compare
+from planner.commands.day import day
 from planner.commands.manifests import write_manifests
 from planner.commands.pareto import pareto
 from planner.commands.plan import Wish, plan_one, plan_several
@@ -70,6 +71,7 @@ for _name, _command in (
     ("report", write_report),
     ("allocate", allocate),
     ("schedule", schedule),
+    ("day", day),
     ("trace", facts.describe_trace),
     ("prefixes", plan_prefixes),
     ("import", measurements.import_measurements),

@@ -14,6 +14,7 @@
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
+    day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day.py
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
 is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/documents/together.py.
@@ -32,6 +33,7 @@ from typing import Any, Literal, cast, get_args
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
+from planner.documents.day import parse_day
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
 from planner.documents.kv_offload import check_offloaded, parse_kv_offload
@@ -90,7 +92,7 @@ MOST_TOKENS = 2**20  # of a step
 MAX_DP = 64
 _KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
-    *("spare", "robust", "safety", "deploy"),
+    *("spare", "robust", "safety", "deploy", "day"),
 )
 _FLEET_KEYS = (
     "gpus",
@@ -374,6 +376,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     )
     if task.objective == "throughput":
         _check_throughput(task, where)
+    if "day" in asked:
+        parse_day(asked.get("day"), asked.at("day"))
     return task
 
 

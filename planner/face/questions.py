@@ -35,6 +35,7 @@ class TaskKeys(TypedDict, total=False):
     robust: Mapping[str, Any]
     safety: Mapping[str, Any] | str
     deploy: Mapping[str, Any]
+    day: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -2,48 +2,31 @@
 
 Along a ladder of rates the least sizes of a fleet's pools that keep the SLO on a sample of the traffic at
 that rate: the sample is the busiest part of it, thinned or with copies laid over it. Of several pools the
-cheapest sizes are taken. Nothing here knows when the traffic comes, so whoever reads the table sees no future.
+cheapest sizes are taken. Nothing here knows when the traffic comes: who reads the table sees no future.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.controllers.deployment import CapacityTable, EngineProfile
 from planner.domain import Slo
-from planner.fleet import Fleet
+from planner.fleet import Fleet, WorkerType
 from planner.simulator.metrics import judge
 from planner.simulator.replay import Requests, keeps
 from planner.traffic.scaling import rescale, window
 from planner.traffic.trace import Trace
+from planner.units import show_s
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 SAMPLE = "busiest 10 min"
 RUNGS = 12
 ABOVE_FRAC = 0.3  # of the highest rate seen: so far beyond it the ladder goes
+MANY_SEQUENCES = 64
 LEAST_REQUESTS = 200  # of a sample: of fewer no percentile is known
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Capacity:
-    """Least sizes (K, P) of the pools at rates (K,) of requests/s, both rising. The first rate is 0."""
-
-    rate_rps: Floats
-    sizes: Ints
-
-    def least(self, rate_rps: float) -> Ints:
-        """The sizes (P,) for a rate: those of the first rung at or above it; beyond the last as many more as
-        the rate is higher.
-        """
-        rung = int(np.searchsorted(self.rate_rps, rate_rps * (1 - 1e-9)))
-        if rung < len(self.rate_rps):
-            return np.asarray(self.sizes[rung])
-        return np.ceil(self.sizes[-1] * rate_rps / self.rate_rps[-1]).astype(np.int64)
 
 
 def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
@@ -52,14 +35,17 @@ def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
     return replace(fleet, pools=tuple(pools))
 
 
-def capacity(fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]) -> Capacity:
+def capacity_table(
+    fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]
+) -> CapacityTable | None:
     """The table for this fleet's pools, up to somewhat above `highest_rps`. It ends at the rung below the
-    first that `most` (P,) workers do not carry.
+    first that `most` (P,) workers do not carry; None where they carry not even the first.
     """
     sample = window(trace, SAMPLE)
     slo = replace(slo, every_s=None)
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
-    rates, found = [0.0], [np.ones(len(prices), np.int64)]
+    rates: list[float] = []
+    found: list[tuple[int, ...]] = []
     for rung in range(1, RUNGS + 1):
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
         if rate_rps * sample.duration_s < LEAST_REQUESTS:
@@ -71,12 +57,43 @@ def capacity(fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: 
             run = keeps(resized(fleet, sizes), asked, slo.limits, requests)
             return run is not None and judge(run, slo, values=False).holds
 
-        sizes = least_sizes(holds, prices, found[-1].tolist(), most)
+        least = found[-1] if found else [1] * len(prices)
+        sizes = least_sizes(holds, prices, least, most)
         if sizes is None:
             break
         rates.append(rate_rps)
-        found.append(np.asarray(sizes))
-    return Capacity(np.array(rates), np.array(found))
+        found.append(sizes)
+    made = f"the {SAMPLE} of {trace.name} at {len(rates)} rates, least sizes that keep {slo_text(slo)}"
+    return CapacityTable(np.array(rates), np.array(found), made) if rates else None
+
+
+def slo_text(slo: Slo) -> str:
+    return ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in slo.limits)
+
+
+def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
+    """A worker's step times as straight lines: a prompt's from its first to a full step's tokens, a decode
+    step's from one sequence to MANY_SEQUENCES; with what the engine's host adds.
+    """
+    step_s, sequence_s = (
+        sum(part) for part in zip(*(each.at(worker.tp) for each in worker.host), strict=True)
+    )
+    few, many = 1, worker.max_num_batched_tokens
+    first_s, last_s = (float(worker.latency.prefill_s(n, worker.max_num_batched_tokens)) for n in (few, many))
+    prompt_s = (last_s - first_s) / max(many - few, 1)
+    sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
+    alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
+    more_s = (together_s - alone_s) / max(sequences - 1, 1)
+    return EngineProfile(
+        prefill_s=first_s - prompt_s + step_s + sequence_s,
+        prefill_s_per_token=prompt_s,
+        decode_s=alone_s - more_s + step_s,
+        decode_s_per_sequence=more_s + sequence_s,
+        decode_s_per_token=worker.latency.d_s,
+        seats=worker.max_num_seqs,
+        kv_tokens=float(worker.kv_tokens),
+        context_tokens=float(context_tokens),
+    )
 
 
 def least_sizes(

@@ -4,30 +4,65 @@ misses.
 A fleet that stands all day, a timetable and the controllers run on the same requests, beside the cheapest
 sequence of pool sizes that keeps the SLO in every window knowing them (planner/search/day.py). What a
 controller costs above that, and the windows that it misses, are its regret. With `train_frac` parameters are
-chosen on the first part of the traffic, and all are judged on the rest, which nobody has seen but the optimum.
+chosen on the first part of the traffic, and all are judged on the rest, which nobody has seen but the
+optimum.
 
-Of the parameters tried those are taken that miss the fewest windows, of these the cheapest.
+Of the parameters tried those are taken that miss the fewest windows, of these the cheapest. A controller that
+keeps every window for less than the optimum's grid allows is a sequence that one who knows the future could
+have followed: then the optimum is that.
 """
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.controllers.deployment import CapacityTable, Deployment, History
+from planner.controllers.oscillation import Oscillation, oscillations
+from planner.controllers.table import Chosen, parse_controller, variants
 from planner.domain import Slo
+from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
-from planner.simulator.elastic import ElasticPool, ElasticRun
+from planner.search.capacity import capacity_table, engine_profile
+from planner.search.day import cheapest_day
+from planner.search.day_runs import DayRuns, day_terms
+from planner.search.problem import Progress, silent
+from planner.simulator.elastic import Controller, ElasticPool, ElasticRun, simulate_elastic
 from planner.simulator.metrics import in_windows
-from planner.simulator.replay import Simulation
+from planner.simulator.replay import Simulation, judged_windows_s
+from planner.solvers.pool_sizes import billed_usd
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+STATIC, CRON, OURS, OPTIMUM = "static", "cron", "fleetplan", "optimum"
+BUCKET_S = 300.0  # of the arrivals that controllers learn from
+LEAST_OPTIMUM_S = 20.0  # of its own, however long the controllers took
+MOST_VARIANTS = 40  # parameters tried of one controller
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayQuestion:
+    """What is asked: a fleet at the sizes that stand all day, how its pools may change, the SLO with its
+    windows, the traffic, by what workers are billed (0: by the second), and the grid of the optimum.
+    """
+
+    fleet: Fleet
+    pools: tuple[ElasticPool, ...]
+    slo: Slo
+    trace: Trace
+    unit_s: float
+    step_s: float
+    train_frac: float = 0.0
+
+    @property
+    def every_s(self) -> float:
+        assert self.slo.every_s is not None
+        return self.slo.every_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +92,216 @@ class Hurt:
     late: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """One controller's day: its parameters as a document has them, what was paid, every window, what its
+    changes did, and where it goes up and down again within a start.
+    """
+
+    name: str
+    parameters: Mapping[str, object]
+    run: ElasticRun
+    usd: float
+    gpu_hours: float
+    windows: tuple[Kept, ...]
+    hurt: tuple[Hurt, ...]
+    swings: tuple[Oscillation, ...] = ()
+    tried: int = 1  # parameters, on the part of the traffic that trains
+
+    @property
+    def missed(self) -> int:
+        return sum(not each.holds for each in self.windows)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether every window holds and every request was served."""
+        return not self.missed and self.run.simulation.complete
+
+    @property
+    def worst(self) -> Kept:
+        return min(self.windows, key=lambda each: (each.holds, each.kept_frac))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Optimum:
+    """The cheapest sequence known that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or those
+    of a controller. No sequence on that grid costs less than `bound_usd`; no controller, whenever it acts,
+    less than `proved_usd`. `status` says what is known of cheaper ones.
+    """
+
+    ran: Ran
+    edges_s: Floats
+    sizes: Ints
+    bound_usd: float
+    proved_usd: float
+    status: str
+
+    @property
+    def usd(self) -> float:
+        return self.ran.usd
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayAnswer:
+    """All that ran on the judged traffic, the fleet that stands all day first. `optimum` is None where there
+    is none, and `no_optimum` says why; `left_out` why a controller did not run.
+    """
+
+    question: DayQuestion
+    judged: Trace
+    rows: tuple[Ran, ...]
+    optimum: Optimum | None
+    no_optimum: str
+    capacity: CapacityTable | None
+    left_out: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def static(self) -> Ran:
+        return self.rows[0]
+
+    @property
+    def winner(self) -> Ran:
+        """Of those that miss the fewest windows the cheapest."""
+        return min(self.rows, key=lambda row: (row.missed, row.usd))
+
+    def regret_usd(self, row: Ran) -> float | None:
+        """What it costs above the optimum; less than 0 where it misses windows to be cheaper."""
+        return None if self.optimum is None else row.usd - self.optimum.usd
+
+
+def study_day(
+    question: DayQuestion,
+    chosen: Sequence[Chosen],
+    *,
+    time_limit_s: float = 120.0,
+    optimum: bool = True,
+    progress: Progress = silent,
+) -> DayAnswer:
+    """Run what stands all day, every controller and the optimum on the same traffic.
+
+    Raises InputError where the traffic cannot be parted as asked, or is of a kind that pools that change
+    cannot serve.
+    """
+    deadline = time.monotonic() + time_limit_s
+    train, judged = parted(question.trace, question.train_frac)
+    seen = judged if train is None else train
+    asked = replace(question, trace=judged)
+    progress("how much traffic so many workers carry")
+    capacity = capacity_table(
+        question.fleet,
+        seen,
+        question.slo,
+        highest_rps=_highest_rps(seen, question.every_s),
+        most=[pool.most for pool in question.pools],
+    )
+    deployment = _deployment(question, seen, capacity, train)
+    rows: list[Ran] = []
+    left_out: list[tuple[str, str]] = []
+    for each in (parse_controller(STATIC, None), *(one for one in chosen if one.row.name != STATIC)):
+        name = each.row.name
+        progress(f"{name}: the day")
+        try:
+            known = _in_hindsight(deployment, judged) if name == CRON and train is None else deployment
+            tuned, tried = each, 1
+            if train is not None and name != STATIC:
+                tuned, tried = tune(replace(question, trace=train), each, deployment, deadline, progress)
+            row = ran(asked, name, tuned(known), tuned.parameters())
+        except InputError as error:
+            if name == STATIC:
+                raise
+            left_out.append((name, str(error)))
+            continue
+        rows.append(replace(row, tried=tried))
+    found, why = None, "it was not asked for"
+    if optimum:
+        progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
+        try:
+            found = best_sizes(asked, rows, time_limit_s=deadline - time.monotonic(), progress=progress)
+        except (InputError, InfeasibleError) as error:
+            why = str(error)
+    warnings = _warnings(train, rows)
+    return DayAnswer(question, judged, tuple(rows), found, why, capacity, tuple(left_out), warnings)
+
+
+def best_sizes(
+    question: DayQuestion, rows: Sequence[Ran], *, time_limit_s: float, progress: Progress = silent
+) -> Optimum:
+    """The cheapest sequence of sizes on the grid, or that of a controller which costs less at other moments.
+
+    Raises InfeasibleError where a window fails with the most workers all day.
+    """
+    fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
+    terms = day_terms(fleet, trace, slo, pools, step_s=question.step_s, unit_s=question.unit_s)
+    runs = DayRuns(fleet, trace, slo, pools, terms)
+    found = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
+    best, status = told(question, OPTIMUM, found.best.run, {}), found.status
+    cheaper = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
+    bound_usd = found.bound_usd
+    if cheaper is not None and cheaper.usd < best.usd:
+        best = replace(cheaper, name=OPTIMUM, parameters={}, tried=1)
+        status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
+        bound_usd = min(bound_usd, best.usd)
+    return Optimum(best, terms.edges_s, found.best.workers, bound_usd, found.proved_usd, status)
+
+
+def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
+    """The part that trains, None where nothing does, and the part that judges, from its own time zero."""
+    if not train_frac:
+        return None, trace
+    start_s = float(trace.arrival_s[0])
+    cut_s = start_s + train_frac * trace.duration_s
+    first = int(np.searchsorted(trace.arrival_s, cut_s))
+    if not 0 < first < len(trace):
+        raise InputError(
+            f"train: {100 * train_frac:g} % of {trace.name} leaves no traffic to "
+            f"{'train on' if not first else 'judge by'}; choose another share"
+        )
+    later = trace.select(np.arange(first, len(trace)))
+    return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
+
+
+def ran(question: DayQuestion, name: str, controller: Controller, parameters: Mapping[str, object]) -> Ran:
+    """One controller on the question's traffic."""
+    slo = question.slo
+    run = simulate_elastic(
+        question.fleet, question.trace, question.pools, controller, limits=slo.limits, every_s=slo.every_s
+    )
+    return told(question, name, run, parameters)
+
+
+def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
+    """What a run came to."""
+    slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
+    terms = day_terms(question.fleet, question.trace, slo, pools, unit_s=question.unit_s)
+    return Ran(
+        name,
+        dict(parameters),
+        run,
+        billed_usd(terms, ((span.pool, span.asked_s, span.gone_s) for span in run.spans)),
+        sum(gpus[span.pool] * (span.gone_s - span.asked_s) for span in run.spans) / 3600,
+        kept_in_windows(run.simulation, slo, judged_windows_s(question.trace, question.every_s)),
+        hurt_by_changes(run, slo),
+        oscillations(run.asked_s, run.asked, [pool.start_s for pool in pools]),
+    )
+
+
+def tune(
+    question: DayQuestion, chosen: Chosen, deployment: Deployment, deadline: float, progress: Progress
+) -> tuple[Chosen, int]:
+    """The best of a controller's parameters on the question's traffic, and how many were tried."""
+    best, best_value, tried = chosen, (np.inf, np.inf), 0
+    for variant in list(variants(chosen))[:MOST_VARIANTS]:
+        if tried and time.monotonic() > deadline:
+            break
+        row = ran(question, chosen.row.name, variant(deployment), {})
+        tried += 1
+        progress(f"{chosen.row.name}: {tried} settings tried")
+        if (value := (float(row.missed), row.usd)) < best_value:
+            best, best_value = variant, value
+    return best, tried
+
+
 def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[Kept, ...]:
     """Every window between these edges, from a simulation that counted them."""
     by_limit = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
@@ -64,15 +309,9 @@ def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
     for v in range(len(edges_s) - 1):
         each = [rows[v] for rows in by_limit]
         short = min(range(len(each)), key=lambda k: (each[k].holds, each[k].kept_frac))
-        found.append(
-            Kept(
-                float(edges_s[v]),
-                float(edges_s[v + 1]),
-                all(row.holds for row in each),
-                slo.limits[short].name,
-                each[short].kept_frac,
-            )
-        )
+        holds = all(row.holds for row in each)
+        name, kept_frac = slo.limits[short].name, each[short].kept_frac
+        found.append(Kept(float(edges_s[v]), float(edges_s[v + 1]), holds, name, kept_frac))
     return tuple(found)
 
 
@@ -93,24 +332,28 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
     """Every change of a pool's size that the controller asked for, in order of time."""
     simulation, found = run.simulation, []
-    late = _late(simulation, slo)
-    retried = simulation.preemptions > 0
-    for p in range(run.asked.shape[1] if run.asked.ndim == 2 else 0):
+    late = np.concatenate(([0], np.cumsum(_late(simulation, slo))))
+    for p in range(run.asked.shape[1]):
         sizes = run.asked[:, p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
-            at_s, before, after = float(run.asked_s[d]), int(sizes[d - 1]), int(sizes[d])
-            starting = [span for span in run.spans if span.pool == p and span.asked_s == at_s]
-            until_s = max((span.ready_s for span in starting), default=at_s)
-            arrived = (simulation.arrival_s >= at_s) & (simulation.arrival_s < until_s)
-            stopped = [
-                span for span in run.spans if span.pool == p and span.given_up_s == at_s and span.was_stopped
-            ]
-            rerouted = 0
-            for span in stopped:
-                mine = (simulation.prefill_worker == span.worker) | (simulation.decode_worker == span.worker)
-                rerouted += int((mine & retried & (simulation.arrival_s <= span.gone_s)).sum())
-            found.append(Hurt(at_s, p, before, after, rerouted, int((late & arrived).sum())))
+            at_s = float(run.asked_s[d])
+            of_pool = [span for span in run.spans if span.pool == p]
+            until_s = max((span.ready_s for span in of_pool if span.asked_s == at_s), default=at_s)
+            first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
+            stopped = [span for span in of_pool if span.given_up_s == at_s and span.was_stopped]
+            rerouted = sum(_rerouted(simulation, span.worker, span.gone_s) for span in stopped)
+            before, after = int(sizes[d - 1]), int(sizes[d])
+            found.append(Hurt(at_s, p, before, after, rerouted, int(late[last] - late[first])))
     return tuple(sorted(found, key=lambda each: (each.time_s, each.pool)))
+
+
+def _rerouted(simulation: Simulation, worker: int, gone_s: float) -> int:
+    """Requests that were computed again, had come before a worker stopped and ended after it: an upper count,
+    since who was preempted elsewhere in between is among them.
+    """
+    under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
+    end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
+    return int((under_way & (end_s > gone_s)).sum())
 
 
 def _late(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
@@ -125,3 +368,61 @@ def _late(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     for limit in slo.limits:
         late |= values_s[limit.metric] > limit.limit_s
     return np.asarray(late)
+
+
+def _highest_rps(trace: Trace, every_s: float) -> float:
+    """Of the windows of a trace."""
+    edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + every_s, every_s)
+    counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
+    return float(counts.max() / min(every_s, max(trace.duration_s, 1.0)))
+
+
+def _history(trace: Trace) -> History:
+    buckets = max(int(trace.duration_s // BUCKET_S), 1)
+    end_s = float(trace.arrival_s[-1])
+    edges_s = end_s - BUCKET_S * np.arange(buckets, -1, -1)
+    return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
+
+
+def _deployment(
+    question: DayQuestion, seen: Trace, capacity: CapacityTable | None, train: Trace | None
+) -> Deployment:
+    """What controllers may know: what was seen before the judged traffic, where anything was."""
+
+    def limit_s(*metrics: str) -> float | None:
+        found = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]
+        return min(found, default=None)
+
+    context = int((seen.input_tokens + seen.output_tokens).max())
+    return Deployment(
+        pools=question.pools,
+        roles=tuple(pool.role for pool in question.fleet.pools),
+        prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
+        clock_s=0.0 if train is None else float(train.arrival_s[-1]),
+        ttft_s=limit_s("ttft", "e2e"),
+        tpot_s=limit_s("tpot", "tbt"),
+        capacity=capacity,
+        engines=tuple(engine_profile(pool.type, context) for pool in question.fleet.pools),
+        history=None if train is None else _history(train),
+    )
+
+
+def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
+    """For a timetable where nothing trains: made of the very traffic that it is judged by."""
+    return replace(deployment, history=_history(judged), clock_s=float(judged.arrival_s[-1]))
+
+
+def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
+    found = []
+    if train is None and any(row.name == CRON for row in rows):
+        found.append(
+            "cron's timetable was made of the traffic that it is judged by; train on a part of it to see what "
+            "it does on traffic it has not seen"
+        )
+    for row in rows:
+        for swing in row.swings:
+            found.append(
+                f"{row.name} oscillates: {swing.times} times pool {swing.pool} grew and shrank again before a "
+                f"worker could be ready, first at {swing.first_s:.0f} s"
+            )
+    return tuple(found)

@@ -1,0 +1,125 @@
+"""`plan day`: a day of traffic on pools that change, under controllers, beside the best that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.commands.common import (
+    CatalogOption,
+    DropOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    keep_inputs,
+    print_json,
+    print_rows,
+    read_requests,
+    say_first,
+    stdout_console,
+)
+from planner.commands.whatif import SloArgument, TraceArgument
+
+if TYPE_CHECKING:
+    from planner.studies.day import DayAnswer
+
+
+def day(
+    slo: SloArgument,
+    trace: TraceArgument,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet", readable=False, help="plan.yaml, its folder, or fleet.yaml: what stands all day."
+        ),
+    ] = None,
+    controllers: Annotated[
+        str | None, typer.Option("--controllers", help="Their names, 'hpa,keda'; see docs/controllers.md.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", help="The grid on which the optimum changes sizes.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option("--train", help="'70 %': choose parameters on the first part, judge on the rest."),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help="Until a worker is ready; else by the LLM and --storage.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", help="Where weights lie: a row of catalogs/startup.yaml.")
+    ] = None,
+    billing: Annotated[
+        str | None, typer.Option("--billing", help="second or hour: what is paid once it is begun.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", readable=False, help="Folder for day.html, tables and the winner's manifests."
+        ),
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.1, help="Seconds for plan, tuning and optimum together.")
+    ] = 120.0,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Run a day of traffic through pools that change: what stands all day, a timetable, controllers, the best.
+
+    Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
+    no fleet keeps the SLO.
+    """
+    from planner.face.days import day
+    from planner.face.inputs import read_catalog
+    from planner.io.files import check_output_directory
+    from planner.studies.day_page import NAMES
+
+    if out is not None:
+        check_output_directory(out)
+        keep_inputs([out / name for name in NAMES], slo, trace, fleet)
+    given = {
+        "controllers": controllers,
+        "every": every,
+        "train": train,
+        "start": start,
+        "storage": storage,
+        "billing": billing,
+    }
+    with Progress() as progress:
+        requests = read_requests(trace, drop_invalid=drop_invalid)
+        progress(f"read {len(requests)} requests from {trace.name}")
+        found = day(
+            slo,
+            requests,
+            fleet=fleet,
+            terms={name: value for name, value in given.items() if value is not None},
+            catalog=read_catalog(catalog),
+            seed=seed,
+            time_limit_s=time_limit,
+            progress=progress,
+        )
+        written = () if out is None else found.save(out)
+    if json_output:
+        print_json(found.to_dict(), requests.warnings)
+        return
+    say_first(requests.warnings)
+    _print(found.answer)
+    if written:
+        stdout_console(soft_wrap=True).print(f"{len(written)} files in {out}", markup=False)
+
+
+def _print(answer: DayAnswer) -> None:
+    from planner.studies import day_page
+
+    console = stdout_console(soft_wrap=True)
+    console.print(day_page.sentence(answer), style="bold", markup=False)
+    for line in day_page.proof_lines(answer):
+        console.print(line, markup=False)
+    head, rows = day_page.rows(answer)
+    print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    for line in (*day_page.settings_lines(answer), *answer.warnings):
+        console.print(line, markup=False)

@@ -1,0 +1,352 @@
+"""A day under several controllers as files: day.html with its charts, day.csv, windows.csv, events.csv and
+day.json; and for the terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from planner.reports import charts
+from planner.reports.drawing import Figure
+from planner.reports.page import bullets, headline, page, section, table
+from planner.reports.page import charts as drawn
+from planner.reports.words import Rows, counted, describe, usd
+from planner.studies.day import STATIC, DayAnswer, Ran, workers_over_time
+from planner.units import show_s, show_span
+
+NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
+HEAD = (
+    "Controller",
+    "USD",
+    "USD/h",
+    "GPU hours",
+    "Windows kept",
+    "Worst window",
+    "Hurt by changes",
+    "Regret",
+)
+MOST_MISSED = 12  # windows that are listed
+
+
+def render(answer: DayAnswer) -> dict[str, str]:
+    """Everything `plan day -o DIR` writes but manifests: path relative to DIR -> content."""
+    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    written = _html(answer), to_csv(answer), windows_csv(answer), events_csv(answer), numbers
+    return dict(zip(NAMES, written, strict=True))
+
+
+def sentence(answer: DayAnswer) -> str:
+    """Which controller to take, what it costs, and what the best possible is."""
+    best, hours = answer.winner, hours_of(answer)
+    kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    regret = answer.regret_usd(best)
+    above = (
+        "" if regret is None else f", {usd(regret)} ({_percent(regret, _best_usd(answer))}) above the optimum"
+    )
+    return f"{best.name} {kept} and costs {usd(best.usd)} in {hours:,.4g} h{above}."
+
+
+def proof_lines(answer: DayAnswer) -> list[str]:
+    """What is known of the optimum, and what cannot cost less."""
+    found = answer.optimum
+    if found is None:
+        return [f"No optimum: {answer.no_optimum}."]
+    return [
+        f"The optimum, knowing the traffic, is {usd(found.usd)}: {found.status}.",
+        f"No controller that keeps every window costs less than {usd(found.proved_usd)}: proved, whenever it "
+        "acts.",
+    ]
+
+
+def rows(answer: DayAnswer) -> Rows:
+    """A row for every controller and the optimum, the cheapest that keep most windows first."""
+    told = [_row(answer, row) for row in sorted(answer.rows, key=lambda row: (row.missed, row.usd))]
+    if answer.optimum is not None:
+        told.insert(0, _row(answer, answer.optimum.ran))
+    return HEAD, told
+
+
+def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
+    worst, regret = row.worst, answer.regret_usd(row)
+    rerouted, late = (sum(getattr(each, name) for each in row.hurt) for name in ("rerouted", "late"))
+    hurt = f"{late} late, {rerouted} again" if row.hurt else "-"
+    span = f"{show_span(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    return (
+        row.name,
+        f"{row.usd:,.2f}",
+        f"{row.usd / hours_of(answer):,.2f}",
+        f"{row.gpu_hours:,.1f}",
+        f"{len(row.windows) - row.missed} of {len(row.windows)}",
+        span,
+        hurt,
+        "-" if regret is None else f"{regret:+,.2f} USD ({_percent(regret, _best_usd(answer))})",
+    )
+
+
+def _best_usd(answer: DayAnswer) -> float | None:
+    return None if answer.optimum is None else answer.optimum.usd
+
+
+def hours_of(answer: DayAnswer) -> float:
+    """Of the judged traffic."""
+    return answer.judged.duration_s / 3600
+
+
+def _percent(part: float, whole: float | None) -> str:
+    return f"{100 * part / whole:+.1f} %" if whole else "-"
+
+
+def _missed(row: Ran) -> str:
+    return f"{counted(row.missed, 'window')} of {len(row.windows)}"
+
+
+def missed_lines(row: Ran) -> list[str]:
+    """The windows that it misses, the worst first."""
+    short = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
+    lines = [
+        f"{show_span(each.start_s)} to {show_span(each.end_s)}: {100 * each.kept_frac:.1f} % keep "
+        f"{each.short_limit}"
+        for each in short[:MOST_MISSED]
+    ]
+    return lines + ([f"and {len(short) - MOST_MISSED} more"] if len(short) > MOST_MISSED else [])
+
+
+def to_json(answer: DayAnswer) -> dict[str, Any]:
+    """What `plan day --json` prints."""
+    question, found = answer.question, answer.optimum
+    return {
+        "fleet": describe(question.fleet),
+        "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
+        "every_s": question.every_s,
+        "step_s": question.step_s,
+        "train_frac": question.train_frac,
+        "requests": len(answer.judged),
+        "hours": hours_of(answer),
+        "winner": answer.winner.name,
+        "pools": [
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "worker": pool.type.name,
+                "static": pool.count,
+                "least": each.least,
+                "most": each.most,
+                "start_s": each.start_s,
+                "warm": each.warm,
+                "warm_start_s": each.warm_start_s,
+            }
+            for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+        ],
+        "controllers": [_controller_json(answer, row) for row in answer.rows],
+        "optimum": None
+        if found is None
+        else {
+            **_controller_json(answer, found.ran),
+            "status": found.status,
+            "bound_if_more_never_hurt_usd": found.bound_usd,
+            "proved_usd": found.proved_usd,
+            "sizes": {"edges_s": found.edges_s.tolist(), "sizes": found.sizes.tolist()},
+        },
+        "capacity": None
+        if answer.capacity is None
+        else {
+            "rates_rps": answer.capacity.rates_rps.tolist(),
+            "sizes": answer.capacity.sizes.tolist(),
+            "made": answer.capacity.made,
+        },
+        "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
+        "warnings": list(answer.warnings),
+    }
+
+
+def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
+    regret, status = answer.regret_usd(row), row.run.simulation.status
+    return {
+        "name": row.name,
+        "parameters": {name: str(value) for name, value in row.parameters.items()},
+        "settings_tried": row.tried,
+        "usd": row.usd,
+        "gpu_hours": row.gpu_hours,
+        "windows": len(row.windows),
+        "missed": row.missed,
+        "worst_window": {
+            "start_s": row.worst.start_s,
+            "limit": row.worst.short_limit,
+            "kept_frac": row.worst.kept_frac,
+        },
+        "finished": int((status == 0).sum()),
+        "rejected": int((status == 1).sum()),
+        "unfinished": int((status == 2).sum()),
+        "changes": len(row.hurt),
+        "late_while_starting": sum(each.late for each in row.hurt),
+        "rerouted": sum(each.rerouted for each in row.hurt),
+        "regret_usd": regret,
+        "regret_windows": row.missed,
+    }
+
+
+def to_csv(answer: DayAnswer) -> str:
+    """A row per controller: the figures of day.json."""
+    told = [_controller_json(answer, row) for row in _all(answer)]
+    flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in told]
+    return _csv(list(flat[0]), (list(each.values()) for each in flat))
+
+
+def windows_csv(answer: DayAnswer) -> str:
+    """A row per controller and window: requests/s, workers paid and ready on average, whether it holds."""
+    pools = answer.question.fleet.pools
+    head = ["controller", "start_s", "end_s", "requests_per_s"]
+    head += [f"{what}_{pool.name}" for what in ("paid", "ready") for pool in pools]
+    head += ["holds", "short_limit", "kept_frac"]
+    found = []
+    for row in _all(answer):
+        edges_s = edges_of(row)
+        rate = rates_rps(answer, edges_s)
+        paid, ready = workers_over_time(row.run, len(pools), edges_s)
+        for v, each in enumerate(row.windows):
+            sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
+            found.append(
+                [row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}", *sizes]
+                + [int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"]
+            )
+    return _csv(head, found)
+
+
+def events_csv(answer: DayAnswer) -> str:
+    """A row per controller and change of a pool's size."""
+    pools = answer.question.fleet.pools
+    head = ["controller", "time_s", "pool", "before", "after", "late_while_starting", "rerouted"]
+    return _csv(
+        head,
+        (
+            [
+                row.name,
+                f"{each.time_s:g}",
+                pools[each.pool].name,
+                each.before,
+                each.after,
+                each.late,
+                each.rerouted,
+            ]
+            for row in _all(answer)
+            for each in row.hurt
+        ),
+    )
+
+
+def _all(answer: DayAnswer) -> list[Ran]:
+    return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.ran])]
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator="\n")
+    written.writerow(head)
+    written.writerows(lines)
+    return text.getvalue()
+
+
+def edges_of(row: Ran) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
+
+
+def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
+    """Requests/s that arrive in each window."""
+    return np.histogram(answer.judged.arrival_s, edges_s)[0] / np.diff(edges_s)
+
+
+def figures(answer: DayAnswer) -> list[Figure]:
+    """Demand and what is ready for it, workers, what each window keeps, what each controller costs."""
+    shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
+    shown += [] if answer.optimum is None else [answer.optimum.ran]
+    edges_s = edges_of(answer.static)
+    window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
+    pools = answer.question.fleet.pools
+    found = [
+        Figure(
+            "demand",
+            charts.windows_chart({"demand": rates_rps(answer, edges_s)}, window_s, "requests/s"),
+            "Demand in each window.",
+        )
+    ]
+    ready = {row.name: workers_over_time(row.run, len(pools), edges_s)[1] for row in shown}
+    for p, pool in enumerate(pools):
+        series = {name: counts[p] for name, counts in ready.items()}
+        chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready")
+        found.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
+    kept = {row.name: [each.kept_frac for each in row.windows] for row in shown}
+    chart = charts.windows_chart(kept, window_s, "share within the limit it is shortest of")
+    found.append(Figure("kept", chart, "Of each window the share within the limit that fewest keep."))
+    bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
+    if answer.optimum is not None:
+        bars.insert(0, charts.Bar("optimum", answer.optimum.usd))
+        bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
+    found.append(Figure("costs", charts.bars_chart(bars, "USD"), "What the traffic costs under each."))
+    return found
+
+
+def _html(answer: DayAnswer) -> str:
+    best, static, question = answer.winner, answer.static, answer.question
+    saved = static.usd - best.usd
+    cells = [
+        (best.name, usd(best.usd), f"{best.usd / hours_of(answer):,.2f} USD/h; {_missed(best)} missed"),
+        ("Standing all day", usd(static.usd), describe(question.fleet)),
+        ("Saved", usd(saved), f"{_percent(saved, static.usd)} of what stands all day"),
+    ]
+    if answer.optimum is not None:
+        cells.append(("Optimum", usd(answer.optimum.usd), "knowing the traffic: no controller can"))
+    head, told = rows(answer)
+    missed = missed_lines(best)
+    parts = [
+        f"<header><p class=eyebrow>A day of {escape(question.fleet.llm.name)}</p>",
+        f"<h1>{escape(sentence(answer))}</h1>",
+        f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
+        bullets(answer.warnings) if answer.warnings else "",
+        headline(cells),
+        section("Controllers", table(head, told, caption="Controllers", numeric=(1, 2, 3))),
+        section("Over the day", drawn(figures(answer))),
+        section(f"Windows that {best.name} misses", bullets(missed, "None.")),
+        section("Settings", bullets(settings_lines(answer))),
+        section("What this rests on", bullets(basis_lines(answer))),
+    ]
+    return page("A day under controllers", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
+
+
+def settings_lines(answer: DayAnswer) -> list[str]:
+    """What was set of each controller, and how many settings were tried."""
+    lines = []
+    for row in answer.rows:
+        if row.name == STATIC:
+            continue
+        own = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
+        tried = f"; best of {row.tried} settings on the part that trains" if row.tried > 1 else ""
+        lines.append(f"{row.name}: {own}{tried}")
+    return lines + [f"{name} did not run: {why}" for name, why in answer.left_out]
+
+
+def basis_lines(answer: DayAnswer) -> list[str]:
+    """Start-up, billing, windows, and where the table of capacity comes from."""
+    question = answer.question
+    lines = [
+        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready {show_span(each.start_s)} "
+        "after they are asked for and paid from then on"
+        + (f"; {each.warm} at a time after {show_span(each.warm_start_s)}" if each.warm else "")
+        for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+    ]
+    limits = ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits)
+    lines.append(f"SLO in every {show_span(question.every_s)}: {limits}")
+    if question.train_frac:
+        lines.append(
+            f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic, the rest judges"
+        )
+    lines.append("simulated on this traffic with median step times: no futures, no margin for them")
+    if answer.capacity is not None:
+        lines.append(f"capacity: {answer.capacity.made}")
+    return lines
