@@ -30,6 +30,7 @@ from planner.manifests.autoscaling.places import MEASURED, SCALED, Place, places
 __all__ = ["PAIRS", "Autoscaler", "ScaledPool", "refusal", "render"]
 
 _OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
+_DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
 # controller -> target -> what is written beside the target's own files
 PAIRS: dict[str, dict[str, str]] = {
     "static": dict.fromkeys(manifests.TARGETS, "nothing: the counts are the target's own"),
@@ -49,10 +50,11 @@ PAIRS: dict[str, dict[str, str]] = {
         ),
         "kserve": "scaling of LLMInferenceService",
     },
-    "dynamo": {"dynamo": "planner component of DynamoGraphDeployment"},
+    "dynamo": _DYNAMO,
+    "dynamo-sla": _DYNAMO,
     "aladdin": _OURS,
     "forecast": _OURS,
-    "ours": _OURS,
+    "fleetplan": _OURS,
 }
 
 
@@ -93,10 +95,10 @@ def render(
     files = dict(manifests.render(fleet, max_model_len, target, under).files)
     readme = files.pop("README.md")
     found = places(fleet, target, autoscaler) if target in SCALED else []
-    if autoscaler.controller == "knative" and target == "kserve":
-        files = {}
+    if autoscaler.controller == "knative" and target == "kserve":  # other objects, and another router
+        files, readme = {}, _without(readme, "kserve", "Under each router")
     else:
-        files = deployed.changed(files, target, found, autoscaler, fleet)
+        files = deployed.changed(files, target, found, fleet, max_model_len, autoscaler)
     written = _write(fleet, max_model_len, target, autoscaler, found)
     about = f"# {autoscaler.controller}, for {engine.one_line(fleet.llm.name)}.\n"
     for path, documents in written.files.items():
@@ -131,8 +133,8 @@ def _write(
         return variants.write_kserve(found, autoscaler)
     if controller == "wva":
         return variants.write(found, autoscaler, fleet)
-    if controller == "dynamo":
-        return Written({}, (), dynamo_planner.LIMITS)
+    if target == "dynamo":
+        return Written({}, (), dynamo_planner.limits(autoscaler))
     return capacity.write(found, autoscaler, app)
 
 
@@ -167,9 +169,15 @@ def _readme(target: str, autoscaler: Autoscaler, found: list[Place], written: Wr
         "",
         "What it does not do:",
         "",
-        *(f"- {each}" for each in (*written.limits, *_limits(target, found))),
+        *(f"- {each}" for each in (*written.limits, *_limits(target, autoscaler.controller, found))),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _without(readme: str, *headings: str) -> str:
+    first, *sections = readme.split("\n## ")
+    kept = [section for section in sections if section.split("\n", 1)[0] not in headings]
+    return "\n## ".join([first, *kept]).rstrip("\n") + "\n"
 
 
 def _beginning(target: str, found: list[Place], autoscaler: Autoscaler) -> list[str]:
@@ -183,7 +191,7 @@ def _beginning(target: str, found: list[Place], autoscaler: Autoscaler) -> list[
     ]
 
 
-def _limits(target: str, found: list[Place]) -> list[str]:
+def _limits(target: str, controller: str, found: list[Place]) -> list[str]:
     """Of scaling on that target, whoever decides."""
     lines = [
         "Sizes are bounded by least and most, not by the GPUs that there are: a pod that finds no node "
@@ -208,7 +216,7 @@ def _limits(target: str, found: list[Place]) -> list[str]:
         )
     if target == "disaggregatedset":
         lines.append("`scaling: {mode: External}` and its DisaggregatedSetRoleScaler need LWS 0.10 or newer.")
-    if target == "kserve":
+    if target == "kserve" and controller != "knative":
         lines.append("Applying the service again leaves the Deployments' counts: the spec has none.")
     lines.append(
         "Prefill and decode pools are scaled apart: nothing here keeps their ratio."

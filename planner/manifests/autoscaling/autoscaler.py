@@ -21,7 +21,8 @@ class ScaledPool:
     """How one pool of the fleet may change: workers at least, at most and at the beginning.
 
     `timetable` has pairs (second of the day, workers from then on), in order; the last one holds on until the
-    first of the next day. A worker that is given up ends what it has within `drain_s`.
+    first of the next day. A worker is ready `start_s` after it is asked for; one that is given up ends what
+    it has within `drain_s`.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ScaledPool:
     most: int
     size: int
     timetable: tuple[tuple[int, int], ...] = ()
+    start_s: float = 0.0
     drain_s: float = 90.0
 
     def __post_init__(self) -> None:
@@ -47,17 +49,32 @@ class ScaledPool:
             )
         if wrong := [size for _, size in self.timetable if not self.least <= size <= self.most]:
             raise InputError(f"{label}: timetable: {wrong[0]} workers, must be {self.least} to {self.most}")
-        if not (self.drain_s >= 0 and math.isfinite(self.drain_s)):
-            raise InputError(f"{label}: drain_s is {self.drain_s:g}, must be finite and >= 0")
+        for name, value_s in (("start_s", self.start_s), ("drain_s", self.drain_s)):
+            if not (value_s >= 0 and math.isfinite(value_s)):
+                raise InputError(f"{label}: {name} is {value_s:g}, must be finite and >= 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Autoscaler:
-    """A controller by its name in the table of controllers, its parameters in SI units, and its pools."""
+    """A controller by its name in the table of controllers, its parameters in SI units, and its pools.
+
+    Parameters are named as the fields of the controller's settings; `prefill` and `decode` may hold some of
+    those roles alone. Beside them: rates_rps and sizes of the plan's capacity table (fleetplan, forecast),
+    slope and offset per pool (aladdin), ttft_s and tpot_s (dynamo-sla).
+    """
 
     controller: str
     parameters: Mapping[str, object] = field(default_factory=dict)
     pools: tuple[ScaledPool, ...] = ()
+
+    def of_role(self, role: Role) -> Autoscaler:
+        """The same, with what its parameters say of that role alone."""
+        own = self.parameters.get(role)
+        if own is None:
+            return self
+        if not isinstance(own, Mapping):
+            raise InputError(f"{self.controller}: {role}: expected parameters, found {own!r}")
+        return Autoscaler(self.controller, {**self.parameters, **own}, self.pools)
 
     def number(self, name: str, default: float) -> float:
         """The parameter `name`, finite; InputError where it is no number."""

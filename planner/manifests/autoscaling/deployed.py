@@ -14,6 +14,7 @@ import yaml
 
 from planner.fleet import Fleet
 from planner.io.files import to_yaml
+from planner.manifests import engine
 from planner.manifests.autoscaling import dynamo_planner, ray_serve
 from planner.manifests.autoscaling.autoscaler import Autoscaler, Document
 from planner.manifests.autoscaling.places import POOL_LABEL, Place
@@ -22,32 +23,42 @@ from planner.manifests.autoscaling.variants import kserve_scaling
 GRACE_S = 30  # between the end of draining and the kill
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-Change = Callable[[Document, Sequence[Place], Autoscaler], None]
+Change = Callable[[Document], None]
 
 
 def changed(
-    files: Mapping[str, str], target: str, places: Sequence[Place], autoscaler: Autoscaler, fleet: Fleet
+    files: Mapping[str, str],
+    target: str,
+    places: Sequence[Place],
+    fleet: Fleet,
+    max_model_len: int,
+    autoscaler: Autoscaler,
 ) -> dict[str, str]:
     """The target's files with scaled pools; the router's stay as they are."""
-    if target == "ray-serve":
-        return {
-            path: _edited(text, lambda document: ray_serve.autoscale(document, fleet, autoscaler))
-            for path, text in files.items()
-        }
+    named = {f"llm-d/{place.label}.values.yaml": place for place in places}
+    changes: dict[str, Change] = {
+        "kubernetes": partial(_kubernetes, places=places),
+        "lws": partial(_kubernetes, places=places),
+        "disaggregatedset": partial(_disaggregatedset, places=places),
+        "production-stack": partial(_production_stack, places=places),
+        "kserve": partial(_kserve, places=places, autoscaler=autoscaler),
+        "ray-serve": partial(ray_serve.autoscale, fleet=fleet, autoscaler=autoscaler),
+        "dynamo": partial(
+            _dynamo,
+            places=places,
+            autoscaler=autoscaler,
+            longest_tokens=engine.served_model_len(fleet, max_model_len),
+        ),
+    }
     if target == "llm-d":  # a file for each pool
-        named = {f"llm-d/{place.label}.values.yaml": place for place in places}
         return {
             path: _edited(text, partial(_llm_d, place=named[path])) if path in named else text
             for path, text in files.items()
         }
-    change = _CHANGES[target]
-    return {
-        path: _edited(text, lambda document: change(document, places, autoscaler))
-        for path, text in files.items()
-    }
+    return {path: _edited(text, changes[target]) for path, text in files.items()}
 
 
-def _edited(text: str, change: Callable[[Document], None]) -> str:
+def _edited(text: str, change: Change) -> str:
     """YAML with comments above it, every document changed in place."""
     lines = text.splitlines(keepends=True)
     above = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -57,7 +68,7 @@ def _edited(text: str, change: Callable[[Document], None]) -> str:
     return "".join(lines[:above]) + "---\n".join(map(to_yaml, documents))
 
 
-def _kubernetes(document: Document, places: Sequence[Place], autoscaler: Autoscaler) -> None:
+def _kubernetes(document: Document, places: Sequence[Place]) -> None:
     own = {(place.kind, place.object_name): place for place in places}
     place = own.get((document["kind"], document["metadata"]["name"]))
     if place is None:
@@ -69,7 +80,7 @@ def _kubernetes(document: Document, places: Sequence[Place], autoscaler: Autosca
         _drain_group(document["spec"]["leaderWorkerTemplate"], place)
 
 
-def _disaggregatedset(document: Document, places: Sequence[Place], autoscaler: Autoscaler) -> None:
+def _disaggregatedset(document: Document, places: Sequence[Place]) -> None:
     if document["kind"] != "DisaggregatedSet":
         return
     own = {place.object_name: place for place in places}
@@ -103,7 +114,7 @@ def _llm_d(document: Document, place: Place) -> None:
     _drain(workers, place)
 
 
-def _production_stack(document: Document, places: Sequence[Place], autoscaler: Autoscaler) -> None:
+def _production_stack(document: Document, places: Sequence[Place]) -> None:
     own = {place.pods["model"]: place for place in places}
     for model in document["servingEngineSpec"]["modelSpec"]:
         model["replicaCount"] = own[model["name"]].scaled.size
@@ -123,7 +134,7 @@ def _kserve(document: Document, places: Sequence[Place], autoscaler: Autoscaler)
                     load["scaling"] = kserve_scaling(place, autoscaler)
 
 
-def _dynamo(document: Document, places: Sequence[Place], autoscaler: Autoscaler) -> None:
+def _dynamo(document: Document, places: Sequence[Place], autoscaler: Autoscaler, longest_tokens: int) -> None:
     own = {place.object_name: place for place in places}
     found: list[Place] = []
     for component in document["spec"]["components"]:
@@ -131,17 +142,7 @@ def _dynamo(document: Document, places: Sequence[Place], autoscaler: Autoscaler)
         if place is not None:
             found.append(place)
             component["replicas"] = place.scaled.size
-            if autoscaler.controller != "dynamo":
+            if autoscaler.controller not in dynamo_planner.CONTROLLERS:
                 component["scalingAdapter"] = {}
-    if autoscaler.controller == "dynamo":
-        document["spec"]["components"].append(dynamo_planner.component(found, autoscaler))
-
-
-_CHANGES: dict[str, Change] = {
-    "kubernetes": _kubernetes,
-    "lws": _kubernetes,
-    "disaggregatedset": _disaggregatedset,
-    "production-stack": _production_stack,
-    "kserve": _kserve,
-    "dynamo": _dynamo,
-}
+    if autoscaler.controller in dynamo_planner.CONTROLLERS:
+        document["spec"]["components"].append(dynamo_planner.component(found, autoscaler, longest_tokens))

@@ -17,10 +17,15 @@ from planner.manifests.autoscaling.places import Place
 
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/dynamo-planner:{dynamo.DYNAMO_VERSION}"
 NAME = "planner"
-PREDICTORS = ("constant", "arima", "kalman", "prophet")
+BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
+CONTROLLERS = (BY_LOAD, BY_SLA)
+PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # ours -> its own
+# queued prompt tokens of the longest context, up and down; KV in use, up and down
+THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1)}
+_THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 
-def component(places: Sequence[Place], autoscaler: Autoscaler) -> Document:
+def component(places: Sequence[Place], autoscaler: Autoscaler, longest_tokens: int) -> Document:
     """The planner of one graph. InputError where it could not tell components apart."""
     roles = sorted(place.pool.role for place in places)
     if roles not in (["mixed"], ["decode", "prefill"]):
@@ -33,13 +38,13 @@ def component(places: Sequence[Place], autoscaler: Autoscaler) -> Document:
         "name": "main",
         "image": IMAGE,
         "command": ["python3", "-m", "dynamo.planner"],
-        "args": ["--config", json.dumps(config(places, autoscaler))],
+        "args": ["--config", json.dumps(config(places, autoscaler, longest_tokens))],
     }
     return {"name": name, "type": "planner", "replicas": 1, "podTemplate": {"spec": {"containers": [main]}}}
 
 
-def config(places: Sequence[Place], autoscaler: Autoscaler) -> Document:
-    """PlannerConfig: `target` is sla (by TTFT and ITL) or load (by queue and KV use)."""
+def config(places: Sequence[Place], autoscaler: Autoscaler, longest_tokens: int) -> Document:
+    """PlannerConfig of one graph; `longest_tokens` is the longest request."""
     is_pair = len(places) == 2
     told: Document = {
         "environment": "kubernetes",
@@ -52,12 +57,9 @@ def config(places: Sequence[Place], autoscaler: Autoscaler) -> Document:
     for place in places:
         side = "prefill" if place.pool.role == "prefill" else "decode"
         told[f"{side}_engine_num_gpu"] = place.pool.type.gpus
-    target = autoscaler.text("target", "sla")
-    if target == "sla":
+    if autoscaler.controller == BY_SLA:
         return told | _sla(autoscaler)
-    if target == "load":
-        return told | _load(autoscaler, is_pair=is_pair)
-    raise InputError(f"{autoscaler.controller}: target: must be sla or load, found {target[:100]!r}")
+    return told | _load(autoscaler, longest_tokens, is_pair=is_pair)
 
 
 def _least(places: Sequence[Place]) -> Document:
@@ -79,58 +81,80 @@ def _sla(autoscaler: Autoscaler) -> Document:
             f"{autoscaler.controller}: predictor: must be one of {', '.join(PREDICTORS)}, found "
             f"{predictor[:100]!r}"
         )
-    for name in ("ttft_s", "itl_s"):
-        if autoscaler.number(name, 0.0) <= 0:
-            raise InputError(
-                f"{autoscaler.controller}: {name}: Dynamo's planner needs a target above 0 s, found "
-                f"{autoscaler.number(name, 0.0):g} s"
-            )
+    targets = {name: autoscaler.number(name, 0.0) for name in ("ttft_s", "tpot_s")}
+    if missing := [name for name, value_s in targets.items() if value_s <= 0]:
+        raise InputError(
+            f"{autoscaler.controller}: {missing[0]}: expected the SLO's target in seconds, above 0, found "
+            f"{targets[missing[0]]:g}"
+        )
     return {
         "optimization_target": "sla",
-        "ttft_ms": 1000 * autoscaler.number("ttft_s", 0.0),
-        "itl_ms": 1000 * autoscaler.number("itl_s", 0.0),
+        "ttft_ms": 1000 * targets["ttft_s"],
+        "itl_ms": 1000 * targets["tpot_s"],
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
         "throughput_adjustment_interval_seconds": autoscaler.seconds("every_s", 180, least=1, most=86_400),
-        "load_predictor": predictor,
+        "load_predictor": PREDICTORS[predictor],
     }
 
 
-def _load(autoscaler: Autoscaler, *, is_pair: bool) -> Document:
+def _load(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
+    """One of its own two targets, or `load` where a threshold is told."""
+    optimize = autoscaler.text("optimize", "throughput")
+    if optimize not in THRESHOLDS:
+        raise InputError(
+            f"{autoscaler.controller}: optimize: must be one of {', '.join(THRESHOLDS)}, found "
+            f"{optimize[:100]!r}"
+        )
     told: Document = {
-        "optimization_target": "load",
+        "optimization_target": optimize,
         "enable_throughput_scaling": False,
         "enable_load_scaling": True,
         "load_adjustment_interval_seconds": autoscaler.seconds("every_s", 5, least=1, most=86_400),
     }
-    percent = {
-        "decode_scale_up_kv_rate": 100 * autoscaler.number("kv_up_frac", 0.8),
-        "decode_scale_down_kv_rate": 100 * autoscaler.number("kv_down_frac", 0.5),
-    }
-    if not 0 <= percent["decode_scale_down_kv_rate"] < percent["decode_scale_up_kv_rate"] <= 100:
+    if all(autoscaler.parameters.get(name) is None for name in _THRESHOLDS):
+        return told
+    queue_up, queue_down, kv_up, kv_down = (
+        autoscaler.number(name, usual) for name, usual in zip(_THRESHOLDS, THRESHOLDS[optimize], strict=True)
+    )
+    if not 0 <= kv_down < kv_up <= 1:
         raise InputError(
-            f"{autoscaler.controller}: kv_up and kv_down: expected 0 <= down < up <= 100 %, found "
-            f"{percent['decode_scale_down_kv_rate']:g} % and {percent['decode_scale_up_kv_rate']:g} %"
+            f"{autoscaler.controller}: kv_up and kv_down: Dynamo takes 0 <= down < up <= 100 %, found "
+            f"{100 * kv_down:g} % and {100 * kv_up:g} %"
         )
-    told |= percent
+    told |= {
+        "optimization_target": "load",
+        "decode_scale_up_kv_rate": 100 * kv_up,
+        "decode_scale_down_kv_rate": 100 * kv_down,
+    }
     if is_pair:
-        up, down = (
-            round(autoscaler.number(f"queue_{way}_tokens", usual))
-            for way, usual in (("up", 4096), ("down", 1024))
-        )
+        up, down = round(queue_up * longest_tokens), round(queue_down * longest_tokens)
         if not 0 <= down < up:
             raise InputError(
-                f"{autoscaler.controller}: queue_up_tokens and queue_down_tokens: expected 0 <= down < up, "
-                f"found {down} and {up}"
+                f"{autoscaler.controller}: prefill_up and prefill_down: expected 0 <= down < up, found "
+                f"{100 * queue_down:g} % and {100 * queue_up:g} %"
             )
         told |= {"prefill_scale_up_queue_tokens": up, "prefill_scale_down_queue_tokens": down}
     return told
 
 
-LIMITS = (
+def limits(autoscaler: Autoscaler) -> tuple[str, ...]:
+    """What it does not do, and what it is not told."""
+    if autoscaler.controller == BY_SLA:
+        found = [
+            "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "
+            "plan's step times, and has no correction factors any more."
+        ]
+        if autoscaler.text("predictor", "constant") == "seasonal":
+            found.append("For the seasonal predictor it has Prophet, which learns the season by itself.")
+        return (*found, *_LIMITS)
+    if autoscaler.number("grace_s", 0.0):
+        return ("It has no time of grace after a change, with which the plan was made.", *_LIMITS)
+    return _LIMITS
+
+
+_LIMITS = (
     "It knows the GPUs of all pools together (max_gpu_budget) and the least of each, no most of each.",
-    "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the plan's "
-    "step times.",
     "It reads the frontend's metrics from Prometheus: PROMETHEUS_ENDPOINT of the component where that is not "
     "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local:9090.",
 )

@@ -24,19 +24,25 @@ NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing w
 def write(places: Sequence[Place], autoscaler: Autoscaler) -> Written:
     """HPAs, PodMonitors and the adapter's rule."""
     refuse_zero(autoscaler, "take cron, or least 1")
-    asked = prometheus.metric(autoscaler)
-    target = quantity(autoscaler.number("target", asked.usual), f"{autoscaler.controller}: target")
+    asked = {place.name: prometheus.metric(autoscaler.of_role(place.pool.role)) for place in places}
+    rules = [prometheus.adapter_rule(each) for each in dict.fromkeys(asked.values())]
+    files = {
+        prometheus.MONITORS_FILE: [prometheus.monitor(place) for place in places],
+        prometheus.ADAPTER_FILE: [prometheus.adapter(custom=rules)],
+        FILE: [_of_pods(place, autoscaler, asked[place.name]) for place in places],
+    }
+    steps = (*prometheus.monitors_step(), adapter_step(), f"    kubectl apply -f {FILE}")
+    return Written(files, steps, (*prometheus.monitors_limits(), *limits(autoscaler)))
+
+
+def _of_pods(place: Place, autoscaler: Autoscaler, asked: prometheus.Metric) -> Document:
+    own = autoscaler.of_role(place.pool.role)
+    target = quantity(own.number("target", asked.usual), f"{own.controller}: target")
     source: Document = {
         "type": "Pods",
         "pods": {"metric": {"name": asked.name}, "target": {"type": "AverageValue", "averageValue": target}},
     }
-    files = {
-        prometheus.MONITORS_FILE: [prometheus.monitor(place) for place in places],
-        prometheus.ADAPTER_FILE: [prometheus.adapter(custom=[prometheus.adapter_rule(asked)])],
-        FILE: [horizontal(place, autoscaler, source) for place in places],
-    }
-    steps = (*prometheus.monitors_step(), adapter_step(), f"    kubectl apply -f {FILE}")
-    return Written(files, steps, (*prometheus.monitors_limits(), *limits(autoscaler)))
+    return horizontal(place, own, source)
 
 
 def adapter_step() -> str:

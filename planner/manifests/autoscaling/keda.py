@@ -26,23 +26,29 @@ FILE = "scaled-objects.yaml"
 POLL_S, COOLDOWN_S = 30, 300
 MOST_S = 2**31 - 1
 TIME_ZONE = "Etc/UTC"
-NEEDS = "Needs KEDA 2.17 or newer."
-AT_ONCE = {"up_window_s": 0.0, "down_window_s": 0.0}
+NEEDS = "needs KEDA 2.18 or newer"
+AT_ONCE = {"tolerance_frac": 0.0, "up_window_s": 0.0, "down_window_s": 0.0}
+EXACT = (
+    "Its trigger is a number of workers, which the HPA behind it must follow to the last one: `tolerance: 0` "
+    "needs Kubernetes 1.35 (1.33 with the gate HPAConfigurableTolerance) and KEDA 2.18; older ones leave "
+    "changes of less than 10 % undone."
+)
 
 
 def write(places: Sequence[Place], autoscaler: Autoscaler) -> Written:
     """ScaledObjects over vLLM's metrics, and the pool's timetable beside them where it has one."""
-    asked = prometheus.metric(autoscaler)
-    threshold = autoscaler.number("threshold", autoscaler.number("target", asked.usual))
-    if threshold <= 0:
-        raise InputError(f"{autoscaler.controller}: threshold: {threshold:g}, must be > 0")
     objects = []
     for place in places:
+        own = autoscaler.of_role(place.pool.role)
+        asked = prometheus.metric(own)
+        threshold = own.number("threshold", asked.usual)
+        if threshold <= 0:
+            raise InputError(f"{own.controller}: threshold: {threshold:g}, must be > 0")
         if place.scaled.least == 0 and not place.scaled.timetable:
             hpa.refuse_zero(autoscaler, "give it a timetable, or least 1")
         query = prometheus.of_pool(asked, place)
-        trigger = prometheus_trigger(query, threshold, autoscaler.number("activation", 0.0))
-        objects.append(scaled_object(place, autoscaler, [trigger, *cron_triggers(place.scaled)]))
+        trigger = prometheus_trigger(query, threshold, own.number("activation", 0.0))
+        objects.append(scaled_object(place, own, [trigger, *cron_triggers(place.scaled)]))
     files = {prometheus.MONITORS_FILE: [prometheus.monitor(place) for place in places], FILE: objects}
     limits = [*prometheus.monitors_limits(), *hpa.limits(autoscaler)]
     if any(place.scaled.timetable for place in places):
@@ -68,7 +74,7 @@ def write_timetable(places: Sequence[Place], autoscaler: Autoscaler) -> Written:
 
 
 def apply_step() -> str:
-    return f"    kubectl apply -f {FILE}   # {NEEDS[:-1]}"
+    return f"    kubectl apply -f {FILE}   # {NEEDS}"
 
 
 def timetable_limits() -> tuple[str, ...]:
@@ -76,6 +82,7 @@ def timetable_limits() -> tuple[str, ...]:
     return (
         f"The timetable is of every day, in the time zone {TIME_ZONE}: change the time zone where the plan's "
         "day was another. Workers are asked for at the times as written; each is ready its start-up later.",
+        EXACT,
     )
 
 

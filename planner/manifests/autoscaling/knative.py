@@ -33,7 +33,9 @@ def write(places: Sequence[Place], autoscaler: Autoscaler, fleet: Fleet, max_mod
         )
     engine.on_one_node(fleet, "kserve")
     engine.without_offload(fleet, "kserve")
-    services = [_service(place, autoscaler, fleet, max_model_len) for place in places]
+    services = [
+        _service(place, autoscaler.of_role(place.pool.role), fleet, max_model_len) for place in places
+    ]
     patch = ", ".join(f'"kubernetes.podspec-{name}": "enabled"' for name in FEATURES)
     steps = (
         f"    {kubernetes.SECRET}",

@@ -88,6 +88,12 @@ def arrivals_rps(pools: Sequence[str]) -> str:
     return f"clamp_min({ended} + ({in_flight} - {before}) / {RATE_S}, 0)"
 
 
+def waiting_beyond_one(pools: Sequence[str]) -> str:
+    """Prompts that wait at these pools, but for one per worker."""
+    waiting = f"{_WAITING}{{{_only(*pools)}}}"
+    return f"sum({waiting}) - count(count by (pod) ({waiting}))"
+
+
 def _only(*pools: str) -> str:
     """Names of pools are labels, so that nothing in them ends the string."""
     return f'{POOL}="{pools[0]}"' if len(pools) == 1 else f'{POOL}=~"{"|".join(pools)}"'

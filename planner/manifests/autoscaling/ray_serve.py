@@ -32,9 +32,9 @@ def autoscale(document: Document, fleet: Fleet, autoscaler: Autoscaler) -> None:
     ):
         args = application["args"]
         own = args["decode_config"] if prefill is not None else args["llm_configs"][0]
-        _replace(own, autoscaler, scaled[pool.name])
+        _replace(own, autoscaler.of_role(pool.role), scaled[pool.name])
         if prefill is not None:
-            _replace(args["prefill_config"], autoscaler, scaled[prefill.name])
+            _replace(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
 
 
 def _replace(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
@@ -49,7 +49,8 @@ def _config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
         look_back_s = autoscaler.number("window_s", 60.0)
         up_s, down_s = 0.0, autoscaler.number("down_delay_s", 0.0)
     else:
-        target = autoscaler.number("threshold", autoscaler.number("target", USUAL))
+        name = "threshold" if autoscaler.controller == "keda" else "target"
+        target = autoscaler.number(name, USUAL)
         look_back_s = LOOK_BACK_S
         up_s, down_s = autoscaler.number("up_window_s", 0.0), autoscaler.number("down_window_s", 300.0)
     if target <= 0:
@@ -66,7 +67,7 @@ def _config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
 
 
 LIMITS = (
-    "Ray Serve decides by its own rule: the mean of the requests in flight through the target, up to the next "
+    "Ray Serve decides by its own rule: the mean of the requests in flight by the target, up to the next "
     "whole replica, once it has said so for as long as the delay. That is not what was simulated.",
     "Replicas need nodes: the Ray cluster's own autoscaler, or `ray start` on more nodes.",
 )

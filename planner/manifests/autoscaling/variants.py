@@ -1,6 +1,6 @@
 """llm-d's workload-variant-autoscaler: a VariantAutoscaling per pool, and the HPA that follows it.
 
-llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1), charts/workload-variant-autoscaler: crds (llmd.ai/
+llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1), charts/workload-variant-autoscaler: crds (llmd.ai
 v1alpha1: what to scale, the model, the cost of a replica), values.yaml (thresholds, HPA);
 internal/constants/metrics.go (what was `inferno_desired_replicas` is `wva_desired_replicas` now).
 """
