@@ -53,26 +53,32 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     engine.plain_name(fleet, "dynamo")
     engine.without_ranks(fleet, "dynamo")
     engine.without_offload(fleet, "dynamo")
-    labels = engine.pool_labels(fleet, length=COMPONENT_NAME)
-    pools = list(zip(labels, fleet.running, strict=True))
-    if len(pools) >= MAX_COMPONENTS:
+    if len(fleet.running) >= MAX_COMPONENTS:
         raise InputError(
-            f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found {len(pools)}"
+            f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found {len(fleet.running)}"
         )
     graphs = []
-    for kind in ("disagg", "agg"):
-        own = [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]
-        if own:
-            components = [_frontend(fleet), *(_component(fleet, n, p, max_model_len) for n, p in own)]
-            graphs.append(
-                {
-                    "apiVersion": "nvidia.com/v1beta1",
-                    "kind": "DynamoGraphDeployment",
-                    "metadata": {"name": _graph_name(fleet, kind, own)},
-                    "spec": {"backendFramework": "vllm", "components": components},
-                }
-            )
+    for name, own in graph_pools(fleet).items():
+        components = [_frontend(fleet), *(_component(fleet, n, p, max_model_len) for n, p in own)]
+        graphs.append(
+            {
+                "apiVersion": "nvidia.com/v1beta1",
+                "kind": "DynamoGraphDeployment",
+                "metadata": {"name": name},
+                "spec": {"backendFramework": "vllm", "components": components},
+            }
+        )
     return graphs
+
+
+def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
+    """Name of a graph -> its pools, each with the name of its component."""
+    pools = list(zip(engine.pool_labels(fleet, length=COMPONENT_NAME), fleet.running, strict=True))
+    found = {}
+    for kind in ("disagg", "agg"):
+        if own := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:
+            found[_graph_name(fleet, kind, own)] = own
+    return found
 
 
 def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:

@@ -1,0 +1,268 @@
+"""Controllers of ours as recording rules of Prometheus, whose last answer is a number of workers for KEDA.
+
+    arrivals   requests/s that came to the LLM in the last minute
+    bucket     their mean over `bucket_s`
+    expected   bucket a season before the time that is looked at, times what came in the last three buckets
+               over what came in those a season ago (a third to three); until Prometheus has seen a season the
+               last bucket, and its drift from the one before
+    rate       what a pool must carry; by controller, below
+    asked      the workers that carry it
+    workers    the most that was asked for during `hold_s`
+
+    fleetplan  the highest of arrivals, bucket and expected up to `ahead_s` from now, times 1 + headroom, and
+               what serves the prompts that wait, but for one per worker, within `drain_s`; the sizes of the
+               capacity table at the least rate that is as high, beyond it the last ones in proportion
+    forecast   expected `ahead_s` from now, through what a worker carries
+    aladdin    the mean of arrivals over `learn` heartbeats; ceil(slope x rate + offset)
+
+As planner/controllers has them, except that the season is the last one and not the mean of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from planner.errors import InputError
+from planner.manifests.autoscaling import hpa, keda, prometheus
+from planner.manifests.autoscaling.autoscaler import DAY_S, Autoscaler, Document, Written
+from planner.manifests.autoscaling.places import Place
+
+# of the LLM
+ARRIVALS, BUCKET, PRESENT, SHARE = (
+    f"fleetplan:{name}" for name in ("arrivals_rps", "bucket_rps", "present_rps", "season_share")
+)
+# of a pool
+EXPECTED, RATE, ASKED, WORKERS = (
+    f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "workers")
+)
+LLM = "fleetplan_llm"
+EVERY_S, HOLD_S, BUCKET_S, AHEAD_S, DRAIN_S, LEARN, HEADROOM = 60, 600, 300, 300, 60, 5, 0.1
+LAST_BUCKETS, UNLIKE = 3, 3.0
+MOST_ROWS, MOST_S = 200, 28 * DAY_S
+RULES: dict[str, float] = {  # of the HPA behind KEDA: it follows at once
+    **keda.AT_ONCE,
+    "up_pods": 0,
+    "up_percent": 0,
+    "down_pods": 0,
+    "down_percent": 0,
+}
+
+
+def write(places: Sequence[Place], autoscaler: Autoscaler, app: str) -> Written:
+    """The rules, and ScaledObjects that follow them."""
+    hpa.refuse_zero(autoscaler, "take cron, or least 1")
+    held = keda.told(Autoscaler(autoscaler.controller, {}, autoscaler.pools), RULES)
+    objects = [
+        keda.scaled_object(place, held, [keda.prometheus_trigger(_series(WORKERS, app, place), 1)])
+        for place in places
+    ]
+    files = {
+        prometheus.MONITORS_FILE: [prometheus.monitor(place) for place in places],
+        prometheus.RULES_FILE: [rules(places, autoscaler, app)],
+        keda.FILE: objects,
+    }
+    steps = (
+        *prometheus.monitors_step(),
+        f"    kubectl apply -f {prometheus.RULES_FILE}   # recording rules, for the Prometheus operator",
+        keda.apply_step(),
+    )
+    return Written(files, steps, (*prometheus.monitors_limits(), *_limits(autoscaler)))
+
+
+def rules(places: Sequence[Place], autoscaler: Autoscaler, app: str) -> Document:
+    """A PrometheusRule (monitoring.coreos.com/v1); each rule reads those before it."""
+    every_s = autoscaler.seconds("every_s", EVERY_S, least=1, most=3600)
+    bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
+    arrivals, bucket = _of_llm(ARRIVALS, app), _of_llm(BUCKET, app)
+    now, then = (
+        f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
+        for offset in ("", f" offset {season_s}s")
+    )
+    front = [place.name for place in places if place.pool.role != "decode"]
+    of_llm = {
+        ARRIVALS: prometheus.arrivals_rps(front),
+        BUCKET: f"sum(avg_over_time({arrivals}[{bucket_s}s]))",
+        PRESENT: _higher(f"sum({arrivals})", f"sum({bucket})"),
+        SHARE: f"clamp({now} / {then}, {1 / UNLIKE:.12g}, {UNLIKE:.12g})",
+    }
+    recorded = [_recorded(name, expr, {LLM: app}) for name, expr in of_llm.items()]
+    for number, place in enumerate(places):
+        labels = {LLM: app, prometheus.POOL: place.name}
+        for name, expr in _of_pool(autoscaler, app, place, front, (number, len(places))).items():
+            recorded.append(_recorded(name, expr, labels))
+    group = {"name": f"{app}-workers", "interval": f"{every_s}s", "rules": recorded}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": f"{app}-workers"},
+        "spec": {"groups": [group]},
+    }
+
+
+def _of_pool(
+    autoscaler: Autoscaler, app: str, place: Place, front: Sequence[str], at: tuple[int, int]
+) -> dict[str, str]:
+    """The rules of one pool, by name; `at`: which of how many pools it is."""
+    controller = autoscaler.controller
+    hold_s = autoscaler.seconds("hold_s", 0 if controller == "aladdin" else HOLD_S, least=0, most=DAY_S)
+    rate, asked = f"sum({_series(RATE, app, place)})", _series(ASKED, app, place)
+    found = {}
+    if controller == "aladdin":
+        learn_s = math.ceil(autoscaler.number("learn", LEARN) * autoscaler.number("every_s", EVERY_S))
+        found[RATE] = f"sum(avg_over_time({_of_llm(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
+        found[ASKED] = _by_line(autoscaler, rate, *at)
+    elif controller == "forecast":
+        ahead_s = autoscaler.seconds("ahead_s", AHEAD_S, least=1, most=DAY_S)
+        found[EXPECTED] = _expected(autoscaler, app, ahead_s, is_highest=False)
+        found[RATE] = f"sum({_series(EXPECTED, app, place)})"
+        found[ASKED] = _by_worker(autoscaler, rate, *at)
+    else:
+        start_s = place.scaled.start_s + autoscaler.number("every_s", EVERY_S)
+        ahead_s = autoscaler.seconds("ahead_s", start_s, least=1, most=DAY_S)
+        found[EXPECTED] = _expected(autoscaler, app, ahead_s, is_highest=True)
+        found[RATE] = _needed(autoscaler, app, place, front)
+        found[ASKED] = _by_table(autoscaler, rate, *at)
+    found[WORKERS] = f"sum(max_over_time({asked}[{hold_s}s]) or {asked})" if hold_s else f"sum({asked})"
+    return found
+
+
+def _recorded(name: str, expr: str, labels: dict[str, str]) -> Document:
+    return {"record": name, "expr": expr, "labels": labels}
+
+
+def _of_llm(name: str, app: str) -> str:
+    return f'{name}{{{LLM}="{app}"}}'
+
+
+def _series(name: str, app: str, place: Place) -> str:
+    return f'{name}{{{LLM}="{app}",{prometheus.POOL}="{place.name}"}}'
+
+
+def _higher(one: str, other: str) -> str:
+    """The larger of two vectors without labels, the one that there is where one is missing."""
+    return f"({one} > {other} or {other} or {one})"
+
+
+def _bucket_s(autoscaler: Autoscaler) -> int:
+    bucket_s = autoscaler.seconds("bucket_s", BUCKET_S, least=10, most=7200)
+    if bucket_s < (every_s := autoscaler.number("every_s", EVERY_S)):
+        raise InputError(
+            f"{autoscaler.controller}: bucket: {bucket_s} s, must hold a look, which is every {every_s:g} s"
+        )
+    return bucket_s
+
+
+def _season_s(autoscaler: Autoscaler) -> int:
+    return autoscaler.seconds("season_s", DAY_S, least=600, most=MOST_S)
+
+
+def _expected(autoscaler: Autoscaler, app: str, ahead_s: int, *, is_highest: bool) -> str:
+    """The rate expected `ahead_s` from now, or the highest until then."""
+    bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
+    back_s = season_s - ahead_s - bucket_s // 2  # a bucket's mean stands at its end
+    if back_s <= 0:
+        raise InputError(
+            f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be less than "
+            f"a season of {season_s} s"
+        )
+    bucket = _of_llm(BUCKET, app)
+    seen = f"max_over_time({bucket}[{max(ahead_s, bucket_s)}s] offset {back_s}s)"
+    season = f"sum({seen})" if is_highest else f"sum({bucket} offset {back_s}s)"
+    drift = f"(sum({bucket}) - sum({bucket} offset {bucket_s}s)) * {ahead_s / bucket_s:.12g}"
+    return f"{season} * sum({_of_llm(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
+
+
+def _needed(autoscaler: Autoscaler, app: str, place: Place, front: Sequence[str]) -> str:
+    headroom = 1 + autoscaler.number("headroom_frac", HEADROOM)
+    if headroom <= 0:
+        raise InputError(
+            f"{autoscaler.controller}: headroom: {100 * (headroom - 1):g} %, must be above -100 %"
+        )
+    present = f"sum({_of_llm(PRESENT, app)})"
+    rate = f"{headroom:.12g} * {_higher(f'sum({_series(EXPECTED, app, place)})', present)}"
+    if not (drain_s := autoscaler.seconds("drain_s", DRAIN_S, least=0, most=3600)):
+        return rate
+    return f"{rate} + clamp_min({prometheus.waiting_beyond_one(front)}, 0) / {drain_s}"
+
+
+def _by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+    rates_rps, sizes = table(autoscaler, pools)
+    own = [row[number] for row in sizes]
+    steps = [f"{own[0]} * ({rate} > bool 0)"]
+    steps += [
+        f"{after - before} * ({rate} > bool {edge:.12g})"
+        for edge, (before, after) in zip(rates_rps, pairwise(own), strict=False)
+        if after != before
+    ]
+    if last := own[-1]:
+        beyond = f"(ceil({rate} * {last / rates_rps[-1]:.12g}) - {last})"
+        steps.append(f"({rate} > bool {rates_rps[-1]:.12g}) * {beyond}")
+    return " + ".join(steps)
+
+
+def _by_worker(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+    if autoscaler.parameters.get("per_worker_rps") is not None:
+        per_worker_rps = autoscaler.number("per_worker_rps", 1.0)
+    else:
+        rates_rps, sizes = table(autoscaler, pools)
+        per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
+    if per_worker_rps <= 0:
+        raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")
+    return f"ceil({rate} * {1 / per_worker_rps:.12g})"
+
+
+def _by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+    slope, offset = (_row(autoscaler, name, pools)[number] for name in ("slope", "offset"))
+    return f"ceil({slope:.12g} * {rate} + {offset:.12g})"
+
+
+def table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[int]]]:
+    """`rates_rps` (R,), rising, and `sizes` (R, P), in the order of the fleet's pools."""
+    rates: Any = autoscaler.parameters.get("rates_rps")
+    sizes: Any = autoscaler.parameters.get("sizes")
+    if rates is None or sizes is None or not len(rates) or len(rates) != len(sizes):
+        raise InputError(
+            f"{autoscaler.controller}: expected the plan's capacity table: rates_rps and as many rows of "
+            "sizes"
+        )
+    if len(rates) > MOST_ROWS:
+        raise InputError(f"{autoscaler.controller}: rates_rps: {len(rates)} rates, a rule holds {MOST_ROWS}")
+    found, rows = [float(rate) for rate in rates], [[int(size) for size in row] for row in sizes]
+    if not found[0] > 0 or any(not after > before for before, after in pairwise(found)):
+        raise InputError(f"{autoscaler.controller}: rates_rps: must rise from above 0, found {found[:8]}")
+    if any(len(row) != pools for row in rows):
+        raise InputError(f"{autoscaler.controller}: sizes: expected {pools} in each row, one per pool")
+    return found, rows
+
+
+def _row(autoscaler: Autoscaler, name: str, pools: int) -> list[float]:
+    values: Any = autoscaler.parameters.get(name)
+    row = [float(value) for value in values] if isinstance(values, (list, tuple)) else []
+    if len(row) != pools:
+        raise InputError(
+            f"{autoscaler.controller}: {name}: expected {pools} numbers, one per pool, found {values!r}"
+        )
+    return row
+
+
+def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
+    found = [
+        "vLLM counts what has finished, not what arrives: arrivals are ends and the growth of what is in "
+        f"flight, over {prometheus.RATE_S} s. Requests that no worker has yet are not seen.",
+        keda.EXACT,
+        f"Look at it in Prometheus: {ARRIVALS}, {RATE}, {ASKED} and {WORKERS} are recorded.",
+    ]
+    if autoscaler.controller == "aladdin":
+        found.append(
+            "No rule looks for change points or for longer requests: the rate is the mean of the last "
+            "heartbeats."
+        )
+    else:
+        found.append(
+            "The season is the last one, and Prometheus must keep it; until then it goes by the last bucket "
+            "and its drift."
+        )
+    return tuple(found)

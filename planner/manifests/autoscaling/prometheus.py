@@ -1,0 +1,153 @@
+"""What Prometheus is asked: vLLM's metrics per pool, and how they come to Kubernetes' API of metrics.
+
+A PodMonitor per pool puts the label `fleetplan_pool` on what its workers export. vLLM (0.32, v1/metrics)
+exports gauges of requests that wait and run, of the share of the KV blocks in use, and counts what has
+finished; nothing counts what arrives, so the rate of arrivals is that of ends plus the growth of what is in
+flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.errors import InputError
+from planner.manifests.autoscaling.autoscaler import Autoscaler, Document
+from planner.manifests.autoscaling.places import Place
+
+POOL = "fleetplan_pool"
+SCRAPE_S = 15
+# of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`
+HOST = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local"
+PORT = 9090
+ADDRESS = f"{HOST}:{PORT}"
+ADAPTER_FILE, MONITORS_FILE, RULES_FILE = (
+    "prometheus-adapter.values.yaml",
+    "pod-monitors.yaml",
+    "prometheus-rules.yaml",
+)
+_RUNNING, _WAITING, _KV = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+)
+ENDED = "vllm:request_success_total"
+RATE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`name`: in Kubernetes' API; `series`: what vLLM exports; `usual`: a target per worker where none is
+    told; over the ranks of a pod by `over_ranks`.
+    """
+
+    name: str
+    series: tuple[str, ...]
+    usual: float
+    over_ranks: str = "sum"
+
+
+METRICS = {
+    "queue": Metric("vllm_num_requests_waiting", (_WAITING,), 5.0),
+    "running": Metric("vllm_num_requests_running", (_RUNNING,), 32.0),
+    "concurrency": Metric("vllm_requests_in_flight", (_RUNNING, _WAITING), 32.0),
+    "kv": Metric("vllm_kv_cache_usage_perc", (_KV,), 0.7, "avg"),
+}
+
+
+def metric(autoscaler: Autoscaler) -> Metric:
+    """The row of METRICS that it follows; InputError where vLLM exports no such thing."""
+    asked, controller = autoscaler.text("metric", "queue"), autoscaler.controller
+    if asked not in METRICS:
+        raise InputError(
+            f"{controller}: metric: must be one of {', '.join(METRICS)}, as vLLM exports, found "
+            f"{asked[:100]!r}"
+        )
+    return METRICS[asked]
+
+
+def selector(series: Sequence[str], matchers: str) -> str:
+    """An instant vector of one or several series."""
+    if len(series) == 1:
+        return f"{series[0]}{{{matchers}}}"
+    return f'{{__name__=~"{"|".join(series)}",{matchers}}}'
+
+
+def of_pool(asked: Metric, place: Place) -> str:
+    """The sum over the workers of a pool; None of them: no value."""
+    vector = selector(asked.series, _only(place.name))
+    return f"sum({vector})" if asked.over_ranks == "sum" else f"sum({asked.over_ranks} by (pod) ({vector}))"
+
+
+def arrivals_rps(pools: Sequence[str]) -> str:
+    """Requests that arrive at these pools per second, over the last minute."""
+    only = _only(*pools)
+    in_flight = f"sum({selector((_RUNNING, _WAITING), only)})"
+    before = f"sum({selector((_RUNNING, _WAITING), only)} offset {RATE_S}s)"
+    ended = f"sum(rate({ENDED}{{{only}}}[{RATE_S}s]))"
+    return f"clamp_min({ended} + ({in_flight} - {before}) / {RATE_S}, 0)"
+
+
+def waiting_beyond_one(pools: Sequence[str]) -> str:
+    """Prompts that wait at these pools, but for one per worker."""
+    waiting = f"{_WAITING}{{{_only(*pools)}}}"
+    return f"sum({waiting}) - count(count by (pod) ({waiting}))"
+
+
+def _only(*pools: str) -> str:
+    """Names of pools are labels, so that nothing in them ends the string."""
+    return f'{POOL}="{pools[0]}"' if len(pools) == 1 else f'{POOL}=~"{"|".join(pools)}"'
+
+
+def monitor(place: Place) -> Document:
+    """A PodMonitor (monitoring.coreos.com/v1) of one pool."""
+    endpoint: Document = {
+        ("port" if isinstance(place.port, str) else "portNumber"): place.port,
+        "path": "/metrics",
+        "interval": f"{SCRAPE_S}s",
+        "relabelings": [{"targetLabel": POOL, "replacement": place.name}],
+    }
+    if place.scheme == "https":  # by a certificate that the service made for itself
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": place.name},
+        "spec": {"selector": {"matchLabels": dict(place.pods)}, "podMetricsEndpoints": [endpoint]},
+    }
+
+
+def adapter_rule(asked: Metric) -> Document:
+    """A rule of prometheus-adapter that gives pods the metric."""
+    matchers = "<<.LabelMatchers>>"
+    return {
+        "seriesQuery": f'{asked.series[0]}{{{POOL}!="",namespace!="",pod!=""}}',
+        "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
+        "name": {"matches": "", "as": asked.name},
+        "metricsQuery": f"{asked.over_ranks}({selector(asked.series, matchers)}) by (<<.GroupBy>>)",
+    }
+
+
+def adapter(*, custom: Sequence[Document] = (), external: Sequence[Document] = ()) -> Document:
+    """Values of the chart prometheus-adapter."""
+    rules: Document = {"default": False}
+    rules |= {"custom": list(custom)} if custom else {}
+    rules |= {"external": list(external)} if external else {}
+    return {"prometheus": {"url": HOST, "port": PORT}, "rules": rules}
+
+
+def monitors_step() -> tuple[str, ...]:
+    """How Prometheus comes to scrape the workers."""
+    return (f"    kubectl apply -f {MONITORS_FILE}   # the Prometheus operator's PodMonitors",)
+
+
+def monitors_limits() -> tuple[str, ...]:
+    """What holds for everyone that reads these metrics."""
+    return (
+        f"Metrics are read every {SCRAPE_S} s by a Prometheus that looks at PodMonitors everywhere: "
+        "kube-prometheus-stack does with "
+        "`prometheus.prometheusSpec.podMonitorSelectorNilUsesHelmValues=false` (and `rule` for `podMonitor` "
+        f"where there are rules). Its address is taken to be {ADDRESS}: change it where yours is another.",
+        f"Queries know pools by the label {POOL} alone, in every namespace that this Prometheus looks at: "
+        "where two namespaces have the same LLM, add `namespace` to the queries.",
+    )
