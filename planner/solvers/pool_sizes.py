@@ -1,0 +1,355 @@
+"""Cheapest sequence of pool sizes over a day, as far as is known which sequences fail.
+
+Sets   t  step, from edge e_t to e_(t+1)         c  pool          u  failure that is explained
+       q  cell of time: between two neighbours of all edges e_t and all e_t - s_c
+Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
+       p_c  price of a worker [USD/h]            g_c  its GPUs,  S_k  stock of GPUs of kind k
+       low_tc, most_c  sizes allowed             G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
+       C_u  set of (t, c), with sizes n^u_tc that were seen to fail together
+       h    what is billed by: seconds, or started units (hours)
+Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: asked for, or ready
+       m_qk  nodes of kind k                     z_abc workers ready from step a on and paid for b units
+
+  min   sum_q l_q (sum_c p_c y_qc + sum_k i_k (G_k m_qk - sum_c g_c y_qc))                  (by seconds)
+  or    sum_abc h b p_c z_abc + sum_q l_q sum_k i_k (G_k m_qk - sum_c g_c y_qc)             (by units h)
+  s.t.  asked_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
+        stock_qk    sum_c g_c y_qc <= S_k
+        node_qk     G_k m_qk >= sum_c g_c y_qc
+        lives_tc    sum of z_abc over (a, b) that are paid through step t >= x_tc
+        cut_u       x_tc >= n^u_tc + 1 for at least one (t, c) of C_u    (more than a sequence that fails)
+
+A worker is asked for s_c before it is to be ready, and paid from then on: y is x dilated by the start-up. One
+that is to be ready sooner than s_c after the beginning is there from the beginning. A gap of no more than a
+start-up is no gap (`closed`): whoever would be given up is kept. Requests that a worker still has when it is
+given up are paid beyond this, so what the model calls cost is a lower bound of the bill.
+
+HiGHS solves it (a day of 144 steps by seconds takes 0.05 s; CP-SAT took as long or did not end). That a cut
+holds for all smaller sizes is the one assumption: more workers never hurt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csc_matrix
+
+from planner.errors import InputError
+from planner.solvers.backend import Program, minimise
+from planner.solvers.nodes import Node
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Cut = tuple[tuple[int, int, int], ...]
+"""(step, pool, size) each: some of them must be larger than that."""
+
+TOLERANCE = 1e-6  # to which the solver keeps rows
+LONG_UNIT_S = 60.0  # units billed from which on their rounding up is modelled
+SAME_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTerms:
+    """What is known of a pool: s_c, least and most, p_c, g_c, and what its GPUs are bought and counted as."""
+
+    start_s: float
+    least: int
+    most: int
+    usd_per_h: float
+    gpus: int = 1
+    gpu: str = ""
+    node: Node | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise InputError(
+                f"pool of {self.gpu or 'workers'}: least is {self.least} and most {self.most}; "
+                "must be 0 <= least <= most"
+            )
+        if not 0 <= self.start_s < math.inf:
+            raise InputError(f"pool of {self.gpu or 'workers'}: start_s is {self.start_s}, must be >= 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayTerms:
+    """`edges_s` (T + 1,) of the steps, from 0 on; `unit_s` that is billed as soon as it is begun; `stock` of
+    GPUs by name.
+    """
+
+    edges_s: Floats
+    pools: tuple[PoolTerms, ...]
+    unit_s: float = 1.0
+    stock: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.edges_s) < 2 or self.edges_s[0] != 0 or not (np.diff(self.edges_s) > 0).all():
+            raise InputError("the grid of a day must have two edges or more, rising from 0")
+        longest_s = max((pool.start_s for pool in self.pools), default=0.0)
+        if longest_s > self.edges_s[-1]:
+            raise InputError(
+                f"a start-up takes {longest_s:g} s, and the day ends after {self.edges_s[-1]:g} s: no worker "
+                "that starts would ever be ready; give a longer trace, or a shorter start-up"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, C)."""
+        return len(self.edges_s) - 1, len(self.pools)
+
+    @property
+    def most(self) -> Ints:
+        """(T, C): the largest sizes."""
+        return np.tile([pool.most for pool in self.pools], (self.shape[0], 1)).astype(np.int64)
+
+    @property
+    def least(self) -> Ints:
+        """(T, C): the smallest sizes."""
+        return np.tile([pool.least for pool in self.pools], (self.shape[0], 1)).astype(np.int64)
+
+    def cells_s(self) -> Floats:
+        """Where cells begin (Q,), and where the last one ends."""
+        moments = [self.edges_s, *(self.edges_s[1:-1] - pool.start_s for pool in self.pools)]
+        found = np.unique(np.concatenate(moments))
+        found = found[found >= 0]
+        return found[np.concatenate(([True], np.diff(found) > SAME_S))]
+
+    def wanted(self, c: int) -> list[range]:
+        """Of each cell the steps whose workers of pool c are paid in it."""
+        begins = self.cells_s()[:-1]
+        first = np.searchsorted(self.edges_s[1:], begins + SAME_S, "right")
+        last = np.searchsorted(self.edges_s[:-1], begins + self.pools[c].start_s + SAME_S, "right")
+        return [range(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+
+    def kinds(self) -> dict[str, tuple[Node, list[int]]]:
+        """The nodes sold whole, each kind at its dearest, with the pools on it."""
+        found: dict[str, tuple[Node, list[int]]] = {}
+        for c, pool in enumerate(self.pools):
+            if (node := pool.node) is not None:
+                dearest, own = found.get(node.kind, (node, []))
+                dearest = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
+                found[node.kind] = dearest, [*own, c]
+        return found
+
+    def prices(self) -> Floats:
+        """p_c, of nodes of several prices at the highest."""
+        prices = np.array([pool.usd_per_h for pool in self.pools], float)
+        for dearest, own in self.kinds().values():
+            for c in own:
+                node = self.pools[c].node
+                assert node is not None
+                prices[c] += self.pools[c].gpus * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
+        return prices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """`workers` (T, C) at a cost of `usd`; None where there are none. No sequence that keeps the cuts costs
+    less than `bound_usd`: infinity where none keeps them.
+    """
+
+    workers: Ints | None
+    usd: float
+    bound_usd: float
+    is_optimal: bool
+
+
+def asked(day: DayTerms, workers: Ints) -> Ints:
+    """y: workers paid in each cell (Q, C) so that these (T, C) are ready in the steps."""
+    found = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
+    for c in range(len(day.pools)):
+        for q, steps in enumerate(day.wanted(c)):
+            found[q, c] = workers[steps.start : steps.stop, c].max()
+    return found
+
+
+def closed(day: DayTerms, workers: Ints) -> Ints:
+    """Who is ready in each step (T, C) where no worker is given up that would have to be asked for by then."""
+    paid, begins, found = asked(day, workers), day.cells_s()[:-1], np.empty_like(workers)
+    for c, pool in enumerate(day.pools):
+        for t, edge_s in enumerate(day.edges_s[:-1].tolist()):
+            over = (begins >= edge_s - pool.start_s - SAME_S) & (begins <= edge_s + SAME_S)
+            found[t, c] = paid[over, c].min()
+    return found
+
+
+def cost_usd(day: DayTerms, workers: Ints) -> float:
+    """What the model says that these sizes (T, C) cost by the second, a lower bound of what is billed."""
+    paid, hours = asked(day, workers), np.diff(day.cells_s()) / 3600
+    gpus = paid * np.array([pool.gpus for pool in day.pools])
+    total = float(hours @ paid @ day.prices())
+    for node, own in day.kinds().values():
+        total += float(hours @ (-gpus[:, own].sum(axis=1) % node.gpus)) * node.idle_usd_per_h
+    return total
+
+
+def gpu_hours(day: DayTerms, workers: Ints) -> float:
+    """GPU hours asked for, those of idle GPUs of whole nodes not among them."""
+    gpus = asked(day, workers) @ np.array([pool.gpus for pool in day.pools])
+    return float(np.diff(day.cells_s()) / 3600 @ gpus)
+
+
+def solve(
+    day: DayTerms, cuts: Sequence[Cut] = (), seen: Sequence[Ints] = (), *, time_limit_s: float = 30.0
+) -> Sizes:
+    """The cheapest sequence that keeps the cuts and is none of `seen`."""
+    low, most = day.least, day.most
+    for cut in cuts:  # one of a single step is a least size
+        if len(cut) == 1:
+            ((t, c, size),) = cut
+            low[t, c] = max(low[t, c], size + 1)
+    if not all(cuts) or (low > most).any():
+        return Sizes(None, math.inf, math.inf, is_optimal=True)
+    rows = _Rows(day, low)
+    paid = _paid(rows)
+    _nodes(rows, paid)
+    if day.unit_s > LONG_UNIT_S:
+        _lives(rows)
+    else:
+        hours, prices = np.diff(day.cells_s()) / 3600, day.prices()
+        for (q, c), variable in np.ndenumerate(paid):
+            rows.cost[variable] += hours[q] * prices[c]
+    for cut in cuts:
+        if len(cut) > 1 and not any(size < low[t, c] for t, c, size in cut):
+            rows.some([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
+    for workers in seen:
+        if ((workers >= low) & (workers <= most)).all():
+            cells = list(np.ndindex(*day.shape))
+            larger = [rows.larger(*at, int(workers[at])) for at in cells if workers[at] < most[at]]
+            rows.some([*larger, *(rows.smaller(*at, int(workers[at])) for at in cells if workers[at] > low[at])])
+    point = minimise(rows.program(), time_limit_s=time_limit_s)
+    if point.status == "infeasible":
+        return Sizes(None, math.inf, math.inf, is_optimal=True)
+    bound = max(point.bound * (1 - TOLERANCE), 0.0)
+    if point.x is None:
+        return Sizes(None, math.inf, bound, is_optimal=False)
+    workers = point.x[rows.x].astype(np.int64)
+    usd = float(np.array(rows.cost) @ point.x)
+    return Sizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
+
+
+class _Rows:
+    """The program, built row by row; `x` (T, C) are the columns of the sizes, from `low` on."""
+
+    def __init__(self, day: DayTerms, low: Ints):
+        self.day, self.low, self.most = day, low, day.most
+        self.cost: list[float] = []
+        self._high: list[float] = []
+        self._low: list[float] = []
+        self._rows: list[dict[int, float]] = []
+        self._least: list[float] = []
+        self._sides: dict[tuple[int, int, int, bool], int] = {}
+        self.x = np.zeros(day.shape, np.int64)
+        for t, c in np.ndindex(*day.shape):
+            self.x[t, c] = self.variable(float(day.pools[c].most), low=float(low[t, c]))
+
+    def variable(self, high: float, *, low: float = 0.0, cost: float = 0.0) -> int:
+        """A column, an integer."""
+        self._low.append(low)
+        self._high.append(high)
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+    def at_least(self, terms: Mapping[int, float], least: float) -> None:
+        """A row."""
+        self._rows.append(dict(terms))
+        self._least.append(least)
+
+    def some(self, literals: Sequence[int]) -> None:
+        """One of them is true."""
+        self.at_least(dict.fromkeys(literals, 1.0), 1.0)
+
+    def larger(self, t: int, c: int, size: int) -> int:
+        """A column that may be 1 only where x_tc > size."""
+        if (t, c, size, True) not in self._sides:
+            literal = self._sides[t, c, size, True] = self.variable(1.0)
+            low = float(self.low[t, c])
+            self.at_least({int(self.x[t, c]): 1.0, literal: low - size - 1}, low)
+        return self._sides[t, c, size, True]
+
+    def smaller(self, t: int, c: int, size: int) -> int:
+        """A column that may be 1 only where x_tc < size."""
+        if (t, c, size, False) not in self._sides:
+            literal = self._sides[t, c, size, False] = self.variable(1.0)
+            most = float(self.most[t, c])
+            self.at_least({int(self.x[t, c]): -1.0, literal: size - 1 - most}, -most)
+        return self._sides[t, c, size, False]
+
+    def program(self) -> Program:
+        lengths = [len(row) for row in self._rows]
+        values = np.array([value for row in self._rows for value in row.values()], float)
+        columns = np.array([column for row in self._rows for column in row], np.int64)
+        where = np.repeat(np.arange(len(lengths)), lengths), columns
+        matrix = csc_matrix((values, where), shape=(len(lengths), len(self.cost)))
+        least, low, high = (np.array(each, float) for each in (self._least, self._low, self._high))
+        return Program(np.array(self.cost), matrix, least, low, high, np.ones(len(low), bool))
+
+
+def _paid(rows: _Rows) -> Ints:
+    """asked_qct and stock_qk; the columns of y (Q, C)."""
+    day = rows.day
+    paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
+    for c, pool in enumerate(day.pools):
+        for q, steps in enumerate(day.wanted(c)):
+            if len(steps) == 1:
+                paid[q, c] = rows.x[steps.start, c]
+                continue
+            paid[q, c] = rows.variable(float(pool.most), low=float(pool.least))
+            for t in steps:
+                rows.at_least({int(paid[q, c]): 1.0, int(rows.x[t, c]): -1.0}, 0.0)
+    for gpu, count in day.stock.items():
+        own = [c for c, pool in enumerate(day.pools) if pool.gpu == gpu]
+        if sum(day.pools[c].gpus * day.pools[c].most for c in own) > count:
+            for row in paid:
+                rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in own}, -float(count))
+    return paid
+
+
+def _nodes(rows: _Rows, paid: Ints) -> None:
+    """node_qk, and what the idle GPUs of nodes cost."""
+    hours = np.diff(rows.day.cells_s()) / 3600
+    for node, own in rows.day.kinds().values():
+        gpus = {c: float(rows.day.pools[c].gpus) for c in own}
+        most = -(-sum(each * rows.day.pools[c].most for c, each in gpus.items()) // node.gpus)
+        for q, row in enumerate(paid):
+            idle_usd = float(hours[q] * node.idle_usd_per_h)
+            terms = {int(row[c]): -each for c, each in gpus.items()}
+            for column, weight in terms.items():
+                rows.cost[column] += weight * idle_usd
+            count = rows.variable(most, cost=node.gpus * idle_usd)
+            rows.at_least(terms | {count: float(node.gpus)}, 0.0)
+
+
+def _lives(rows: _Rows) -> None:
+    """lives_tc, and what they cost."""
+    day, prices = rows.day, rows.day.prices()
+    for c, pool in enumerate(day.pools):
+        covers: list[dict[int, float]] = [{int(each): -1.0} for each in rows.x[:, c]]
+        for _, units, steps in lives(day, pool.start_s):
+            usd = float(units * day.unit_s / 3600 * prices[c])
+            z = rows.variable(float(pool.most), cost=usd)
+            for t in steps:
+                covers[t][z] = 1.0
+        for terms in covers:
+            rows.at_least(terms, 0.0)
+
+
+def lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
+    """(a, b, the steps that are paid through) of workers ready from step a on and paid for b units.
+
+    Of those that are paid through the same steps only the shortest.
+    """
+    found, edges_s = [], day.edges_s
+    for a, edge_s in enumerate(edges_s[:-1].tolist()):
+        if 0 < a and edge_s < start_s - SAME_S:
+            continue  # only who is there from the beginning is ready by then
+        asked_s = max(edge_s - start_s, 0.0) if a else 0.0
+        last = a
+        for units in range(1, math.ceil((edges_s[-1] - asked_s) / day.unit_s - SAME_S) + 1):
+            end = int(np.searchsorted(edges_s, asked_s + units * day.unit_s + SAME_S, "right")) - 1
+            if end > last:
+                found.append((a, units, range(a, end)))
+                last = end
+    return found
