@@ -68,7 +68,7 @@ def day(
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Run a day of traffic through pools that change: what stands all day, a timetable, controllers, the best.
+    """Run a day of traffic through pools that change: under what stands all day, controllers, the optimum.
 
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
     no fleet keeps the SLO.
@@ -95,7 +95,7 @@ def day(
         found = day(
             slo,
             requests,
-            fleet=fleet,
+            standing=fleet,
             terms={name: value for name, value in given.items() if value is not None},
             catalog=read_catalog(catalog),
             seed=seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,17 +13,8 @@ import pandas as pd
 from planner.documents.catalog import Catalog
 from planner.documents.day import USUAL_EVERY_S, DaySection, parse_day
 from planner.documents.task import Task
-from planner.domain import Slo
 from planner.errors import InputError
-from planner.face.inputs import (
-    CatalogLike,
-    FleetLike,
-    Section,
-    TraceLike,
-    read_catalog,
-    read_fleet,
-    read_trace,
-)
+from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result
 from planner.fleet import Fleet
@@ -33,11 +23,15 @@ from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool
 from planner.studies import day_page
 from planner.studies.day import DayAnswer, DayQuestion, study_day
+from planner.studies.day_manifests import manifests
 from planner.studies.whatif import Study
 from planner.traffic.scaling import Asked
 from planner.traffic.trace import spread
 
 MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
+OUTDATED = ("manifests/*/*", "manifests/README.md")  # of another winner
+NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
+USUAL_START_S = 300.0
 STATIC_SHARE = 0.4  # of the time for the fleet that stands all day
 
 
@@ -76,8 +70,8 @@ class DayResult(Result):
     def save(self, folder: str | Path) -> tuple[str, ...]:
         """Write day.html, tables and the manifests of the winner into a folder, all or none."""
         check_output_directory(Path(folder))
-        written = {**day_page.render(self.answer), **day_page.manifests(self.answer)}
-        write_files(Path(folder), written, outdated=day_page.OUTDATED)
+        written = {**day_page.render(self.answer), **manifests(self.answer)}
+        write_files(Path(folder), written, outdated=OUTDATED)
         return tuple(written)
 
 
@@ -85,7 +79,7 @@ def day(
     slo: TaskDocument | Section | str | Path | None,
     trace: TraceLike,
     *,
-    fleet: FleetLike | None = None,
+    standing: FleetLike | None = None,
     terms: Mapping[str, Any] | None = None,
     catalog: CatalogLike = None,
     seed: int = 0,
@@ -96,7 +90,7 @@ def day(
     """What controllers make of a day of traffic: cost, windows that keep the SLO, regret above the optimum.
 
     `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
-    who decides. Without `fleet` the cheapest fleet that stands all day is planned, on paper; its pools are
+    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper; its pools are
     what changes. An SLO without `every` is held in windows of ten minutes.
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the promise.
@@ -113,12 +107,12 @@ def day(
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
     study = Study(read_trace(trace), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
-    if fleet is None:
+    if standing is None:
         progress("the fleet that stands all day")
         found = study.ask(task)
-        standing, promise, requests = found.fleet, found.problem.slo, found.problem.trace
+        fleet, promise, requests = found.fleet, found.problem.slo, found.problem.trace
     else:
-        standing, promise = read_fleet(fleet, question.catalog), task.slo
+        fleet, promise = read_fleet(standing, question.catalog), task.slo
         if task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
@@ -129,8 +123,8 @@ def day(
     left_s = max(time_limit_s - (time.monotonic() - began), 1.0)
     answer = study_day(
         DayQuestion(
-            fleet=standing,
-            pools=elastic_pools(standing, asked, task, question.catalog),
+            fleet=fleet,
+            pools=elastic_pools(fleet, asked, task, question.catalog),
             slo=replace(promise, every_s=every_s),
             trace=requests,
             unit_s=asked.billed_s,
@@ -152,7 +146,7 @@ def elastic_pools(
     for pool in standing.pools:
         start_s = asked.start_s
         if start_s is None:
-            start_s = start_seconds(catalog, standing.llm, pool.type, asked.storage)
+            start_s = USUAL_START_S
         spot = task.spot_terms(pool.type.gpu) if market_of(pool.type.gpu.name) == SPOT else None
         most = asked.most or max(MOST_TIMES * pool.count, pool.count + 2)
         stock = task.stock.get(row_of(pool.type.gpu.name))

@@ -218,7 +218,9 @@ def solve(
         if ((workers >= low) & (workers <= most)).all():
             cells = list(np.ndindex(*day.shape))
             larger = [rows.larger(*at, int(workers[at])) for at in cells if workers[at] < most[at]]
-            rows.some([*larger, *(rows.smaller(*at, int(workers[at])) for at in cells if workers[at] > low[at])])
+            rows.some(
+                [*larger, *(rows.smaller(*at, int(workers[at])) for at in cells if workers[at] > low[at])]
+            )
     point = minimise(rows.program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
         return Sizes(None, math.inf, math.inf, is_optimal=True)

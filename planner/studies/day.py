@@ -15,7 +15,7 @@ have followed: then the optimum is that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,6 +106,8 @@ class Ran:
     windows: tuple[Kept, ...]
     hurt: tuple[Hurt, ...]
     swings: tuple[Oscillation, ...] = ()
+    chosen: Chosen | None = None  # None: a sequence that nobody decides
+    controller: Controller | None = None
     tried: int = 1  # parameters, on the part of the traffic that trains
 
     @property
@@ -206,7 +208,7 @@ def study_day(
             tuned, tried = each, 1
             if train is not None and name != STATIC:
                 tuned, tried = tune(replace(question, trace=train), each, deployment, deadline, progress)
-            row = ran(asked, name, tuned(known), tuned.parameters())
+            row = ran(asked, tuned, known)
         except InputError as error:
             if name == STATIC:
                 raise
@@ -261,13 +263,14 @@ def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
 
 
-def ran(question: DayQuestion, name: str, controller: Controller, parameters: Mapping[str, object]) -> Ran:
+def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
     """One controller on the question's traffic."""
-    slo = question.slo
+    slo, controller = question.slo, chosen(deployment)
     run = simulate_elastic(
         question.fleet, question.trace, question.pools, controller, limits=slo.limits, every_s=slo.every_s
     )
-    return told(question, name, run, parameters)
+    row = told(question, chosen.row.name, run, chosen.parameters())
+    return replace(row, chosen=chosen, controller=controller)
 
 
 def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
@@ -294,7 +297,7 @@ def tune(
     for variant in list(variants(chosen))[:MOST_VARIANTS]:
         if tried and time.monotonic() > deadline:
             break
-        row = ran(question, chosen.row.name, variant(deployment), {})
+        row = ran(question, variant, deployment)
         tried += 1
         progress(f"{chosen.row.name}: {tried} settings tried")
         if (value := (float(row.missed), row.usd)) < best_value:
@@ -416,13 +419,13 @@ def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
     found = []
     if train is None and any(row.name == CRON for row in rows):
         found.append(
-            "cron's timetable was made of the traffic that it is judged by; train on a part of it to see what "
-            "it does on traffic it has not seen"
+            "cron's timetable was made of the traffic that it is judged by; train on a part of it to see "
+            "what it does on traffic that it has not seen"
         )
     for row in rows:
         for swing in row.swings:
             found.append(
-                f"{row.name} oscillates: {swing.times} times pool {swing.pool} grew and shrank again before a "
-                f"worker could be ready, first at {swing.first_s:.0f} s"
+                f"{row.name} oscillates: {swing.times} times pool {swing.pool} grew and shrank again before "
+                f"a worker could be ready, first at {swing.first_s:.0f} s"
             )
     return tuple(found)

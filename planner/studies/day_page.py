@@ -213,8 +213,10 @@ def windows_csv(answer: DayAnswer) -> str:
         for v, each in enumerate(row.windows):
             sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
             found.append(
-                [row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}", *sizes]
-                + [int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"]
+                [
+                    *(row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}", *sizes),
+                    *(int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"),
+                ]
             )
     return _csv(head, found)
 
@@ -335,8 +337,8 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     """Start-up, billing, windows, and where the table of capacity comes from."""
     question = answer.question
     lines = [
-        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready {show_span(each.start_s)} "
-        "after they are asked for and paid from then on"
+        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready "
+        f"{show_span(each.start_s)} after they are asked for and paid from then on"
         + (f"; {each.warm} at a time after {show_span(each.warm_start_s)}" if each.warm else "")
         for pool, each in zip(question.fleet.pools, question.pools, strict=True)
     ]
@@ -344,7 +346,8 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines.append(f"SLO in every {show_span(question.every_s)}: {limits}")
     if question.train_frac:
         lines.append(
-            f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic, the rest judges"
+            f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "
+            "judges"
         )
     lines.append("simulated on this traffic with median step times: no futures, no margin for them")
     if answer.capacity is not None:
