@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import Deployment, mean_of
+from planner.controllers.deployment import Deployment, is_blank, mean_of
 from planner.controllers.settings import NUMBER, SECONDS, WHOLE, Settings, setting
 from planner.simulator.elastic import Reading
 from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, Level, WorkerRule, fit_worker_rule
@@ -45,6 +45,7 @@ class Aladdin:
     def start(self, sizes: Sequence[int]) -> None:
         self.rate, self.length = self._level(), self._level()
         self.usual = math.nan  # mean tokens of a request in the first level
+        self.first = list(sizes)
 
     def _level(self) -> Level:
         return Level(self.settings.learn, self.settings.drift, self.settings.threshold)
@@ -58,6 +59,8 @@ class Aladdin:
         return anew
 
     def sizes(self, reading: Reading) -> list[int]:
+        if is_blank(reading):
+            return list(self.first)
         self.rate = self._seen(self.rate, self.deployment.rate_rps(reading))
         every = range(len(self.deployment.pools))
         tokens = mean_of(reading.input_tokens, every) + mean_of(reading.output_tokens, every)

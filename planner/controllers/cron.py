@@ -40,7 +40,7 @@ class CronSettings(Settings):
 def made_windows(
     settings: CronSettings, history: History, capacity: CapacityTable, end_s: float
 ) -> tuple[Window, ...]:
-    """A window per step of the day, from `lead` before it to its end; the history ends at `end_s` of the week."""
+    """A window per step of the day, from `lead` before it on; the history ends at `end_s` of the week."""
     rates = history.rates_rps
     begins_s = end_s - history.bucket_s * np.arange(len(rates), 0, -1)
     steps = np.floor_divide(begins_s % DAY_S, settings.step_s).astype(int)

@@ -176,6 +176,14 @@ _FACTS = {
 }
 
 
+def is_blank(reading: Reading) -> bool:
+    """Whether it is of the first moment of a run, before anything has come: nobody decides by that."""
+    if reading.time_s > 0 or reading.limbo:
+        return False
+    gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))
+    return not any(each.any() for each in gauges)
+
+
 def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
     """Of those pools that have a number, NaN where none has."""
     told = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]

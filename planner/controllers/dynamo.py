@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import MIXED, PREFILL, Deployment, mean_of
+from planner.controllers.deployment import MIXED, PREFILL, Deployment, is_blank, mean_of
 from planner.controllers.settings import NAME, SECONDS, SHARE, Settings, setting
 from planner.errors import InputError
 from planner.simulator.elastic import Reading
@@ -90,6 +90,8 @@ class Dynamo:
     def sizes(self, reading: Reading) -> list[int]:
         tokens = mean_of(reading.input_tokens, range(len(self.current)))
         self.input_tokens = self.input_tokens if math.isnan(tokens) else tokens
+        if is_blank(reading):
+            return list(self.current)
         is_settled = all(int(reading.ready[i]) == size for i, size in enumerate(self.current))
         if is_settled and reading.time_s - self.changed_s >= self.settings.grace_s:
             sizes = self.deployment.held([self._one(reading, i) for i in range(len(self.current))])

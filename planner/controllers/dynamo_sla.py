@@ -20,7 +20,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import DECODE, PREFILL, Deployment, EngineProfile, least_whole, mean_of
+from planner.controllers.deployment import (
+    DECODE,
+    PREFILL,
+    Deployment,
+    EngineProfile,
+    is_blank,
+    least_whole,
+    mean_of,
+)
 from planner.controllers.forecasting import RateForecast
 from planner.controllers.settings import FLAG, NAME, SECONDS, Settings, setting
 from planner.simulator.elastic import Reading
@@ -102,6 +110,8 @@ class DynamoSla:
         self.forecast.start()
 
     def sizes(self, reading: Reading) -> list[int]:
+        if is_blank(reading):
+            return list(self.current)
         rate_rps = self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         every = range(len(self.current))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import Deployment
+from planner.controllers.deployment import Deployment, is_blank
 from planner.controllers.forecast import Held
 from planner.controllers.forecasting import RateForecast
 from planner.controllers.settings import SECONDS, SHARE, Settings, setting
@@ -44,11 +44,16 @@ class Fleetplan:
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
         self.held = Held(self.settings.hold_s)
+        self.first = list(sizes)
 
     def sizes(self, reading: Reading) -> list[int]:
-        own, now_rps = self.settings, self.deployment.rate_rps(reading)
-        self.forecast.add(reading.time_s, reading.interval_s, now_rps)
-        present_rps = max(now_rps, self.forecast.mean_rps(own.bucket_s))
+        own, present_rps = self.settings, 0.0
+        if not is_blank(reading):
+            now_rps = self.deployment.rate_rps(reading)
+            self.forecast.add(reading.time_s, reading.interval_s, now_rps)
+            present_rps = max(now_rps, self.forecast.mean_rps(own.bucket_s))
+        elif not self.forecast.has_season:
+            return list(self.first)
         sizes = []
         for i, pool in enumerate(self.deployment.pools):
             ahead_s = pool.start_s + own.every_s if own.ahead_s is None else own.ahead_s

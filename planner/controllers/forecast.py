@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import Deployment, least_whole
+from planner.controllers.deployment import Deployment, is_blank, least_whole
 from planner.controllers.forecasting import RateForecast
 from planner.controllers.settings import NUMBER, SECONDS, Settings, setting
 from planner.simulator.elastic import Reading
@@ -56,8 +56,11 @@ class Forecast:
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
         self.held = Held(self.settings.hold_s)
+        self.first = list(sizes)
 
     def sizes(self, reading: Reading) -> list[int]:
+        if is_blank(reading):
+            return list(self.first)
         own, rate_rps = self.settings, self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         ahead_rps = self.forecast.at(reading.time_s + own.ahead_s)

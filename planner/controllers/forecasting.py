@@ -46,6 +46,11 @@ class RateForecast:
             for step in range(steps):
                 self._learn(self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps), rate)
 
+    @property
+    def has_season(self) -> bool:
+        """Whether something is known of earlier days."""
+        return bool(self._counts.any())
+
     def _bucket(self, time_s: float) -> int:
         return int((self.deployment.clock_s + time_s) % self.season_s // self.bucket_s) % self.buckets
 
@@ -76,10 +81,10 @@ class RateForecast:
         return sum(span * rate for span, rate in told) / total_s if total_s else math.nan
 
     def at(self, time_s: float) -> float:
-        """The rate at that time [requests/s]; 0 before anything was seen."""
-        if not self._recent:
-            return 0.0
+        """The rate at that time [requests/s]; before anything was seen that of the season, 0 without one."""
         season = self._season(self._bucket(time_s))
+        if not self._recent:
+            return 0.0 if math.isnan(season) else season
         recent = [(self._season(bucket), rate) for bucket, rate in self._past]
         recent += [(self._season(self._open[0]), self._open[2] / self._open[1])] if self._open else []
         told = [(was, now) for was, now in recent if was > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from planner.controllers.deployment import Deployment
+from planner.controllers.deployment import Deployment, is_blank
 from planner.simulator.elastic import Reading
 
 
@@ -34,6 +34,8 @@ class PerPool:
             scaler.start(int(size))
 
     def sizes(self, reading: Reading) -> list[int]:
+        if is_blank(reading):
+            return self.deployment.held([scaler.size for scaler in self.scalers])
         held = self.deployment.held([scaler.decide(reading) for scaler in self.scalers])
         for scaler, size in zip(self.scalers, held, strict=True):
             scaler.size = size

@@ -226,6 +226,10 @@ TABLE: tuple[Row, ...] = (
 CONTROLLERS: Mapping[str, Row] = MappingProxyType({row.name: row for row in TABLE})
 
 
+def _fields(settings: Settings) -> Iterator[tuple[str, object]]:
+    return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """A controller with its settings, those of prefill and decode workers apart where they were given."""
@@ -239,6 +243,11 @@ class Chosen:
         settings = [self.by_role.get(role, self.settings) for role in deployment.roles]
         with values.errors_as(InputError, f"controller {self.row.name!r}"):
             return self.row.build(settings, deployment)
+
+    def values(self) -> dict[str, object]:
+        """Every setting in the library's units, by its field; `prefill` and `decode` hold theirs."""
+        apart = {str(role): dict(_fields(own)) for role, own in self.by_role.items()}
+        return {**dict(_fields(self.settings)), **apart}
 
     def parameters(self) -> dict[str, object]:
         """What was set, unlike its default: name to value, as a document has it."""

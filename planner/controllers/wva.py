@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import Deployment, Role
+from planner.controllers.deployment import Deployment, Role, is_blank
 from planner.controllers.hpa import Behaviour, ScalingRules, external_replicas
 from planner.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, setting
 from planner.errors import InputError
@@ -106,6 +106,8 @@ class Actuated:
         raise NotImplementedError
 
     def sizes(self, reading: Reading) -> list[int]:
+        if is_blank(reading):
+            return list(self.current)
         if reading.time_s >= self.next_s:
             self.next_s = reading.time_s + self.rules.optimize_s
             self.wanted = self.deployment.held(self.optimised(reading))

@@ -30,6 +30,7 @@ from planner.controllers.deployment import (
     Deployment,
     EngineProfile,
     Role,
+    is_blank,
     least_whole,
     mean_of,
 )
@@ -173,6 +174,8 @@ class WvaQueue(Actuated):
         self.lengths = (math.nan, math.nan)
 
     def sizes(self, reading: Reading) -> list[int]:
+        if is_blank(reading):
+            return list(self.current)
         self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
         self.seen_s += reading.interval_s
         every = range(len(self.deployment.pools))

@@ -1,7 +1,9 @@
-"""Dynamo's planner by load, against cases of its own tests of the modes throughput and latency (numbers: longest
-context 4,096 tokens, KV cache 100,000)."""
+"""Dynamo's planner by load, against cases of its own tests of the modes throughput and latency (their longest
+context is 4,096 tokens, their KV cache 100,000)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from readings import ENGINE, deployment, reading
@@ -46,7 +48,7 @@ def test_prefill_and_decode_apart() -> None:
     workers: one fewer, but 80 % and 30,000 tokens queued are 110 %."""
     controller = parse_controller("dynamo", {})(deployment(("prefill", "decode"), engines=(ENGINE, ENGINE)))
     controller.start([1, 2])
-    lengths = {"input_tokens": [512.0, 512.0]}
+    lengths: dict[str, Any] = {"input_tokens": [512.0, 512.0]}
     full = reading(ready=[1, 2], waiting=[8, 0], kv_frac=[0.0, 0.5], **lengths)
     assert controller.sizes(full) == [2, 1]
     controller.start([1, 1])
@@ -66,7 +68,7 @@ def test_mixed_workers_count_queued_prompts_as_kv() -> None:
 def test_nothing_is_decided_while_a_worker_starts_or_within_the_grace() -> None:
     controller = parse_controller("dynamo", {"grace": "60 s"})(deployment(engines=(ENGINE,)))
     controller.start([1])
-    full = {"kv_frac": [1.1]}
+    full: dict[str, Any] = {"kv_frac": [1.1]}
     assert controller.sizes(reading(0.0, ready=[1], **full)) == [2]
     assert controller.sizes(reading(5.0, ready=[1], starting=[1], **full)) == [2]
     assert controller.sizes(reading(50.0, ready=[2], **full)) == [2]

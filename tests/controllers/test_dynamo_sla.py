@@ -3,6 +3,8 @@ interval of 60 s, prompts of 3,000 tokens, outputs of 150) and arithmetic."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from readings import ENGINE, deployment, reading
 
@@ -39,8 +41,8 @@ def test_replicas(case: tuple[float, ...]) -> None:
 
 
 def test_what_a_worker_carries() -> None:
-    """1,000 tokens take 0.12 s. At 1,000 tokens of context a sequence adds 0.2 ms to a step of 10: 25 keep 15 ms,
-    64 seats keep 100, and none keeps 5: one. Mixed, out 100: 1.2 ms more a sequence, 3 keep 15 ms."""
+    """1,000 tokens take 0.12 s. At 1,000 tokens of context a sequence adds 0.2 ms to a step of 10: 25 keep
+    15 ms, 64 seats keep 100, and none keeps 5: one. Mixed, out 100: 1.2 ms more a sequence, 3 keep 15 ms."""
     assert prefill_tokens_per_s(ENGINE, 1000) == pytest.approx(1000 / 0.12)
     assert decode_tokens_per_s(ENGINE, 1000, 0.015) == pytest.approx(25 / 0.015)
     assert decode_tokens_per_s(ENGINE, 1000, 0.1) == pytest.approx(64 / 0.0228)
@@ -48,8 +50,8 @@ def test_what_a_worker_carries() -> None:
     assert mixed_rps(ENGINE, Load(0, 950, 100), 0.015) == pytest.approx(3 / (100 * (0.01 + 3 * 0.00135)))
 
 
-def seen(**given: object) -> dict[str, object]:
-    usual = {
+def seen(**given: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {
         "interval_s": 180.0,
         "ready": [1, 2],
         "arrived": [1800, 1800],
@@ -62,9 +64,9 @@ def seen(**given: object) -> dict[str, object]:
 
 
 def test_by_hand() -> None:
-    """10 requests/s of 950 tokens: 9,500 tokens/s through 950 / 0.115 s are 1.15, two prefill workers, as TTFT is
-    what a prompt takes alone. Decode: 10.87 requests/s through two of them for 1.184 s make 5.92 each, whose ITL
-    is 11.18 ms; 10.8 was seen, so the target of 15 ms counts as 15.5: 27 sequences, 1,753 tokens/s, one worker."""
+    """10 requests/s of 950 tokens: 9,500 tokens/s through 950 / 0.115 s are 1.15, two prefill workers, as
+    TTFT is what a prompt takes alone. Decode: each of two has 5 x 1.184 s = 5.92 sequences, whose ITL is
+    11.18 ms; 10.8 was seen, so 15 ms count as 15.5: 27 sequences, 1,753 tokens/s, one worker for 1,000."""
     own = deployment(("prefill", "decode"), engines=(ENGINE, ENGINE), ttft_s=0.5, tpot_s=0.015)
     controller = parse_controller("dynamo-sla", {})(own)
     controller.start([1, 2])

@@ -24,7 +24,7 @@ from planner.errors import InputError
     ],
 )
 def test_zero(size: int, waiting: int, active_ago_s: float, replicas: int) -> None:
-    """Of at least 0 workers; numbers of scale_scaledobjects_test.go at 8b4f083. The HPA has just asked for 10."""
+    """Of at least 0 workers; as in scale_scaledobjects_test.go at 8b4f083. The HPA has just asked for 10."""
     scaler = Keda(KedaSettings(threshold=1.0), deployment(least=0), 0)
     scaler.start(size)
     scaler.active_s = 1000.0 - active_ago_s

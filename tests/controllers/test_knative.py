@@ -106,7 +106,7 @@ def test_a_new_autoscaler_keeps_its_workers_for_a_window() -> None:
 
 
 def test_windows_are_means_of_what_was_seen() -> None:
-    """140 requests for the last 6 of 60 s: panic window 140, stable 14; target 10 x 70 %: 20 workers, 2 stable."""
+    """140 requests for the last 6 of 60 s: panic window 140, stable 14; target 10 x 70 %: 20, not 2."""
     controller = parse_controller("knative", {"target": 10})(deployment())
     controller.start([1])
     for t in range(0, 54, 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from readings import deployment, reading
 
-from planner.controllers.deployment import Deployment
+from planner.controllers.deployment import MIXED, Deployment
 from planner.controllers.table import parse_controller
 from planner.controllers.wva import Load, WvaSettings, direction
 from planner.errors import InputError
@@ -33,7 +33,7 @@ def test_direction(case: str) -> None:
 
 def variants(*prices: float, most: int = 9) -> Deployment:
     pools = tuple(ElasticPool(120.0, least=1, most=most) for _ in prices)
-    return Deployment(pools, ("mixed",) * len(prices), prices_usd_per_h=prices)
+    return Deployment(pools, (MIXED,) * len(prices), prices_usd_per_h=prices)
 
 
 QUICK = {"up_window": "0 s", "down_window": "0 s", "tolerance": "0 %"}

@@ -56,6 +56,6 @@ def deployment(
 
 def per_worker(rate_rps: float, *pools: float, rows: int = 20) -> CapacityTable:
     """A table by which each worker of a pool carries so many requests/s; steps of `rate_rps`."""
-    rates = rate_rps * np.arange(1, rows + 1)
+    rates = np.array([rate_rps * row for row in range(1, rows + 1)])
     sizes = np.ceil(rates[:, None] / np.array(pools) - 1e-9).astype(np.int64)
     return CapacityTable(rates, sizes, "by arithmetic")
