@@ -13,6 +13,7 @@ import pandas as pd
 from planner.documents.catalog import Catalog
 from planner.documents.day import USUAL_EVERY_S, DaySection, parse_day
 from planner.documents.task import Task
+from planner.domain import SPOT, market_of, row_of
 from planner.errors import InputError
 from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
