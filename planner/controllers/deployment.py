@@ -115,12 +115,6 @@ class Deployment:
             raise InputError(
                 f"controllers: {len(self.pools)} pools and {len(self.roles)} roles, one for each"
             )
-        for i, pool in enumerate(self.pools):
-            if pool.least < 0 or pool.most < max(pool.least, 1):
-                raise InputError(
-                    f"pool {i} ({self.roles[i]}): at least {pool.least} and at most {pool.most} workers; "
-                    f"expected 0 <= least <= most and most >= 1"
-                )
         if self.capacity is not None and self.capacity.sizes.shape[1] != len(self.pools):
             raise InputError(
                 f"capacity table: has sizes of {self.capacity.sizes.shape[1]} pools, "

@@ -20,7 +20,7 @@ from planner.simulator.elastic import Reading
 @dataclass(frozen=True, slots=True)
 class ForecastSettings(Settings):
     per_worker_rps: float | None = setting(
-        None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-6
+        None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
     )
     ahead_s: float = setting(300.0, SECONDS, "how far ahead it looks", most=86400.0)
     hold_s: float = setting(300.0, SECONDS, "the most asked for during it counts", most=86400.0)

@@ -61,7 +61,7 @@ class ScalingRules(Settings):
 class HpaSettings(ScalingRules):
     metric: str = setting("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
     target: float | None = setting(
-        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-6, parse=read_target
+        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
     )
 
     def check(self) -> None:

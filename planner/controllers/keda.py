@@ -30,7 +30,7 @@ from planner.simulator.elastic import Reading
 class KedaSettings(ScalingRules):
     metric: str = setting("queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric)
     threshold: float | None = setting(
-        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-6, parse=read_target
+        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
     )
     activation: float = setting(0.0, NUMBER, "an empty pool wakes where the metric is above")
     poll_s: float = setting(30.0, SECONDS, "pollingInterval: time between looks at zero", least=1.0)

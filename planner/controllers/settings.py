@@ -58,7 +58,7 @@ class Parameter:
             return "-" if value is None or value == () else str(value).lower()
         if self.unit == SECONDS:
             return show_span(value)
-        return f"{shortest(100 * value)} %" if self.unit == SHARE else shortest(value)
+        return f"{100 * value:.10g} %" if self.unit == SHARE else shortest(value)
 
     def read(self, value: object, where: str) -> Any:
         """The value that a document has; raises InputError."""

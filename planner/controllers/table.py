@@ -21,11 +21,11 @@ from planner.controllers import (
     cron,
     dynamo,
     dynamo_sla,
-    fleetplan,
     forecast,
     hpa,
     keda,
     knative,
+    planned,
     static,
     wva,
     wva_queue,
@@ -211,8 +211,8 @@ TABLE: tuple[Row, ...] = (
         "fleetplan",
         "the plan's capacity table at the rate forecast for when a worker is ready",
         (*_RATE, "ready", "waiting"),
-        fleetplan.FleetplanSettings,
-        fleetplan.build,
+        planned.FleetplanSettings,
+        planned.build,
         "KEDA ScaledObject (Prometheus and cron triggers)",
         "ours",
         _all(
@@ -311,7 +311,8 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
 
 
 def variants(chosen: Chosen) -> Iterator[Chosen]:
-    """The settings as given, then the controller at every point of its grid, over what was given."""
+    """The settings as given, then the controller at every point of its grid, over what was given; settings of
+    prefill or decode workers alone stay."""
     yield chosen
     known = {each.name: each for each in chosen.row.parameters}
     seen = [chosen.settings]
