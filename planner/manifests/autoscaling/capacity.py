@@ -40,6 +40,7 @@ EXPECTED, RATE, ASKED, WORKERS = (
 )
 LLM = "fleetplan_llm"
 EVERY_S, HOLD_S, BUCKET_S, AHEAD_S, DRAIN_S, LEARN, HEADROOM = 60, 600, 300, 300, 60, 5, 0.1
+ROUNDING = 1e-9  # of a product, before it is rounded up
 LAST_BUCKETS, UNLIKE = 3, 3.0
 MOST_ROWS, MOST_S = 200, 28 * DAY_S
 RULES: dict[str, float] = {  # of the HPA behind KEDA: it follows at once
@@ -165,7 +166,7 @@ def _expected(autoscaler: Autoscaler, app: str, ahead_s: int, *, is_highest: boo
     back_s = season_s - ahead_s - bucket_s // 2  # a bucket's mean stands at its end
     if back_s <= 0:
         raise InputError(
-            f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be less than "
+            f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be below "
             f"a season of {season_s} s"
         )
     bucket = _of_llm(BUCKET, app)
@@ -193,13 +194,13 @@ def _by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str
     own = [row[number] for row in sizes]
     steps = [f"{own[0]} * ({rate} > bool 0)"]
     steps += [
-        f"{after - before} * ({rate} > bool {edge:.12g})"
+        f"{after - before} * ({rate} > bool {edge!r})"
         for edge, (before, after) in zip(rates_rps, pairwise(own), strict=False)
         if after != before
     ]
     if last := own[-1]:
-        beyond = f"(ceil({rate} * {last / rates_rps[-1]:.12g}) - {last})"
-        steps.append(f"({rate} > bool {rates_rps[-1]:.12g}) * {beyond}")
+        beyond = f"(ceil({rate} * {last / rates_rps[-1]!r} - {ROUNDING}) - {last})"
+        steps.append(f"({rate} > bool {rates_rps[-1]!r}) * {beyond}")
     return " + ".join(steps)
 
 
@@ -211,12 +212,12 @@ def _by_worker(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> st
         per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
     if per_worker_rps <= 0:
         raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")
-    return f"ceil({rate} * {1 / per_worker_rps:.12g})"
+    return f"ceil({rate} * {1 / per_worker_rps!r} - {ROUNDING})"
 
 
 def _by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
     slope, offset = (_row(autoscaler, name, pools)[number] for name in ("slope", "offset"))
-    return f"ceil({slope:.12g} * {rate} + {offset:.12g})"
+    return f"ceil({slope!r} * {rate} + {offset!r} - {ROUNDING})"
 
 
 def table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[int]]]:

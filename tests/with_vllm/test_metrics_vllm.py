@@ -1,0 +1,29 @@
+"""The metrics that autoscalers ask for, and the flag by which workers drain, in the installed vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+from planner.manifests.autoscaling import prometheus
+
+pytest.importorskip("vllm")
+
+
+def test_vllm_exports_what_is_asked_for() -> None:
+    """By their names in its source; prometheus_client puts _total behind those of counters."""
+    from vllm.v1.metrics import loggers
+
+    source = inspect.getsource(loggers)
+    for metric in prometheus.METRICS.values():
+        for series in metric.series:
+            assert f'name="{series}"' in source
+    assert f'name="{prometheus.ENDED.removesuffix("_total")}"' in source
+
+
+def test_vllm_drains_by_the_flag() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert "shutdown_timeout" in {field.name for field in dataclasses.fields(EngineArgs)}
