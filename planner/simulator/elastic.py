@@ -322,7 +322,10 @@ class _Run:
         self.push(0.0, _READS)
         self.plan_decisions(-math.inf)
         while self.advance(stop_early):
+            kind = self.events[0][1]
             while self.events and self.events[0][0] <= self.now_s and self.events[0][1] != _BEGINS:
+                if self.events[0][1] != kind and self.rows:
+                    break  # the kernel first: what happens next must see what has happened
                 _, kind, _, s, life = heapq.heappop(self.events)
                 self.happen(kind, s, life)
             if self.is_stuck():
@@ -444,7 +447,7 @@ class _Run:
                 self.end(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
     def end(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
-        self.rows.append((self.now_s, layout.DOWN, slot.first))
+        self.rows.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
         self.close(slot, gone_s, was_stopped)
 
     def close(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:

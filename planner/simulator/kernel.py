@@ -61,6 +61,7 @@ from planner.simulator.layout import (
     FREED,
     FRONT,
     FRONT_END_S,
+    GONE,
     INBOUND,
     LEAVING,
     LIMBO,
@@ -153,7 +154,7 @@ def arrive(state, r, time_s, cause):
             reject(state, r)
         return
     worker = state.workers[w]
-    request.prefill_worker = w
+    request.prefill_worker, request.decode_worker = w, NONE  # handed off before, it may stay here now
     assign(state, w, r, 1.0)
     load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     is_first = worker.first_waiting == NONE
@@ -459,7 +460,9 @@ def _go_down_alone(state, w, time_s):
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         if lane.run_steps > 0 and lane.is_decoding and lane.decodes > 0:
-            done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s) - 1
+            # what ends at this moment has ended before
+            at_s = np.nextafter(time_s, np.inf)
+            done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) - 1
             if done > 0:
                 run_end_s = run_s(lane.run_first_s, lane.run_growth_s, done)
                 decoded(state, l, done, lane.run_start_s + run_end_s)
@@ -504,16 +507,33 @@ def _go_down_alone(state, w, time_s):
     while r != NONE:
         _lose(state, r)
         r = pop_loading(state, w)
+    _clear(state, w, time_s)
+    for v in range(len(state.workers)):
+        _forget_lost(state, v, time_s)
+    state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
+    state.counters[LIMBO] = NONE
+
+
+@kernel_jit
+def _clear(state, w, time_s):
+    """Nothing is left on worker w, nor in its caches."""
+    worker = state.workers[w]
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.stage_free_s[:] = 0.0
     load(state, w, 0.0, 0.0, 0.0)
-    for v in range(len(state.workers)):
-        _forget_lost(state, v, time_s)
-    state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
-    state.counters[LIMBO] = NONE
+
+
+@kernel_jit
+def _go(state, w, time_s):
+    """Worker w has drained and is gone, with all of its ranks; nobody notices."""
+    for v in range(w, w + rank_count(state, w)):
+        state.workers[v].is_up, state.workers[v].epoch = 0, state.workers[v].epoch + 1
+        state.workers[v].formed_s = np.inf
+        forget_memory(state, v)
+        _clear(state, v, time_s)
 
 
 @where_ranked(_go_down_alone)
@@ -567,6 +587,8 @@ def _outside(state, time_s):
             for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
                 state.workers[w].is_up = DRAINING
             set_pools(state)
+    elif disturbance.kind == GONE:
+        _go(state, disturbance.worker, time_s)
     elif disturbance.kind == DOWN:
         if state.workers[disturbance.worker].is_up:
             _go_down(state, disturbance.worker, time_s)

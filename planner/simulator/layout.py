@@ -254,7 +254,7 @@ LINK = np.dtype(
 )
 DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor", "f8")])
 # kinds of disturbances; at a PAUSE the kernel returns, and goes on where it was when it is called again
-DOWN, UP, SLOW, LINK_SLOW, DRAIN, PAUSE = range(6)
+DOWN, UP, SLOW, LINK_SLOW, DRAIN, GONE, PAUSE = range(7)
 DRAINING = np.int64(2)  # a worker
 
 RANK = np.dtype(  # what a lane is in distserve.py besides

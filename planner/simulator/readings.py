@@ -39,8 +39,8 @@ def _gauges(records, pool_of, results, time_s):
         blocks = worker.used_blocks
         if kind.lanes == 1 and kind.reserved_blocks == 0:
             lane = lanes[worker.first_lane]
-            if lane.run_steps > 1 and lane.decodes > 0:
-                blocks += blocks_for(lane, steps_done(lane, np.nextafter(time_s, np.inf)))
+            if lane.run_steps > 0 and lane.decodes * lane.is_decoding > 0:  # those of the step under way too
+                blocks += blocks_for(lane, steps_done(lane, np.nextafter(time_s, np.inf)) + 1)
         sums[p, KV_SUM] += blocks / kind.kv_blocks
         counts[p, KV_SHARES] += 1
 
