@@ -193,14 +193,7 @@ def simulate_elastic(
     """
     _check(fleet, trace, pools)
     _check_controller(controller)
-    room = replace(
-        fleet,
-        pools=tuple(replace(pool, count=each.most) for pool, each in zip(fleet.pools, pools, strict=True)),
-    )
-    sizes = [
-        pool.count if each.first is None else each.first
-        for pool, each in zip(fleet.pools, pools, strict=True)
-    ]
+    room, sizes = _room(fleet, pools), _first_sizes(fleet, pools)
     runs = 8 * len(trace) + 1024 if record else 0
     while True:
         state = elastic_state(room, trace, sizes, limits=limits, every_s=every_s, runs=runs)
@@ -210,6 +203,44 @@ def simulate_elastic(
         if not record or needed <= runs:
             return run.result(results(run.state, room, trace, tuple(limits)))
         runs = needed
+
+
+def simulate_in_windows(
+    fleet: Fleet,
+    trace: Trace,
+    pools: Sequence[ElasticPool],
+    controller: Controller,
+    limits: Sequence[Limit],
+    edges_s: Floats,
+) -> ElasticRun:
+    """`simulate_elastic` with the limits counted in the windows between `edges_s` (V + 1,) alone, each of them
+    by itself too (`counted_in` and `violations_in` of the simulation). Nothing is recorded and nothing ends it.
+    """
+    _check(fleet, trace, pools)
+    _check_controller(controller)
+    room = _room(fleet, pools)
+    sizes = _first_sizes(fleet, pools)
+    state = elastic_state(room, trace, sizes, limits=limits)
+    state.window[:] = edges_s[0], edges_s[-1]
+    within = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
+    within[:] = state.limits[:, None]
+    run = _Run(state._replace(edges_s=edges_s, in_windows=within), room, pools, controller, 0)
+    run.to_the_end(sizes, stop_early=False)
+    return run.result(results(run.state, room, trace, tuple(limits)))
+
+
+def _room(fleet: Fleet, pools: Sequence[ElasticPool]) -> Fleet:
+    """The fleet with all the workers that may be there."""
+    rooms = zip(fleet.pools, pools, strict=True)
+    return replace(fleet, pools=tuple(replace(pool, count=each.most) for pool, each in rooms))
+
+
+def _first_sizes(fleet: Fleet, pools: Sequence[ElasticPool]) -> list[int]:
+    """Workers of each pool at time zero."""
+    return [
+        pool.count if each.first is None else each.first
+        for pool, each in zip(fleet.pools, pools, strict=True)
+    ]
 
 
 def _check(fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool]) -> None:

@@ -340,6 +340,14 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
     ]
 
 
+def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[int]:
+    """The windows between `edges_s` (V + 1,) in which a limit or the attainment is missed."""
+    found = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
+    if slo.attainment_frac is not None:
+        found.append(_attained(simulation, slo, edges_s))
+    return [v for v in range(len(edges_s) - 1) if not all(each[v].holds for each in found)]
+
+
 def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     """The window in which limit `k`'s percentile is largest, of equal ones, or where gaps were not recorded,
     the one in which the fewest keep it.

@@ -30,7 +30,7 @@ holds for all smaller sizes is the one assumption: more workers never hurt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,13 +75,13 @@ class PoolTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayTerms:
-    """`edges_s` (T + 1,) of the steps, from 0 on; `unit_s` that is billed as soon as it is begun; `stock` of
-    GPUs by name.
+    """`edges_s` (T + 1,) of the steps, from 0 on; `unit_s` that is billed as soon as it is begun (0: no
+    rounding); `stock` of GPUs by name.
     """
 
     edges_s: Floats
     pools: tuple[PoolTerms, ...]
-    unit_s: float = 1.0
+    unit_s: float = 0.0
     stock: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +93,11 @@ class DayTerms:
                 f"a start-up takes {longest_s:g} s, and the day ends after {self.edges_s[-1]:g} s: no worker "
                 "that starts would ever be ready; give a longer trace, or a shorter start-up"
             )
+
+    @property
+    def is_by_unit(self) -> bool:
+        """Whether units are so long that their rounding up is modelled."""
+        return self.unit_s > LONG_UNIT_S
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -166,7 +171,7 @@ def asked(day: DayTerms, workers: Ints) -> Ints:
 
 
 def closed(day: DayTerms, workers: Ints) -> Ints:
-    """Who is ready in each step (T, C) where no worker is given up that would have to be asked for by then."""
+    """Who is ready in each step (T, C) if no worker is given up that would have to be asked for by then."""
     paid, begins, found = asked(day, workers), day.cells_s()[:-1], np.empty_like(workers)
     for c, pool in enumerate(day.pools):
         for t, edge_s in enumerate(day.edges_s[:-1].tolist()):
@@ -185,6 +190,93 @@ def cost_usd(day: DayTerms, workers: Ints) -> float:
     return total
 
 
+def filled(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
+    """No fewer workers (T, C), so that whole units cost least where who came last goes first.
+
+    The n-th worker of a pool then lives while n are asked for. Of each n by itself, valleys are filled where
+    one life costs no more than two; a worker is paid until `drain_s` after it is given up.
+    """
+    found = np.zeros_like(workers)
+    for c in range(len(day.pools)):
+        for n in range(1, int(workers[:, c].max()) + 1):
+            for steps, _ in _lives_of(day, c, workers[:, c] >= n, drain_s):
+                found[steps.start : steps.stop, c] += 1
+    return np.maximum(found, workers)
+
+
+def units_usd(day: DayTerms, workers: Ints) -> float:
+    """What whole units cost at least with no fewer workers (T, C), where who came last goes first."""
+    total, prices = 0.0, day.prices()
+    for c in range(len(day.pools)):
+        for n in range(1, int(workers[:, c].max()) + 1):
+            units = sum(units for _, units in _lives_of(day, c, workers[:, c] >= n, 0.0))
+            total += float(prices[c]) * units * day.unit_s / 3600
+    return total
+
+
+def _lives_of(
+    day: DayTerms, c: int, needed: npt.NDArray[np.bool_], drain_s: float
+) -> list[tuple[range, int]]:
+    """Of a worker of pool c that is needed in these steps (T,) the lives that cost the fewest units: the steps
+    of each, and its units. Raises InputError where nothing is billed by units.
+    """
+    if not day.unit_s > 0:
+        raise InputError("unit_s is 0: nothing is billed by units")
+    padded, edges_s = np.concatenate(([False], needed, [False])), day.edges_s
+    begins, ends = (
+        np.flatnonzero(side).tolist() for side in (padded[1:] & ~padded[:-1], padded[:-1] & ~padded[1:])
+    )
+    total, before = [0] + [0] * len(begins), [(0, 0)] * (len(begins) + 1)
+    for last, end in enumerate(ends):
+        options = []
+        for first, begin in enumerate(begins[: last + 1]):
+            asked_s = max(edges_s[begin] - day.pools[c].start_s, 0.0)
+            gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)
+            units = math.ceil((gone_s - asked_s) / day.unit_s - SAME_S)
+            options.append((total[first] + units, first, units))
+        total[last + 1], first, units = min(options)
+        before[last + 1] = first, units
+    found, at = [], len(begins)
+    while at:
+        first, units = before[at]
+        found.append((range(begins[first], ends[at - 1]), units))
+        at = first
+    return found
+
+
+def is_within_stock(day: DayTerms, workers: Ints) -> bool:
+    """Whether there are GPUs enough for these workers (T, C), those that start among them."""
+    paid = asked(day, workers)
+    for gpu, count in day.stock.items():
+        own = [c for c, pool in enumerate(day.pools) if pool.gpu == gpu]
+        if (paid[:, own] @ np.array([day.pools[c].gpus for c in own], np.int64) > count).any():
+            return False
+    return True
+
+
+def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
+    """What workers cost, each of a pool and paid from one moment to another: whole units, and what is idle on
+    nodes that are sold whole, by the second.
+    """
+    lives, prices, total = list(lives), day.prices(), 0.0
+    for c, since_s, until_s in lives:
+        paid_s = until_s - since_s
+        if day.unit_s > 0:
+            paid_s = math.ceil(paid_s / day.unit_s - 1e-9) * day.unit_s
+        total += prices[c] * paid_s / 3600
+    for node, own in day.kinds().values():
+        changes: dict[float, int] = {}
+        for c, since_s, until_s in lives:
+            if c in own:
+                changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
+                changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
+        times_s = sorted(changes)
+        gpus = np.cumsum([changes[time_s] for time_s in times_s])
+        idle = -gpus[:-1] % node.gpus
+        total += float(idle @ np.diff(times_s)) * node.idle_usd_per_h / 3600
+    return float(total)
+
+
 def gpu_hours(day: DayTerms, workers: Ints) -> float:
     """GPU hours asked for, those of idle GPUs of whole nodes not among them."""
     gpus = asked(day, workers) @ np.array([pool.gpus for pool in day.pools])
@@ -195,32 +287,24 @@ def solve(
     day: DayTerms, cuts: Sequence[Cut] = (), seen: Sequence[Ints] = (), *, time_limit_s: float = 30.0
 ) -> Sizes:
     """The cheapest sequence that keeps the cuts and is none of `seen`."""
-    low, most = day.least, day.most
-    for cut in cuts:  # one of a single step is a least size
-        if len(cut) == 1:
-            ((t, c, size),) = cut
-            low[t, c] = max(low[t, c], size + 1)
+    low, most = least_sizes(day, cuts), day.most
     if not all(cuts) or (low > most).any():
         return Sizes(None, math.inf, math.inf, is_optimal=True)
     rows = _Rows(day, low)
     paid = _paid(rows)
     _nodes(rows, paid)
-    if day.unit_s > LONG_UNIT_S:
+    if day.is_by_unit:
         _lives(rows)
     else:
         hours, prices = np.diff(day.cells_s()) / 3600, day.prices()
         for (q, c), variable in np.ndenumerate(paid):
-            rows.cost[variable] += hours[q] * prices[c]
+            rows.cost[int(variable)] += float(hours[q] * prices[c])
     for cut in cuts:
         if len(cut) > 1 and not any(size < low[t, c] for t, c, size in cut):
             rows.some([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
     for workers in seen:
         if ((workers >= low) & (workers <= most)).all():
-            cells = list(np.ndindex(*day.shape))
-            larger = [rows.larger(*at, int(workers[at])) for at in cells if workers[at] < most[at]]
-            rows.some(
-                [*larger, *(rows.smaller(*at, int(workers[at])) for at in cells if workers[at] > low[at])]
-            )
+            rows.other_than(workers)
     point = minimise(rows.program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
         return Sizes(None, math.inf, math.inf, is_optimal=True)
@@ -230,6 +314,16 @@ def solve(
     workers = point.x[rows.x].astype(np.int64)
     usd = float(np.array(rows.cost) @ point.x)
     return Sizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
+
+
+def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:
+    """(T, C), with what cuts of a single step ask for."""
+    low = day.least
+    for cut in cuts:
+        if len(cut) == 1:
+            ((t, c, size),) = cut
+            low[t, c] = max(low[t, c], size + 1)
+    return low
 
 
 class _Rows:
@@ -262,6 +356,13 @@ class _Rows:
     def some(self, literals: Sequence[int]) -> None:
         """One of them is true."""
         self.at_least(dict.fromkeys(literals, 1.0), 1.0)
+
+    def other_than(self, workers: Ints) -> None:
+        """Some size is larger, or smaller."""
+        sizes = [(t, c, int(workers[t, c])) for t, c in np.ndindex(*self.day.shape)]
+        larger = [self.larger(t, c, size) for t, c, size in sizes if size < self.most[t, c]]
+        smaller = [self.smaller(t, c, size) for t, c, size in sizes if size > self.low[t, c]]
+        self.some([*larger, *smaller])
 
     def larger(self, t: int, c: int, size: int) -> int:
         """A column that may be 1 only where x_tc > size."""

@@ -1,0 +1,391 @@
+"""The cheapest sequence of pool sizes that keeps an SLO through a day, knowing the future.
+
+Logic-based Benders decomposition. The master (solvers/pool_sizes.py) names the cheapest sequence that no cut
+forbids, the simulator runs the day with it, and each window that fails gives a cut:
+
+    least     the least size of each pool with which a window holds, with the most of everything else
+    explained for a window that fails with sizes x: the fewest steps before it that explain it (with the
+              most workers until then it fails as well), each of their sizes raised as far as it still
+              fails: more of one of these is needed
+    seen      a sequence that was simulated
+
+A sequence that fails is repaired, by more workers in the windows that fail, so that a good one is known
+early. The search ends where the master's bound reaches the best bill. What that says depends on
+
+    MORE      more workers, and less work before, never hurt: cuts forbid sequences that were not simulated
+
+Where the sequences that cost less than the best are few, those are simulated too, and nothing is taken for
+granted (`is_exact`).
+
+The optimum is one of a grid: sizes change at given moments, and at no other. A controller that changes them
+at other moments may cost less; none costs less than `proved_usd` (solvers/paid_work.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InfeasibleError, PlannerError
+from planner.search.day_runs import DayRun
+from planner.solvers.paid_work import LeastPaid
+from planner.solvers.pool_sizes import (
+    Cut,
+    DayTerms,
+    closed,
+    cost_usd,
+    filled,
+    is_within_stock,
+    least_sizes,
+    solve,
+    units_usd,
+)
+
+Ints = npt.NDArray[np.int64]
+
+MOST_SEQUENCES = 50_000  # of a grid, whose costs are all looked at
+MOST_WALKED = 5_000  # that cost less than the best, and are all simulated
+MOST_TIES = 2_000_000  # requests of days simulated only because drains of another may be shorter
+MOST_LAG = 64  # steps before a window by which a failure is explained
+REPAIRS = 6
+FILL_DRAINS_S = (30.0, 120.0)  # for which a paid hour leaves room
+SAME_FRAC = 2e-6  # costs this close are the same
+
+
+class Runs(Protocol):
+    """What is asked of simulations; search/day_runs.py answers."""
+
+    @property
+    def terms(self) -> DayTerms: ...
+    @property
+    def windows(self) -> int: ...
+    def own_steps(self, window: int) -> range: ...
+    def later_steps(self, window: int) -> range: ...
+    @property
+    def requests(self) -> int: ...
+    def least_paid(self) -> LeastPaid: ...
+    def day(self, workers: Ints) -> DayRun: ...
+    def misses(self, workers: Ints, window: int, first: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayOptimum:
+    """The cheapest sequence found, with its simulated day, and what is known of cheaper ones.
+
+    No sequence on this grid costs less than `bound_usd`, which rests on MORE unless it `is_exact`: there all
+    that cost less were simulated. `proved_usd` holds for every controller, at every moment. `cuts` and
+    `seconds` say how long it took.
+    """
+
+    best: DayRun
+    bound_usd: float
+    proved: LeastPaid
+    is_exact: bool
+    cuts: int
+    seconds: float
+
+    @property
+    def gap_frac(self) -> float:
+        """How much less a sequence on this grid may cost."""
+        return max(1 - self.bound_usd / self.best.usd, 0.0) if self.best.usd > 0 else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.gap_frac <= SAME_FRAC
+
+    @property
+    def proved_usd(self) -> float:
+        return self.proved.usd
+
+    @property
+    def status(self) -> str:
+        """In a few words, what is known of it."""
+        if not self.is_optimal:
+            return f"no cheaper one is known on this grid; at most {100 * self.gap_frac:.2g} % cheaper"
+        return "optimal on this grid" + ("" if self.is_exact else ", if more workers never hurt")
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """What is known so far."""
+
+    runs: Runs
+    deadline: float
+    cuts: list[Cut] = field(default_factory=list)
+    seen: list[Ints] = field(default_factory=list)
+    best: DayRun | None = None
+    bound_usd: float = 0.0
+
+    @property
+    def terms(self) -> DayTerms:
+        return self.runs.terms
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def look(self, workers: Ints) -> DayRun:
+        """Simulate a day; one that holds may be the best."""
+        found = self.runs.day(workers)
+        if found.holds and found.usd < self.best_usd * (1 - 1e-12) and is_within_stock(self.terms, workers):
+            self.best = found
+        return found
+
+    @property
+    def best_usd(self) -> float:
+        return math.inf if self.best is None else self.best.usd
+
+    def is_closed(self, gap_frac: float = SAME_FRAC) -> bool:
+        return self.bound_usd >= self.best_usd * (1 - max(gap_frac, SAME_FRAC))
+
+
+def cheapest_day(
+    runs: Runs,
+    *,
+    time_limit_s: float = 60.0,
+    gap_frac: float = 0.0,
+    walks: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> DayOptimum:
+    """Search until nothing is cheaper by more than `gap_frac`, or the time is up.
+
+    With `walks` all cheaper sequences are simulated where these are few. Raises InfeasibleError where a
+    window fails with the most workers of every pool.
+    """
+    began = time.monotonic()
+    search = _Search(runs, began + time_limit_s)
+    if not search.look(runs.terms.most).holds:
+        if not (walks and _walk(search) and search.best is not None):
+            _refuse(search)
+        return _optimum(search, began, is_exact=True)
+    _least_sizes(search)
+    if runs.terms.is_by_unit:
+        search.bound_usd = units_usd(runs.terms, least_sizes(runs.terms, search.cuts))
+    progress(f"{len(search.cuts)} least sizes, bound {search.bound_usd:.2f} USD")
+    ties = 0
+    while ties * runs.requests <= MOST_TIES and (sizes := _next(search, gap_frac)) is not None:
+        found = search.look(sizes)
+        _fill(search, sizes)
+        said = f"{len(found.missed)} of {runs.windows} windows fail"
+        progress(f"bound {search.bound_usd:.2f} USD, best {search.best_usd:.2f} USD, {said}")
+        if found.holds:
+            search.seen.append(sizes)
+            ties += 1
+            continue
+        cuts = [_explained(search, sizes, window) for window in _first_of_each_run(found.missed)]
+        search.cuts += [cut for cut in cuts if cut]
+        if not any(cuts):  # of no window: the backlog grows, or somebody is never served
+            search.seen.append(sizes)
+        _repair(search, sizes)
+    is_exact = walks and _walk(search)
+    if search.best is None:
+        _give_in(search, time_limit_s)
+    return _optimum(search, began, is_exact=is_exact)
+
+
+def _optimum(search: _Search, began_s: float, *, is_exact: bool) -> DayOptimum:
+    proved, best = search.runs.least_paid(), search.best
+    assert best is not None
+    bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
+    return DayOptimum(best, bound_usd, proved, is_exact, len(search.cuts), time.monotonic() - began_s)
+
+
+def _next(search: _Search, gap_frac: float) -> Ints | None:
+    """The cheapest sequence that may hold and was not simulated; None where there is none, or no time."""
+    while not search.out_of_time() and not search.is_closed(gap_frac):
+        left_s = search.deadline - time.monotonic()
+        found = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, 1.0))
+        search.bound_usd = max(search.bound_usd, found.bound_usd)
+        if found.workers is None:
+            return None
+        workers = closed(search.terms, found.workers)
+        if not (workers == found.workers).all():  # the same run under another name
+            search.seen.append(found.workers)
+        if not search.is_closed(gap_frac) and not any((workers == each).all() for each in search.seen):
+            return workers
+    return None
+
+
+def _give_in(search: _Search, time_limit_s: float) -> NoReturn:
+    """No sequence that holds was found."""
+    if search.bound_usd == math.inf:
+        stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
+        raise InfeasibleError(
+            f"no sequence of pool sizes keeps the SLO within the stock ({stock}); allow more GPUs, or relax "
+            "the SLO",
+            kind="capacity",
+            constraint="stock",
+            relaxation="more GPUs",
+        )
+    raise PlannerError(
+        f"no sequence of pool sizes that holds was found in {time_limit_s:g} s; allow more with --time-limit"
+    )
+
+
+def _refuse(search: _Search) -> None:
+    """Not even the most workers hold."""
+    found = search.look(search.terms.most)
+    most = ", ".join(str(pool.most) for pool in search.terms.pools)
+    what = "requests pile up, or some are never served"
+    if found.missed:
+        first = found.missed[0] + 1
+        what = f"{len(found.missed)} of {search.runs.windows} windows fail, the first is number {first}"
+    raise InfeasibleError(
+        f"with the most workers of every pool ({most}) all day long the SLO is missed: "
+        f"{what}; allow more workers, or relax the SLO",
+        kind="capacity",
+        constraint="most",
+        relaxation="more workers",
+    )
+
+
+def _least_sizes(search: _Search) -> None:
+    """Of each window and pool the least size with which it holds beside the most of everything else."""
+    for c, pool in enumerate(search.terms.pools):
+        last = pool.least
+        for window in range(search.runs.windows):
+            if search.out_of_time():
+                return
+            fails = partial(_fails_with, search.runs, window, c)
+            last = _least(fails, pool.least, pool.most, last)
+            if last > pool.least:
+                search.cuts.append(tuple((t, c, last - 1) for t in search.runs.own_steps(window)))
+
+
+def _fails_with(runs: Runs, window: int, c: int, size: int) -> bool:
+    """Whether a window is missed with so many workers of a pool, and the most of everything else."""
+    own, workers = runs.own_steps(window), runs.terms.most
+    workers[own.start : own.stop, c] = size
+    return runs.misses(workers, window, own.start)
+
+
+def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
+    """The least of low ... high that does not fail, `high` without asking, looked for from a guess on."""
+    low -= 1  # fails, or is none
+    at, stride = min(max(guess - 1, low + 1), high - 1), 1
+    while high - low > 1:
+        if fails(at):
+            low, at = at, at + stride
+        else:
+            high, at = at, at - stride
+        stride *= 2
+        if not low < at < high:
+            at = (low + high) // 2
+    return high
+
+
+def _first_of_each_run(missed: Sequence[int]) -> list[int]:
+    """Windows that fail behind one that holds: the others may fail because of these."""
+    return [window for window in missed if window - 1 not in missed]
+
+
+def _explained(search: _Search, workers: Ints, window: int) -> Cut:
+    """The cut of a window that is missed with these workers."""
+    runs, terms = search.runs, search.terms
+    own, later = runs.own_steps(window), runs.later_steps(window)
+    lag, first = 0, own.start
+    while first > 0 and not runs.misses(workers, window, first):
+        lag = max(2 * lag, 1)
+        first = max(own.start - lag, 0) if lag <= MOST_LAG else 0
+    if first == 0 and not runs.misses(workers, window, 0):
+        # what the slice does not show, the day has shown: of all steps up to the window
+        return _cut(terms, workers, range(later.stop))
+    raised = workers.copy()
+    raised[later.stop :] = terms.most[later.stop :]
+    by_time = [*range(first, own.start), *later, *own]
+    for t, c in itertools.product(by_time, range(len(terms.pools))):
+        size, most = int(raised[t, c]), terms.pools[c].most
+
+        def fails(more: int, t: int = t, c: int = c) -> bool:
+            raised[t, c] = more
+            return runs.misses(raised, window, first)
+
+        if size < most and not fails(most):
+            raised[t, c] = _least(fails, size + 1, most, size + 1) - 1
+    return _cut(terms, raised, range(first, later.stop)) or _cut(terms, workers, range(later.stop))
+
+
+def _cut(terms: DayTerms, workers: Ints, steps: range) -> Cut:
+    return tuple(
+        (t, c, int(workers[t, c]))
+        for t in steps
+        for c in range(len(terms.pools))
+        if workers[t, c] < terms.pools[c].most
+    )
+
+
+def _repair(search: _Search, workers: Ints) -> None:
+    """More workers in the windows that fail until none does."""
+    runs, terms = search.runs, search.terms
+    workers = workers.copy()
+    for _ in range(REPAIRS):
+        found = search.look(workers)
+        if found.holds or search.out_of_time() or cost_usd(terms, workers) >= search.best_usd:
+            return
+        for window in found.missed or range(runs.windows):
+            own = runs.own_steps(window)
+            first = max(own.start - 2, 0)
+            for _ in range(max(pool.most for pool in terms.pools)):
+                _raise(search, workers, window, first)
+                if not runs.misses(workers, window, first):
+                    break
+        workers = closed(terms, workers)
+
+
+def _fill(search: _Search, workers: Ints) -> None:
+    """Where whole units are paid: the sequences that cost least as workers are given up, above what the cuts
+    ask for and above this one.
+    """
+    if not search.terms.is_by_unit or search.out_of_time():
+        return
+    by_second = replace(search.terms, unit_s=0.0)
+    needed = solve(by_second, search.cuts, time_limit_s=max(search.deadline - time.monotonic(), 1.0)).workers
+    for each in [workers] if needed is None else [workers, needed]:
+        for drain_s in FILL_DRAINS_S:
+            more = closed(search.terms, filled(search.terms, each, drain_s))
+            if search.out_of_time() or search.look(more).holds:
+                continue
+            _repair(search, more)
+
+
+def _raise(search: _Search, workers: Ints, window: int, first: int) -> None:
+    """A worker more in the steps of a window: of the cheapest pool that helps, else of each."""
+    runs, pools, own = search.runs, search.terms.pools, search.runs.own_steps(window)
+    rows = slice(own.start, own.stop)
+    for c in sorted(range(len(pools)), key=lambda c: pools[c].usd_per_h):
+        more = workers.copy()
+        more[rows, c] = np.minimum(more[rows, c] + 1, pools[c].most)
+        if len(pools) == 1 or not runs.misses(more, window, first):
+            workers[:] = more
+            return
+    workers[rows] = np.minimum(workers[rows] + 1, [pool.most for pool in pools])
+
+
+def _walk(search: _Search) -> bool:
+    """Simulate all sequences that may cost less than the best, whatever cuts say; True if that was done."""
+    terms = search.terms
+    steps, _ = terms.shape
+    ranges = [range(pool.least, pool.most + 1) for pool in terms.pools] * steps
+    if math.prod(len(each) for each in ranges) > MOST_SEQUENCES:
+        return False
+    found: dict[bytes, tuple[float, Ints]] = {}
+    for each in itertools.product(*ranges):
+        workers = np.array(each, np.int64).reshape(terms.shape)
+        usd = cost_usd(terms, workers)
+        if usd < search.best_usd * (1 - 1e-9) and (closed(terms, workers) == workers).all():
+            found[workers.tobytes()] = usd, workers
+    if len(found) > MOST_WALKED:
+        return False
+    for usd, workers in sorted(found.values(), key=lambda each: -each[0]):
+        if search.out_of_time():
+            return False
+        if usd < search.best_usd * (1 - 1e-9) and is_within_stock(terms, workers):
+            search.look(workers)
+    return True

@@ -1,0 +1,223 @@
+"""What simulations say of sequences of pool sizes over a day: the subproblem of search/day.py.
+
+A whole day is simulated under a timetable; where it is only asked whether one window fails, and because of
+which sizes, a slice of it does: from some time before the first step that matters, with the most workers of
+every pool until then, to a little after the window. That a slice fails and the day would not is not possible
+if more workers and less work before never hurt; nothing else rests on slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.controllers.timetable import Timetable
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
+from planner.simulator.metrics import judge, missed_windows
+from planner.simulator.replay import judged_windows_s
+from planner.solvers.master import Option, paid_usd_per_h
+from planner.solvers.nodes import node_of
+from planner.solvers.paid_work import Always, LeastPaid, least_paid
+from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd
+from planner.traffic.trace import Trace, measured_window
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+RUN_IN_S = 60.0  # of a slice, before the first step that matters
+REACH_S = 10.0  # of a slice, beyond the window and the limits on TTFT and E2E
+MOST_REACH_S = 120.0
+
+UNFINISHED = 2  # in replay.STATUS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayRun:
+    """A day with a sequence of sizes: the run, its bill, the windows that miss the SLO. `holds` if none does,
+    the backlog is steady, and every request was served that a worker can hold.
+    """
+
+    workers: Ints
+    run: ElasticRun
+    usd: float
+    missed: tuple[int, ...]
+    holds: bool
+
+
+class DayRuns:
+    """Simulates `trace` on the pools of `fleet` (their counts are no matter) with given sizes in given steps.
+
+    `pools` say how each may change, `edges_s` (T + 1,) when: from 0 to the last arrival, by default where the
+    windows of the SLO begin. Raises InputError for pools whose workers are taken away by chance.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        trace: Trace,
+        slo: Slo,
+        pools: Sequence[ElasticPool],
+        terms: DayTerms | None = None,
+    ):
+        for pool, each in zip(fleet.pools, pools, strict=True):
+            if each.interruptions_per_h > 0:
+                raise InputError(
+                    f"pool {pool.name}: the optimum knows the future, and interruptions of spot workers are "
+                    "drawn by chance; leave interruptions_per_h out"
+                )
+        self.fleet, self.trace, self.slo = fleet, trace, slo
+        self.asked_pools = tuple(pools)
+        self.pools = [_all_alike(each) for each in pools]
+        self.windows_s = slo_edges_s(trace, slo)
+        self.terms = terms or day_terms(fleet, trace, slo, pools)
+        self.days = self.slices = 0
+        reach_s = max((each.limit_s for each in slo.limits if each.metric in ("ttft", "e2e")), default=0.0)
+        self._reach_s = REACH_S + min(reach_s, MOST_REACH_S)
+        self._known: dict[bytes, DayRun] = {}
+
+    @property
+    def windows(self) -> int:
+        return len(self.windows_s) - 1
+
+    @property
+    def requests(self) -> int:
+        return len(self.trace)
+
+    def own_steps(self, window: int) -> range:
+        """The steps during which a window lasts."""
+        start_s, end_s = self.windows_s[window], self.windows_s[window + 1]
+        edges_s = self.terms.edges_s
+        first = int(np.searchsorted(edges_s, start_s + 1e-6, "right")) - 1
+        return range(max(first, 0), max(int(np.searchsorted(edges_s[:-1], end_s - 1e-6)), first + 1))
+
+    def later_steps(self, window: int) -> range:
+        """The steps after it that may still decide whether it holds."""
+        own, edges_s = self.own_steps(window), self.terms.edges_s[:-1]
+        end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self._reach_s))
+        return range(own.stop, max(end, own.stop))
+
+    def least_paid(self) -> LeastPaid:
+        """What any controller pays, whatever it does."""
+        pools = list(zip(self.fleet.pools, self.asked_pools, strict=True))
+        options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
+        front = [(pool, each) for pool, each in pools if pool.role != "decode"]
+        always = Always(
+            usd_per_h=paid_usd_per_h((pool.type, each.least) for pool, each in pools),
+            one_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in front),
+            start_s=min(
+                min(each.start_s, each.warm_start_s) if each.warm else each.start_s for _, each in front
+            ),
+        )
+        is_cached = self.fleet.policies.prefix_cache
+        return least_paid(options, self.trace, self.slo, self.windows_s, always=always, is_cached=is_cached)
+
+    def day(self, workers: Ints) -> DayRun:
+        """The whole day with these workers (T, C) ready in the steps."""
+        key = workers.tobytes()
+        if key not in self._known:
+            run = self._run(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
+            self.days += 1
+            self._known[key] = self._told(workers, run)
+        return self._known[key]
+
+    def misses(self, workers: Ints, window: int, first: int) -> bool:
+        """Whether a window is missed with these workers from step `first` on, and the most until then."""
+        edges_s, last_s = self.terms.edges_s, float(self.windows_s[window + 1])
+        start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0) if first else 0.0
+        if self.fleet.policies.prefix_cache:  # a cache that is cold makes more work, not less
+            start_s = 0.0
+        arrival_s = self.trace.arrival_s
+        inside = slice(
+            int(np.searchsorted(arrival_s, start_s)),
+            int(np.searchsorted(arrival_s, last_s + self._reach_s, "right")),
+        )
+        if inside.stop <= inside.start:
+            return False
+        chosen = np.arange(inside.start, inside.stop)
+        part = self.trace.select(chosen, arrival_s=arrival_s[inside] - start_s)
+        is_last = window == self.windows - 1
+        bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
+        end = int(np.searchsorted(edges_s[:-1], last_s + self._reach_s))
+        times_s = np.maximum(edges_s[first:end] - start_s, 0.0)
+        most = self.terms.most
+        firsts = workers[0] if first == 0 else most[0]
+        ample = [  # sizes are of workers that are ready, whenever they were asked for
+            replace(pool, start_s=0.0, most=2 * int(each.max()), first=int(size))
+            for pool, each, size in zip(self.pools, most.T, firsts, strict=True)
+        ]
+        self.slices += 1
+        run = self._run(part, times_s, workers[first:end], ample, bounds_s - start_s)
+        return bool(missed_windows(run.simulation, self.slo, bounds_s - start_s))
+
+    def _run(
+        self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats
+    ) -> ElasticRun:
+        starts_s = [pool.start_s for pool in pools]
+        table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
+        if times_s[0] == 0:
+            first = table.asked(0.0)
+            pools = [replace(pool, first=size) for pool, size in zip(pools, first, strict=True)]
+        fleet = replace(
+            self.fleet, pools=tuple(replace(pool, count=max(pool.count, 1)) for pool in self.fleet.pools)
+        )
+        return simulate_in_windows(fleet, trace, pools, table, self.slo.limits, edges_s)
+
+    def _told(self, workers: Ints, run: ElasticRun) -> DayRun:
+        missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
+        is_served = bool((run.simulation.status != UNFINISHED).all())
+        holds = not missed and is_served and judge(run.simulation, self.slo, values=False).holds
+        lives = ((span.pool, span.asked_s, span.gone_s) for span in run.spans)
+        return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds)
+
+
+def _all_alike(pool: ElasticPool) -> ElasticPool:
+    """The pool without a difference between starts: all are warm where so many may be, else none is."""
+    start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
+    return replace(pool, start_s=start_s, warm=0)
+
+
+def slo_edges_s(trace: Trace, slo: Slo) -> Floats:
+    """Edges (V + 1,) of the windows in which the SLO is judged; of the measured one where it has none."""
+    if slo.every_s is not None:
+        return judged_windows_s(trace, slo.every_s)
+    return np.array([measured_window(trace)[0], float(trace.arrival_s[-1])])
+
+
+def day_terms(
+    fleet: Fleet,
+    trace: Trace,
+    slo: Slo,
+    pools: Sequence[ElasticPool],
+    *,
+    step_s: float | None = None,
+    unit_s: float = 0.0,
+    stock: dict[str, int] | None = None,
+) -> DayTerms:
+    """The terms of the master problem for a fleet's pools; steps last `step_s`, or as the SLO's windows."""
+    last_s = float(trace.arrival_s[-1])
+    if step_s is None:
+        edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))
+    elif not step_s > 0:
+        raise InputError(f"step_s is {step_s}, must be > 0")
+    else:
+        edges_s = np.append(np.arange(max(math.ceil(last_s / step_s - 1e-9), 1)) * step_s, last_s)
+    terms = [
+        PoolTerms(
+            _all_alike(each).start_s,
+            each.least,
+            each.most,
+            pool.type.price_usd_per_h,
+            pool.type.gpus,
+            pool.type.gpu.name,
+            node_of(pool.type.gpu),
+        )
+        for pool, each in zip(fleet.pools, pools, strict=True)
+    ]
+    return DayTerms(edges_s, tuple(terms), unit_s, stock or {})
