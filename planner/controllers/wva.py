@@ -97,7 +97,7 @@ class Actuated:
     def start(self, sizes: Sequence[int]) -> None:
         self.current = [int(size) for size in sizes]
         self.wanted = list(self.current)
-        self.next_s = 0.0
+        self.due_s = 0.0
         for behaviour, size in zip(self.behaviours, self.current, strict=True):
             behaviour.start(size)
 
@@ -108,8 +108,8 @@ class Actuated:
     def sizes(self, reading: Reading) -> list[int]:
         if is_blank(reading):
             return list(self.current)
-        if reading.time_s >= self.next_s:
-            self.next_s = reading.time_s + self.rules.optimize_s
+        if reading.time_s >= self.due_s:
+            self.due_s = reading.time_s + self.rules.optimize_s
             self.wanted = self.deployment.held(self.optimised(reading))
         asked = []
         for i, behaviour in enumerate(self.behaviours):
