@@ -107,12 +107,12 @@ def day(
         print_json(found.to_dict(), requests.warnings)
         return
     say_first(requests.warnings)
-    _print(found.answer)
+    print_answer(found.answer)
     if written:
         stdout_console(soft_wrap=True).print(f"{len(written)} files in {out}", markup=False)
 
 
-def _print(answer: DayAnswer) -> None:
+def print_answer(answer: DayAnswer) -> None:
     from planner.studies import day_page
 
     console = stdout_console(soft_wrap=True)
