@@ -292,7 +292,7 @@ def minute_of(schedule: str) -> int:
     return 60 * hour + minute
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
     """KEDA: the most of the triggers that are on, or minReplicaCount; CronJobs: the last one that ran."""
     rng = np.random.default_rng(seed)
@@ -333,7 +333,7 @@ def by_rule(expression: str, rate: float) -> float:
     return float(eval(python, {"rate": rate, "ceil": lambda x: np.ceil(x - 1e-12), "__builtins__": {}}))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_the_rule_of_a_capacity_table_is_the_table(seed: int) -> None:
     """The sizes at the least rate that is as high; beyond it the last ones in proportion, rounded up."""
     rng = np.random.default_rng(seed)
@@ -552,7 +552,7 @@ def test_a_schedule_begins_at_a_whole_minute() -> None:
         autoscaling.render(MIXED, 5000, "kubernetes", Autoscaler("cron", {}, (pool,)))
 
 
-@pytest.mark.parametrize(("controller", "step"), [("wva", 1), ("fleetplan", 2), ("hpa", 9), ("cron", 9)])
+@pytest.mark.parametrize(("controller", "step"), [("wva", 3), ("fleetplan", 8), ("hpa", 16), ("cron", 16)])
 def test_hostile_names_change_no_structure_and_no_query(controller: str, step: int) -> None:
     """An LLM's name stands in comments and as the model of a variant; a pool's becomes a label."""
 
@@ -577,10 +577,10 @@ def test_hostile_names_change_no_structure_and_no_query(controller: str, step: i
                 assert text.count("\n#") == tame[path].count("\n#")
         for query in re.findall(r'fleetplan_(?:pool|llm)="([^"]*)"', "".join(files.values())):
             assert re.fullmatch(r"[a-z][-a-z0-9]*", query)
-    assert taken > 5
+    assert taken > 2
 
 
-@pytest.mark.parametrize("number", range(0, len(NAMES), 4))
+@pytest.mark.parametrize("number", range(0, len(NAMES), 10))
 def test_hostile_names_of_pools_are_labels(number: int) -> None:
     fleet = mixed()
     hostile = replace(fleet, pools=(replace(fleet.pools[0], name=NAMES[number]),))

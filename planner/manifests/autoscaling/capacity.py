@@ -109,6 +109,10 @@ def _of_pool(
     """The rules of one pool, by name; `at`: which of how many pools it is."""
     controller = autoscaler.controller
     hold_s = autoscaler.seconds("hold_s", 0 if controller == "aladdin" else HOLD_S, least=0, most=DAY_S)
+    if 0 < hold_s < (every_s := autoscaler.number("every_s", EVERY_S)):
+        raise InputError(
+            f"{controller}: hold: {hold_s} s, must be 0 or hold a look, which is every {every_s:g} s"
+        )
     rate, asked = f"sum({_series(RATE, app, place)})", _series(ASKED, app, place)
     found = {}
     if controller == "aladdin":
@@ -126,7 +130,7 @@ def _of_pool(
         found[EXPECTED] = _expected(autoscaler, app, ahead_s, is_highest=True)
         found[RATE] = _needed(autoscaler, app, place, front)
         found[ASKED] = _by_table(autoscaler, rate, *at)
-    found[WORKERS] = f"sum(max_over_time({asked}[{hold_s}s]) or {asked})" if hold_s else f"sum({asked})"
+    found[WORKERS] = f"sum(max_over_time({asked}[{hold_s}s]))" if hold_s else f"sum({asked})"
     return found
 
 
