@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from manifest_commands import EXAMPLES, documents
 from plans import mixed
 
 from planner import manifests
+from planner.controllers import table
+from planner.controllers.windows import read_windows
 from planner.errors import InputError
 from planner.manifests import autoscaling
 from planner.manifests.autoscaling import Autoscaler, ScaledPool, capacity, hpa, keda, prometheus
@@ -249,8 +251,8 @@ def test_roles_may_follow_metrics_of_their_own() -> None:
         ("running", "sum(vllm:num_requests_running{POOL})", "sum(vllm:num_requests_running{L}) by (G)"),
         (
             "concurrency",
-            'sum({__name__=~"vllm:num_requests_running|vllm:num_requests_waiting",POOL})',
-            'sum({__name__=~"vllm:num_requests_running|vllm:num_requests_waiting",L}) by (G)',
+            'sum({__name__=~"vllm:num_requests_waiting|vllm:num_requests_running",POOL})',
+            'sum({__name__=~"vllm:num_requests_waiting|vllm:num_requests_running",L}) by (G)',
         ),
         (
             "kv",
@@ -292,7 +294,7 @@ def minute_of(schedule: str) -> int:
     return 60 * hour + minute
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
     """KEDA: the most of the triggers that are on, or minReplicaCount; CronJobs: the last one that ran."""
     rng = np.random.default_rng(seed)
@@ -333,7 +335,7 @@ def by_rule(expression: str, rate: float) -> float:
     return float(eval(python, {"rate": rate, "ceil": lambda x: np.ceil(x - 1e-12), "__builtins__": {}}))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_the_rule_of_a_capacity_table_is_the_table(seed: int) -> None:
     """The sizes at the least rate that is as high; beyond it the last ones in proportion, rounded up."""
     rng = np.random.default_rng(seed)
@@ -496,7 +498,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("fleetplan", "kubernetes", {"rates_rps": [2.0, 1.0], "sizes": [[1], [2]]}, "must rise from above 0"),
     ("fleetplan", "kubernetes", {"sizes": None}, "expected the plan's capacity table"),
     ("fleetplan", "kubernetes", {"season_s": 600, "ahead_s": 500}, "must be below a season of 600 s"),
-    ("aladdin", "kubernetes", {"slope": None}, "slope: expected 1 numbers, one per pool"),
+    ("aladdin", "kubernetes", {"rates_rps": [1.0], "sizes": [[1]]}, "needs pairs at two rates"),
 ]
 
 
@@ -552,7 +554,7 @@ def test_a_schedule_begins_at_a_whole_minute() -> None:
         autoscaling.render(MIXED, 5000, "kubernetes", Autoscaler("cron", {}, (pool,)))
 
 
-@pytest.mark.parametrize(("controller", "step"), [("wva", 1), ("fleetplan", 2), ("hpa", 9), ("cron", 9)])
+@pytest.mark.parametrize(("controller", "step"), [("wva", 3), ("fleetplan", 8), ("hpa", 16), ("cron", 16)])
 def test_hostile_names_change_no_structure_and_no_query(controller: str, step: int) -> None:
     """An LLM's name stands in comments and as the model of a variant; a pool's becomes a label."""
 
@@ -577,10 +579,10 @@ def test_hostile_names_change_no_structure_and_no_query(controller: str, step: i
                 assert text.count("\n#") == tame[path].count("\n#")
         for query in re.findall(r'fleetplan_(?:pool|llm)="([^"]*)"', "".join(files.values())):
             assert re.fullmatch(r"[a-z][-a-z0-9]*", query)
-    assert taken > 5
+    assert taken > 2
 
 
-@pytest.mark.parametrize("number", range(0, len(NAMES), 4))
+@pytest.mark.parametrize("number", range(0, len(NAMES), 10))
 def test_hostile_names_of_pools_are_labels(number: int) -> None:
     fleet = mixed()
     hostile = replace(fleet, pools=(replace(fleet.pools[0], name=NAMES[number]),))
@@ -593,3 +595,35 @@ def test_hostile_names_of_pools_are_labels(number: int) -> None:
 def test_the_table_of_pairs_holds_targets_alone() -> None:
     assert {target for targets in autoscaling.PAIRS.values() for target in targets} <= set(manifests.TARGETS)
     assert all(autoscaling.refusal(c, t) == "" for c, targets in autoscaling.PAIRS.items() for t in targets)
+
+
+def test_every_controllers_defaults_have_a_manifest() -> None:
+    """The settings as the table of controllers has them, by the names of their fields."""
+    assert set(autoscaling.PAIRS) <= set(table.CONTROLLERS)
+    for controller, targets in autoscaling.PAIRS.items():
+        row = table.CONTROLLERS[controller]
+        for point in ({}, *row.grid):
+            settings = table.parse_controller(controller, point).settings
+            told = {each.name: getattr(settings, each.name) for each in fields(settings)}
+            for target in targets:
+                told |= parameters_for(MIXED, controller, target)
+                if target in ("kubernetes", "kserve", "dynamo"):
+                    autoscaling.render(MIXED, 5000, target, autoscaler(MIXED, controller, **told))
+
+
+def test_windows_become_a_timetable() -> None:
+    """8:00 to 20:00 six workers, 12:00 to 14:00 eight; over midnight three; 1 to 7 are held."""
+    windows = read_windows(
+        [
+            {"from": "8:00", "to": "20:00", "workers": 6},
+            {"from": "12:00", "to": "14:00", "workers": [8, 2]},
+            {"from": "22:00", "to": "2:00", "workers": 3},
+        ],
+        "x",
+    )
+    hours = {0: 3, 2: 1, 8: 6, 12: 7, 14: 6, 20: 1, 22: 3}
+    found = autoscaling.timetable_of(windows, 0, least=1, most=7)
+    assert {second / 3600: size for second, size in found} == {k: v for k, v in hours.items() if k}
+    with pytest.raises(InputError, match="08:00 to 20:00 is of 2 days of the week"):
+        weekend = [{"from": "8:00", "to": "20:00", "workers": 6, "days": ["sat", "sun"]}]
+        autoscaling.timetable_of(read_windows(weekend, "x"), 0, least=1, most=7)

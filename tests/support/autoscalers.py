@@ -34,10 +34,8 @@ def with_least(given: Autoscaler, least: int) -> Autoscaler:
 def parameters_for(fleet: Fleet, controller: str, target: str) -> dict[str, Any]:
     """The least that the controller must be told."""
     pools = len(fleet.pools)
-    if controller in ("fleetplan", "forecast"):
+    if controller in ("fleetplan", "forecast", "aladdin"):
         return {"rates_rps": [1.0, 2.5, 5.0], "sizes": [[1] * pools, [2] * pools, [5] * pools]}
-    if controller == "aladdin":
-        return {"slope": [0.5] * pools, "offset": [0.25] * pools}
     if controller == "dynamo-sla":
         return {"ttft_s": 2.0, "tpot_s": 0.2}
     return {"metric": "concurrency"} if target == "ray-serve" and controller != "knative" else {}

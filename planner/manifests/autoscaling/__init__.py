@@ -24,10 +24,10 @@ from planner.manifests.autoscaling import (
     ray_serve,
     variants,
 )
-from planner.manifests.autoscaling.autoscaler import Autoscaler, ScaledPool, Written
+from planner.manifests.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
 from planner.manifests.autoscaling.places import MEASURED, SCALED, Place, places, with_all_pools
 
-__all__ = ["PAIRS", "Autoscaler", "ScaledPool", "refusal", "render"]
+__all__ = ["PAIRS", "Autoscaler", "ScaledPool", "refusal", "render", "timetable_of"]
 
 _OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.controllers.windows import Window
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.manifests import engine
 
 Document = dict[str, Any]
 DAY_S = 86_400
+DAYS = 7
 MINUTE_S = 60
 
 
@@ -59,8 +61,8 @@ class Autoscaler:
     """A controller by its name in the table of controllers, its parameters in SI units, and its pools.
 
     Parameters are named as the fields of the controller's settings; `prefill` and `decode` may hold some of
-    those roles alone. Beside them: rates_rps and sizes of the plan's capacity table (fleetplan, forecast),
-    slope and offset per pool (aladdin), ttft_s and tpot_s (dynamo-sla).
+    those roles alone. Beside them: rates_rps (R,) and sizes (R, P) of the plan's capacity table (fleetplan,
+    forecast, aladdin), ttft_s and tpot_s of the SLO (dynamo-sla).
     """
 
     controller: str
@@ -100,6 +102,29 @@ class Autoscaler:
                 f"{self.controller}: {name}: {value_s} s, and its manifest holds {least} to {most} s"
             )
         return value_s
+
+
+def timetable_of(
+    windows: Sequence[Window], pool: int, *, least: int, most: int
+) -> tuple[tuple[int, int], ...]:
+    """What windows of every day say of pool number `pool`, for `ScaledPool`: the most of those that hold.
+
+    Raises InputError for windows of some days of the week: what is written here is the same every day.
+    """
+    if some := next((each for each in windows if len(set(each.days)) < DAYS), None):
+        raise InputError(
+            f"windows: {clock(some.begin_s)} to {clock(some.end_s)} is of {len(set(some.days))} days of the "
+            "week; manifests are written of daily windows alone"
+        )
+    times_s = sorted({int(each) % DAY_S for w in windows for each in (w.begin_s, w.end_s)} or {0})
+    sizes = [max((w.workers_of(pool) for w in windows if w.holds(time_s)), default=0) for time_s in times_s]
+    return tuple((time_s, min(max(size, least), most)) for time_s, size in zip(times_s, sizes, strict=True))
+
+
+def clock(second: float) -> str:
+    """A second of the day as 06:30."""
+    minutes = int(second) % (DAY_S + 1) // MINUTE_S
+    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def quantity(value: float, what: str) -> str:

@@ -13,7 +13,8 @@
                what serves the prompts that wait, but for one per worker, within `drain_s`; the sizes of the
                capacity table at the least rate that is as high, beyond it the last ones in proportion
     forecast   expected `ahead_s` from now, through what a worker carries
-    aladdin    the mean of arrivals over `learn` heartbeats; ceil(slope x rate + offset)
+    aladdin    the mean of arrivals over `learn` heartbeats; ceil(slope x rate + offset), a line over the
+               capacity table
 
 As planner/controllers has them, except that the season is the last one and not the mean of all.
 """
@@ -29,6 +30,7 @@ from planner.errors import InputError
 from planner.manifests.autoscaling import hpa, keda, prometheus
 from planner.manifests.autoscaling.autoscaler import DAY_S, Autoscaler, Document, Written
 from planner.manifests.autoscaling.places import Place
+from planner.solvers.worker_rule import fit_worker_rule
 
 # of the LLM
 ARRIVALS, BUCKET, PRESENT, SHARE = (
@@ -39,7 +41,8 @@ EXPECTED, RATE, ASKED, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "workers")
 )
 LLM = "fleetplan_llm"
-EVERY_S, HOLD_S, BUCKET_S, AHEAD_S, DRAIN_S, LEARN, HEADROOM = 60, 600, 300, 300, 60, 5, 0.1
+EVERY_S, BUCKET_S, AHEAD_S, DRAIN_S, LEARN, HEADROOM = 60, 300, 300, 60, 5, 0.1
+HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
 ROUNDING = 1e-9  # of a product, before it is rounded up
 LAST_BUCKETS, UNLIKE = 3, 3.0
 MOST_ROWS, MOST_S = 200, 28 * DAY_S
@@ -108,7 +111,11 @@ def _of_pool(
 ) -> dict[str, str]:
     """The rules of one pool, by name; `at`: which of how many pools it is."""
     controller = autoscaler.controller
-    hold_s = autoscaler.seconds("hold_s", 0 if controller == "aladdin" else HOLD_S, least=0, most=DAY_S)
+    hold_s = autoscaler.seconds("hold_s", HOLD_S[controller], least=0, most=DAY_S)
+    if 0 < hold_s < (every_s := autoscaler.number("every_s", EVERY_S)):
+        raise InputError(
+            f"{controller}: hold: {hold_s} s, must be 0 or hold a look, which is every {every_s:g} s"
+        )
     rate, asked = f"sum({_series(RATE, app, place)})", _series(ASKED, app, place)
     found = {}
     if controller == "aladdin":
@@ -126,7 +133,7 @@ def _of_pool(
         found[EXPECTED] = _expected(autoscaler, app, ahead_s, is_highest=True)
         found[RATE] = _needed(autoscaler, app, place, front)
         found[ASKED] = _by_table(autoscaler, rate, *at)
-    found[WORKERS] = f"sum(max_over_time({asked}[{hold_s}s]) or {asked})" if hold_s else f"sum({asked})"
+    found[WORKERS] = f"sum(max_over_time({asked}[{hold_s}s]))" if hold_s else f"sum({asked})"
     return found
 
 
@@ -216,8 +223,9 @@ def _by_worker(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> st
 
 
 def _by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
-    slope, offset = (_row(autoscaler, name, pools)[number] for name in ("slope", "offset"))
-    return f"ceil({slope!r} * {rate} + {offset!r} - {ROUNDING})"
+    rates_rps, sizes = table(autoscaler, pools)
+    line = fit_worker_rule(rates_rps, [row[number] for row in sizes], covers=True)
+    return f"ceil({line.slope_workers_per_rps!r} * {rate} + {line.offset_workers!r} - {ROUNDING})"
 
 
 def table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[int]]]:
@@ -237,16 +245,6 @@ def table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[in
     if any(len(row) != pools for row in rows):
         raise InputError(f"{autoscaler.controller}: sizes: expected {pools} in each row, one per pool")
     return found, rows
-
-
-def _row(autoscaler: Autoscaler, name: str, pools: int) -> list[float]:
-    values: Any = autoscaler.parameters.get(name)
-    row = [float(value) for value in values] if isinstance(values, (list, tuple)) else []
-    if len(row) != pools:
-        raise InputError(
-            f"{autoscaler.controller}: {name}: expected {pools} numbers, one per pool, found {values!r}"
-        )
-    return row
 
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from planner.controllers.dynamo import THRESHOLDS
 from planner.errors import InputError
 from planner.manifests import dynamo
 from planner.manifests.autoscaling.autoscaler import Autoscaler, Document
@@ -20,8 +21,6 @@ NAME = "planner"
 BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
 PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # ours -> its own
-# queued prompt tokens of the longest context, up and down; KV in use, up and down
-THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1)}
 _THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.controllers import metrics
 from planner.errors import InputError
 from planner.manifests.autoscaling.autoscaler import Autoscaler, Document
 from planner.manifests.autoscaling.places import Place
@@ -26,11 +27,7 @@ ADAPTER_FILE, MONITORS_FILE, RULES_FILE = (
     "pod-monitors.yaml",
     "prometheus-rules.yaml",
 )
-_RUNNING, _WAITING, _KV = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-)
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 ENDED = "vllm:request_success_total"
 RATE_S = 60
 
@@ -47,11 +44,15 @@ class Metric:
     over_ranks: str = "sum"
 
 
+_NAMES = {"concurrency": "vllm_requests_in_flight"}  # of what is no series of its own
 METRICS = {
-    "queue": Metric("vllm_num_requests_waiting", (_WAITING,), 5.0),
-    "running": Metric("vllm_num_requests_running", (_RUNNING,), 32.0),
-    "concurrency": Metric("vllm_requests_in_flight", (_RUNNING, _WAITING), 32.0),
-    "kv": Metric("vllm_kv_cache_usage_perc", (_KV,), 0.7, "avg"),
+    row.name: Metric(
+        _NAMES.get(row.name, row.exported[0].replace(":", "_")),
+        row.exported,
+        row.target,
+        "avg" if row.is_share else "sum",
+    )
+    for row in metrics.METRICS.values()
 }
 
 
