@@ -239,6 +239,8 @@ class ElasticReference(Reference):
             blocks = [worker.type.kv_tokens // 16 for worker in ready]
             shares = [1 - worker.free / all_ for worker, all_ in zip(ready, blocks, strict=True)]
             outputs = [r.tpot_s for r in self.fresh[p] if r.output > 1]
+            if self.workers[self.of_pool(p)[0]].role == "prefill":
+                outputs = []
             phases = [self.lives[w].phase for w in self.of_pool(p)]
             found.append(
                 (
@@ -341,6 +343,7 @@ class ElasticReference(Reference):
             target.free += request.blocks + target.beside(request)
             target.assigned.remove(request)
             self.receive(target, now)
+            self.wake(target, now)
         self.lost.append(request)
 
     def start_over(self, request: Request) -> None:

@@ -501,7 +501,7 @@ class Reference:
         early_s = after_s = 0.0
         if network.transfer == "layerwise":
             after_s = seconds / llm.layers
-            if now == request.first_token_s:  # else the decode worker had no room at the time
+            if now == request.last_token_s:  # else the decode worker had no room at the time
                 early_s = min(request.last_step_s, seconds - after_s)
         start = max(now - early_s, self.link_free_s)
         self.link_free_s = start + seconds
