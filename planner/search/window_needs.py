@@ -26,7 +26,7 @@ LEAST_WINDOWS = 12  # fewer tell nothing of bursts
 
 
 def least_sizes(runs: DayRuns) -> Ints:
-    """(V, P): of each window and pool the least size with which the window holds, the others at their most."""
+    """(V, P): of each window and pool the least size with which it holds, the others at their most."""
     found = np.zeros((runs.windows, len(runs.pools)), np.int64)
     for p, pool in enumerate(runs.pools):
         guess = pool.least
@@ -59,9 +59,7 @@ def table_of_windows(
     limits: list[dict[float, int]] = []
     for p, (pool, engine) in enumerate(zip(fleet.pools, engines, strict=True)):
         usual_s = engine.work_s(pool.role, *usual)
-        work_s = [
-            engine.work_s(pool.role, *each) for each in zip(input_tokens, output_tokens, strict=True)
-        ]
+        work_s = [engine.work_s(pool.role, *each) for each in zip(input_tokens, output_tokens, strict=True)]
         load_rps = rates * np.array(work_s) / usual_s if usual_s > 0 else rates
         limits.append(_limits(load_rps, needs[:, p]))
     ladder = np.array(sorted({rate for each in limits for rate in each}))

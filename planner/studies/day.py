@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.controllers.deployment import CapacityTable, Deployment, History
+from planner.controllers.deployment import CapacityTable, Deployment, EngineProfile, History
 from planner.controllers.oscillation import Oscillation, oscillations
 from planner.controllers.table import Chosen, parse_controller, variants
 from planner.domain import Slo
@@ -31,6 +31,7 @@ from planner.search.capacity import capacity_table, engine_profile
 from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
 from planner.search.problem import Progress, silent
+from planner.search.window_needs import LEAST_WINDOWS, least_sizes, table_of_windows
 from planner.simulator.elastic import Controller, ElasticPool, ElasticRun, simulate_elastic
 from planner.simulator.metrics import in_windows
 from planner.simulator.replay import Simulation, judged_windows_s
@@ -190,14 +191,8 @@ def study_day(
     seen = judged if train is None else train
     asked = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
-    capacity = capacity_table(
-        question.fleet,
-        seen,
-        question.slo,
-        highest_rps=_highest_rps(seen, question.every_s),
-        most=[pool.most for pool in question.pools],
-    )
-    deployment = _deployment(question, seen, capacity, train)
+    deployment = _deployment(question, seen, train)
+    capacity = deployment.capacity
     rows: list[Ran] = []
     left_out: list[tuple[str, str]] = []
     for each in (parse_controller(STATIC, None), *(one for one in chosen if one.row.name != STATIC)):
@@ -387,9 +382,22 @@ def _history(trace: Trace) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def _deployment(
-    question: DayQuestion, seen: Trace, capacity: CapacityTable | None, train: Trace | None
-) -> Deployment:
+def _capacity(question: DayQuestion, seen: Trace, engines: Sequence[EngineProfile]) -> CapacityTable | None:
+    """From what the windows seen needed; where they are few, from a sample of the traffic at many rates."""
+    if not any(pool.interruptions_per_h for pool in question.pools):
+        runs = DayRuns(question.fleet, seen, question.slo, question.pools)
+        if runs.windows >= LEAST_WINDOWS:
+            return table_of_windows(runs, question.fleet, engines, least_sizes(runs))
+    return capacity_table(
+        question.fleet,
+        seen,
+        question.slo,
+        highest_rps=_highest_rps(seen, question.every_s),
+        most=[pool.most for pool in question.pools],
+    )
+
+
+def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
     """What controllers may know: what was seen before the judged traffic, where anything was."""
 
     def limit_s(*metrics: str) -> float | None:
@@ -397,6 +405,7 @@ def _deployment(
         return min(found, default=None)
 
     context = int((seen.input_tokens + seen.output_tokens).max())
+    engines = tuple(engine_profile(pool.type, context) for pool in question.fleet.pools)
     return Deployment(
         pools=question.pools,
         roles=tuple(pool.role for pool in question.fleet.pools),
@@ -404,8 +413,8 @@ def _deployment(
         clock_s=0.0 if train is None else float(train.arrival_s[-1]),
         ttft_s=limit_s("ttft", "e2e"),
         tpot_s=limit_s("tpot", "tbt"),
-        capacity=capacity,
-        engines=tuple(engine_profile(pool.type, context) for pool in question.fleet.pools),
+        capacity=_capacity(question, seen, engines),
+        engines=engines,
         history=None if train is None else _history(train),
     )
 
@@ -417,10 +426,10 @@ def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
 
 def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
     found = []
-    if train is None and any(row.name == CRON for row in rows):
+    if train is None:
         found.append(
-            "cron's timetable was made of the traffic that it is judged by; train on a part of it to see "
-            "what it does on traffic that it has not seen"
+            "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
+            "judges them; train on a part of it to see what they do on traffic that they have not seen"
         )
     for row in rows:
         for swing in row.swings:

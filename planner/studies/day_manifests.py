@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from planner.controllers.cron import Cron
-from planner.controllers.deployment import DAY_S
 from planner.controllers.settings import Settings
 from planner.controllers.table import Chosen
 from planner.errors import InputError
 from planner.manifests import autoscaling
 from planner.manifests.autoscaling import Autoscaler, ScaledPool
-from planner.solvers.worker_rule import fit_worker_rule
+from planner.manifests.autoscaling.autoscaler import timetable_of
 from planner.studies.day import DayAnswer
 
 DRAIN_S = 90.0  # where nothing limits draining
@@ -73,37 +72,20 @@ def winner_settings(chosen: Chosen) -> Mapping[str, object]:
 
 
 def _found_out(answer: DayAnswer) -> dict[str, object]:
-    """What the plan knows that a controller follows: the table of capacity, the rule made of it, the SLO."""
-    found: dict[str, object] = {}
-    name, table, slo = answer.winner.name, answer.capacity, answer.question.slo
-    if table is not None and name in ("fleetplan", "forecast"):
-        found = {"rates_rps": table.rates_rps.tolist(), "sizes": table.sizes.tolist()}
-    elif table is not None and name == "aladdin":
-        rules = [fit_worker_rule(table.rates_rps, column, covers=True) for column in table.sizes.T.tolist()]
-        found = {
-            "slope": [rule.slope_workers_per_rps for rule in rules],
-            "offset": [rule.offset_workers for rule in rules],
-        }
-    elif name == "dynamo-sla":
+    """What the plan knows that a controller follows: the table of capacity, the limits of the SLO."""
+    name, table, found = answer.winner.name, answer.capacity, dict[str, object]()
+    if table is not None and name in ("fleetplan", "forecast", "aladdin"):
+        found |= {"rates_rps": table.rates_rps.tolist(), "sizes": table.sizes.tolist()}
+    if name == "dynamo-sla":
         for key, metrics in (("ttft_s", ("ttft", "e2e")), ("tpot_s", ("tpot", "tbt"))):
-            limits_s = [limit.limit_s for limit in slo.limits if limit.metric in metrics]
+            limits_s = [limit.limit_s for limit in answer.question.slo.limits if limit.metric in metrics]
             found |= {key: min(limits_s)} if limits_s else {}
     return found
 
 
 def _timetable(answer: DayAnswer, p: int) -> tuple[tuple[int, int], ...]:
-    """Of a pool under cron: the second of the day, and workers from then on, the most of all days."""
-    controller = answer.winner.controller
+    """Of a pool under cron; none under others."""
+    controller, pool = answer.winner.controller, answer.question.pools[p]
     if not isinstance(controller, Cron):
         return ()
-    windows = controller.windows
-    bounds = sorted({int(edge_s % DAY_S) for each in windows for edge_s in (each.begin_s, each.end_s)})
-    pool, found = answer.question.pools[p], list[tuple[int, int]]()
-    for begin in bounds or [0]:
-        sizes = [
-            each.workers_of(p) for each in windows if any(each.holds(day * DAY_S + begin) for day in range(7))
-        ]
-        size = min(max([pool.least, *sizes]), pool.most)
-        if not found or found[-1][1] != size:
-            found.append((begin, size))
-    return tuple(found)
+    return timetable_of(controller.windows, p, least=pool.least, most=pool.most)

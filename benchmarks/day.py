@@ -1,0 +1,92 @@
+"""A production day and two weeks under controllers: what each costs, misses, and how long that takes.
+
+    python benchmarks/day.py DAY.csv.gz [--rates RATES.csv] [--fleet plan.yaml] [--train "70 %"]
+
+DAY is ServeGen's m-large day (1 in 20), RATES its curve of two weeks. Of the two weeks every ten minutes are
+drawn: as many requests as the curve says (1 in 20), gaps with its coefficient of variation (gamma), lengths
+from the same time of the day at hand. Without --fleet the fleet that stands all day is planned first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from planner.controllers.deployment import Deployment
+from planner.controllers.table import parse_controller
+from planner.face.days import day
+from planner.face.inputs import read_trace
+from planner.simulator.elastic import simulate_elastic
+from planner.traffic.trace import Trace
+
+SLO = {
+    "llm": "meta-llama/Llama-3.1-70B",
+    "slo": {"ttft": {"p95": "2 s"}, "tbt": {"p99": "200 ms"}, "every": "10 min"},
+    "fleet": {"gpus": {"a100-80g": 256, "h100-80g": 256}},
+}
+STEP_S = 600.0
+SAMPLED = 20  # of the requests of the curve one in so many
+
+
+def drawn(day_seen: Trace, rates: Path, *, first: int = 0, steps: int | None = None, seed: int = 0) -> Trace:
+    """Traffic of the curve from its `first` ten minutes on, with the day's lengths at the same time of day."""
+    rng = np.random.default_rng(seed)
+    table = np.genfromtxt(rates, delimiter=",", names=True)[first : None if steps is None else first + steps]
+    of_day = (day_seen.arrival_s % 86400 // STEP_S).astype(int)
+    places = {step: np.flatnonzero(of_day == step) for step in np.unique(of_day)}
+    arrivals, rows = [], []
+    for k, row in enumerate(table):
+        count = round(float(row["requests_per_s"]) * STEP_S / SAMPLED)
+        cv = max(float(row["cv"]), 0.1)
+        gaps = rng.gamma(1 / cv**2, size=count + 1)
+        arrivals.append(k * STEP_S + STEP_S * np.cumsum(gaps)[:-1] / gaps.sum())
+        step = int(row["seconds"] % 86400 // STEP_S)
+        rows.append(rng.choice(places.get(step, np.arange(len(day_seen))), count))
+    index = np.concatenate(rows)
+    return Trace(
+        f"drawn from {rates.name}",
+        np.concatenate(arrivals),
+        day_seen.input_tokens[index],
+        day_seen.output_tokens[index],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("day", type=Path)
+    parser.add_argument("--rates", type=Path)
+    parser.add_argument("--fleet", type=Path)
+    parser.add_argument("--train")
+    parser.add_argument("--time-limit", type=float, default=300.0)
+    asked = parser.parse_args()
+    seen = read_trace(asked.day)
+    began = time.process_time()
+    found = day(
+        SLO,
+        seen,
+        standing=asked.fleet,
+        terms={} if asked.train is None else {"train": asked.train},
+        time_limit_s=asked.time_limit,
+    )
+    print(found.headline())
+    print(*found.sentences(), sep="\n")
+    print(found.to_frame().to_string(index=False))
+    print(f"{time.process_time() - began:.1f} CPU s in all")
+    if asked.rates is None:
+        return
+    question = found.answer.question
+    weeks = drawn(seen, asked.rates)
+    deployment = Deployment(question.pools, tuple(pool.role for pool in question.fleet.pools))
+    for name, trace in (("the day", seen), ("two weeks", weeks)):
+        controller = parse_controller("hpa", {"metric": "kv"})(deployment)
+        began = time.process_time()
+        run = simulate_elastic(question.fleet, trace, question.pools, controller, limits=question.slo.limits)
+        taken_s = time.process_time() - began
+        print(f"{name}: {len(trace)} requests, {len(run.asked)} decisions of an HPA, {taken_s:.2f} CPU s")
+
+
+if __name__ == "__main__":
+    main()
