@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -627,3 +628,19 @@ def test_windows_become_a_timetable() -> None:
     with pytest.raises(InputError, match="08:00 to 20:00 is of 2 days of the week"):
         weekend = [{"from": "8:00", "to": "20:00", "workers": 6, "days": ["sat", "sun"]}]
         autoscaling.timetable_of(read_windows(weekend, "x"), 0, least=1, most=7)
+
+
+def test_the_manual_has_the_table_of_pairs() -> None:
+    """docs/deploy.md, section Sizes that change: each controller, and each of its targets."""
+    text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    section = text.split("## Sizes that change")[1].split("\n## ")[0]
+    rows = {}
+    for line in section.splitlines():
+        if line.startswith("| ") and not line.startswith("| controller"):
+            names, _, targets = (cell.strip() for cell in line.strip("| ").split(" | "))
+            for name in names.split(", "):
+                rows[name] = rows["hpa"] if targets == "as hpa" else targets
+    assert set(rows) == set(autoscaling.PAIRS)
+    for name, targets in autoscaling.PAIRS.items():
+        named = set(re.findall(r"[a-z][-a-z]+", re.sub(r"\(.*?\)", "", rows[name])))
+        assert named == set(targets) or rows[name] == "every target"
