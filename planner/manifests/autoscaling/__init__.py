@@ -26,9 +26,10 @@ from planner.manifests.autoscaling import (
     variants,
 )
 from planner.manifests.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
+from planner.manifests.autoscaling.chosen import of_chosen
 from planner.manifests.autoscaling.places import MEASURED, SCALED, Place, places, with_all_pools
 
-__all__ = ["OUTDATED", "PAIRS", "Autoscaler", "ScaledPool", "refusal", "render", "timetable_of"]
+__all__ = ["OUTDATED", "PAIRS", "Autoscaler", "ScaledPool", "of_chosen", "refusal", "render", "timetable_of"]
 
 _OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
