@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from plans import mixed
 
 from planner import manifests
 from planner.controllers import table
+from planner.controllers.deployment import CapacityTable, Deployment, History
 from planner.controllers.windows import read_windows
 from planner.errors import InputError
 from planner.manifests import autoscaling
 from planner.manifests.autoscaling import Autoscaler, ScaledPool, capacity, hpa, keda, prometheus
+from planner.simulator.elastic import ElasticPool
 
 MIXED = FLEETS["mixed"]
 every_case = pytest.mark.parametrize(("fleet", "controller", "target"), CASES)
@@ -627,3 +630,78 @@ def test_windows_become_a_timetable() -> None:
     with pytest.raises(InputError, match="08:00 to 20:00 is of 2 days of the week"):
         weekend = [{"from": "8:00", "to": "20:00", "workers": 6, "days": ["sat", "sun"]}]
         autoscaling.timetable_of(read_windows(weekend, "x"), 0, least=1, most=7)
+
+
+def test_the_manual_has_the_table_of_pairs() -> None:
+    """docs/deploy.md, section Sizes that change: each controller, and each of its targets."""
+    text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    section = text.split("## Sizes that change")[1].split("\n## ")[0]
+    rows: dict[str, str] = {}
+    for line in section.splitlines():
+        if line.startswith("| ") and not line.startswith("| controller"):
+            names, _, targets = (cell.strip() for cell in line.strip("| ").split(" | "))
+            for name in names.split(", "):
+                rows[name] = rows["hpa"] if targets == "as hpa" else targets
+    assert set(rows) == set(autoscaling.PAIRS)
+    for name, given in autoscaling.PAIRS.items():
+        named = set(re.findall(r"[a-z][-a-z]+", re.sub(r"\(.*?\)", "", rows[name])))
+        assert named == set(given) or rows[name] == "every target"
+
+
+def a_deployment(**known: Any) -> Deployment:
+    """Workers that start in 100 s and 200 s; two requests/s more need one worker more in each pool."""
+    pools = (ElasticPool(100.0, least=1, most=6), ElasticPool(200.0, least=2, most=8, drain_limit_s=45.0))
+    table_of = CapacityTable(np.array([2.0, 4.0, 6.0]), np.array([[1, 2], [2, 3], [3, 4]]), "by hand")
+    return Deployment(pools, ("prefill", "decode"), capacity=table_of, ttft_s=2.0, tpot_s=0.2, **known)
+
+
+def test_what_was_simulated_is_what_is_deployed() -> None:
+    """Sizes, start-ups and limits on draining of the pools; settings by role; the table of the plan."""
+    chosen = table.parse_controller("hpa", {"metric": "queue", "decode": {"metric": "kv", "target": "60 %"}})
+    told = autoscaling.of_chosen(chosen, a_deployment(), ("pre", "dec"), (2, 3))
+    pre, dec = told.pools
+    assert (pre.least, pre.most, pre.size, pre.start_s, pre.drain_s) == (1, 6, 2, 100.0, 3600.0)
+    assert (dec.least, dec.most, dec.size, dec.start_s, dec.drain_s) == (2, 8, 3, 200.0, 45.0)
+    files = autoscaling.render(PAIRS, 5000, "kubernetes", told)
+    metrics = [d["spec"]["metrics"][0]["pods"] for d in of(files, hpa.FILE)]
+    assert [each["metric"]["name"] for each in metrics] == [
+        "vllm_num_requests_waiting",
+        "vllm_kv_cache_usage_perc",
+    ]
+    assert metrics[1]["target"]["averageValue"] == "600m"
+    ours = autoscaling.of_chosen(
+        table.parse_controller("fleetplan", {}), a_deployment(), ("pre", "dec"), (2, 3)
+    )
+    (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", ours), prometheus.RULES_FILE)
+    expected = [
+        each["expr"] for each in rule["spec"]["groups"][0]["rules"] if each["record"] == capacity.EXPECTED
+    ]
+    for start_s, expression in zip(
+        (100, 200), expected, strict=True
+    ):  # a look of 60 s, half a bucket of 300 s
+        assert f"offset {86_400 - start_s - 60 - 150}s" in expression
+
+
+def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
+    """3 requests/s from 8 to 20 o'clock, else 1: two and three workers by day, one and two by night; ten
+    minutes ahead."""
+    rates = np.array([3.0 if 8 <= hour < 20 else 1.0 for hour in range(24)])
+    deployment = a_deployment(history=History(3600.0, rates))
+    told = autoscaling.of_chosen(table.parse_controller("cron", {}), deployment, ("pre", "dec"), (1, 2))
+    (pre, dec) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), keda.FILE)
+    for scaled, least in ((pre, 1), (dec, 2)):
+        (trigger,) = scaled["spec"]["triggers"]
+        assert trigger["metadata"] == {
+            "timezone": "Etc/UTC",
+            "start": "50 7 * * *",
+            "end": "0 20 * * *",
+            "desiredReplicas": str(least + 1),
+        }
+        assert scaled["spec"]["minReplicaCount"] == least
+
+
+def test_static_deploys_the_workers_it_was_told() -> None:
+    chosen = table.parse_controller("static", {"workers": [3, 4]})
+    told = autoscaling.of_chosen(chosen, a_deployment(), ("pre", "dec"), (1, 2))
+    text = autoscaling.render(PAIRS, 5000, "kubernetes", told)["kubernetes.yaml"]
+    assert re.findall(r"^  replicas: (\d+)$", text, re.M) == ["3", "4", "1"]  # and a router

@@ -21,13 +21,15 @@ from planner.manifests.autoscaling import (
     hpa,
     keda,
     knative,
+    prometheus,
     ray_serve,
     variants,
 )
 from planner.manifests.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
+from planner.manifests.autoscaling.chosen import of_chosen
 from planner.manifests.autoscaling.places import MEASURED, SCALED, Place, places, with_all_pools
 
-__all__ = ["PAIRS", "Autoscaler", "ScaledPool", "refusal", "render", "timetable_of"]
+__all__ = ["OUTDATED", "PAIRS", "Autoscaler", "ScaledPool", "of_chosen", "refusal", "render", "timetable_of"]
 
 _OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
@@ -56,6 +58,19 @@ PAIRS: dict[str, dict[str, str]] = {
     "forecast": _OURS,
     "fleetplan": _OURS,
 }
+
+# of an earlier answer, that this one may not need: someone would apply them
+OUTDATED = (
+    prometheus.ADAPTER_FILE,
+    prometheus.MONITORS_FILE,
+    prometheus.RULES_FILE,
+    cronjobs.FILE,
+    hpa.FILE,
+    keda.FILE,
+    knative.FILE,
+    variants.FILE,
+    variants.VALUES_FILE,
+)
 
 
 def refusal(controller: str, target: str) -> str:
