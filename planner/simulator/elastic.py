@@ -213,8 +213,8 @@ def simulate_in_windows(
     limits: Sequence[Limit],
     edges_s: Floats,
 ) -> ElasticRun:
-    """`simulate_elastic` with the limits counted in the windows between `edges_s` (V + 1,) alone, each of them
-    by itself too (`counted_in` and `violations_in` of the simulation). Nothing is recorded and nothing ends it.
+    """`simulate_elastic` with the limits counted between the first and the last of `edges_s` (V + 1,), and in
+    each of the windows there by itself (`counted_in` and `violations_in`). Nothing is recorded.
     """
     _check(fleet, trace, pools)
     _check_controller(controller)

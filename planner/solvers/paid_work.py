@@ -62,7 +62,7 @@ class LeastPaid:
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """What pools cost with their least workers, b; with one that prefills, b', and how soon that is ready, g."""
+    """b of the least workers, b' of one that prefills, and g, in which it starts."""
 
     usd_per_h: float = 0.0
     one_usd_per_h: float = 0.0

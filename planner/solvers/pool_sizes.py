@@ -217,15 +217,14 @@ def units_usd(day: DayTerms, workers: Ints) -> float:
 def _lives_of(
     day: DayTerms, c: int, needed: npt.NDArray[np.bool_], drain_s: float
 ) -> list[tuple[range, int]]:
-    """Of a worker of pool c that is needed in these steps (T,) the lives that cost the fewest units: the steps
-    of each, and its units. Raises InputError where nothing is billed by units.
+    """The lives of a worker of pool c, needed in these steps (T,), that take the fewest units: the steps of
+    each, and its units. Raises InputError where nothing is billed by units.
     """
     if not day.unit_s > 0:
         raise InputError("unit_s is 0: nothing is billed by units")
     padded, edges_s = np.concatenate(([False], needed, [False])), day.edges_s
-    begins, ends = (
-        np.flatnonzero(side).tolist() for side in (padded[1:] & ~padded[:-1], padded[:-1] & ~padded[1:])
-    )
+    begins = np.flatnonzero(padded[1:] & ~padded[:-1]).tolist()
+    ends = np.flatnonzero(padded[:-1] & ~padded[1:]).tolist()
     total, before = [0] + [0] * len(begins), [(0, 0)] * (len(begins) + 1)
     for last, end in enumerate(ends):
         options = []
