@@ -56,7 +56,7 @@ def simulate(
     seed: SeedOption = 0,
     autoscale: Annotated[
         str | None,
-        typer.Option("--autoscale", help="A controller resizes the pools: its name; see docs/controllers.md."),
+        typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
     ] = None,
     start: Annotated[
         str | None, typer.Option("--start", help="With --autoscale: until a worker is ready.")
@@ -95,8 +95,8 @@ def simulate(
     if autoscale is not None:
         if slo is None or seeds > 1 or closed_loop or any((rate, window)):
             raise InputError(
-                "--autoscale: needs --slo, and goes with neither --seeds, --closed-loop, --rate nor --window; "
-                "say rate and window in slo.yaml"
+                "--autoscale: needs --slo, and goes with none of --seeds, --closed-loop, --rate and --window: "
+                "slo.yaml says these"
             )
         requests = read_requests(trace, drop_invalid=drop_invalid)
         _autoscaled(fleet, requests, slo, autoscale, start, catalog, seed, out, as_json=json_output)

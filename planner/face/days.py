@@ -24,13 +24,12 @@ from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool
 from planner.studies import day_page
 from planner.studies.day import DayAnswer, DayQuestion, study_day
-from planner.studies.day_manifests import manifests
+from planner.studies.day_manifests import OUTDATED, manifests
 from planner.studies.whatif import Study
 from planner.traffic.scaling import Asked
 from planner.traffic.trace import spread
 
 MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
-OUTDATED = ("manifests/*/*", "manifests/README.md")  # of another winner
 NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
 USUAL_START_S = 300.0
 STATIC_SHARE = 0.4  # of the time for the fleet that stands all day

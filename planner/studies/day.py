@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.controllers.deployment import CapacityTable, Deployment, EngineProfile, History
+from planner.controllers.deployment import CapacityTable, Deployment, History
 from planner.controllers.oscillation import Oscillation, oscillations
 from planner.controllers.table import Chosen, parse_controller, variants
 from planner.domain import Slo
@@ -31,8 +31,7 @@ from planner.search.capacity import capacity_table, engine_profile
 from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
 from planner.search.problem import Progress, silent
-from planner.search.window_needs import LEAST_WINDOWS, least_sizes, table_of_windows
-from planner.simulator.elastic import Controller, ElasticPool, ElasticRun, simulate_elastic
+from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
 from planner.simulator.metrics import in_windows
 from planner.simulator.replay import Simulation, judged_windows_s
 from planner.solvers.pool_sizes import billed_usd
@@ -108,7 +107,7 @@ class Ran:
     hurt: tuple[Hurt, ...]
     swings: tuple[Oscillation, ...] = ()
     chosen: Chosen | None = None  # None: a sequence that nobody decides
-    controller: Controller | None = None
+    deployment: Deployment | None = None
     tried: int = 1  # parameters, on the part of the traffic that trains
 
     @property
@@ -265,7 +264,7 @@ def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
         question.fleet, question.trace, question.pools, controller, limits=slo.limits, every_s=slo.every_s
     )
     row = told(question, chosen.row.name, run, chosen.parameters())
-    return replace(row, chosen=chosen, controller=controller)
+    return replace(row, chosen=chosen, deployment=deployment)
 
 
 def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
@@ -382,21 +381,6 @@ def _history(trace: Trace) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def _capacity(question: DayQuestion, seen: Trace, engines: Sequence[EngineProfile]) -> CapacityTable | None:
-    """From what the windows seen needed; where they are few, from a sample of the traffic at many rates."""
-    if not any(pool.interruptions_per_h for pool in question.pools):
-        runs = DayRuns(question.fleet, seen, question.slo, question.pools)
-        if runs.windows >= LEAST_WINDOWS:
-            return table_of_windows(runs, question.fleet, engines, least_sizes(runs))
-    return capacity_table(
-        question.fleet,
-        seen,
-        question.slo,
-        highest_rps=_highest_rps(seen, question.every_s),
-        most=[pool.most for pool in question.pools],
-    )
-
-
 def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
     """What controllers may know: what was seen before the judged traffic, where anything was."""
 
@@ -413,7 +397,13 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
         clock_s=0.0 if train is None else float(train.arrival_s[-1]),
         ttft_s=limit_s("ttft", "e2e"),
         tpot_s=limit_s("tpot", "tbt"),
-        capacity=_capacity(question, seen, engines),
+        capacity=capacity_table(
+            question.fleet,
+            seen,
+            question.slo,
+            highest_rps=_highest_rps(seen, question.every_s),
+            most=[pool.most for pool in question.pools],
+        ),
         engines=engines,
         history=None if train is None else _history(train),
     )

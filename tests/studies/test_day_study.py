@@ -68,7 +68,7 @@ def test_nobody_costs_less_than_the_optimum_and_keeps_every_window(answer: DayAn
     for row in answer.rows:
         regret = answer.regret_usd(row)
         assert regret == pytest.approx(row.usd - answer.optimum.usd)
-        assert not row.keeps or regret >= -1e-9
+        assert not row.keeps or row.usd >= answer.optimum.usd - 1e-9
     assert answer.optimum.usd < answer.static.usd  # three workers are too many for the calm half
 
 
@@ -144,11 +144,11 @@ def test_files(answer: DayAnswer) -> None:
     rates = [float(row["requests_per_s"]) for row in windows if row["controller"] == "static"]
     assert rates[0] == pytest.approx(3.0, rel=0.1) and rates[-1] == pytest.approx(14.0, rel=0.1)
     assert len(list(csv.DictReader(io.StringIO(files["day.csv"])))) == len(answer.rows) + 1
-    assert len(list(csv.DictReader(io.StringIO(files["events.csv"])))) == sum(
-        len(row.hurt) for row in (*answer.rows, answer.optimum.ran) if answer.optimum is not None
-    )
+    assert answer.optimum is not None
+    events = list(csv.DictReader(io.StringIO(files["events.csv"])))
+    assert len(events) == sum(len(row.hurt) for row in (*answer.rows, answer.optimum.ran))
     page = files["day.html"]
-    assert "<script src" not in page and "NaN" not in page and answer.winner.name in page
+    assert page.startswith("<!doctype html>") and f"<h1>{answer.winner.name} " in page
 
 
 def test_nothing_is_written_where_a_folder_cannot_be(answer: DayAnswer, tmp_path: Path) -> None:
