@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,13 @@ class EngineProfile:
     kv_tokens: float  # that a worker's KV cache holds
     context_tokens: float  # the longest request
 
+    def work_s(self, role: Role, input_tokens: float, output_tokens: float) -> float:
+        """What one more request of these lengths adds to the steps of a worker of this role."""
+        context = input_tokens + output_tokens / 2
+        decode_s = output_tokens * (self.decode_s_per_sequence + self.decode_s_per_token * context)
+        prefill_s = self.prefill_s_per_token * input_tokens
+        return (0.0 if role == DECODE else prefill_s) + (0.0 if role == PREFILL else decode_s)
+
     def ttft_s(self, input_tokens: float) -> float:
         return self.prefill_s + self.prefill_s_per_token * input_tokens
 
@@ -80,6 +88,36 @@ class EngineProfile:
     def most_sequences(self, context_tokens: float) -> int:
         """That seats and the KV cache hold, at least one."""
         return max(1, min(self.seats, int(self.kv_tokens / max(context_tokens, 1.0))))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRule:
+    """Workers of a pool for the load of a window of its traffic: one, and one more above each of `edges`.
+
+    The load is the `PEAK_FRAC` quantile, over the window, of the work that arrives per second in spans of
+    `span_s` (`EngineProfile.work_s` of the mean lengths, times requests): it knows lengths and bursts. Above
+    `highest`, the largest load that was seen, workers grow in proportion.
+    """
+
+    edges: tuple[float, ...]  # rising
+    highest: float
+    span_s: float
+    window_s: float
+
+    def workers(self, load: float) -> int:
+        if load <= 0:
+            return 0
+        if load > self.highest:
+            return least_whole(self.workers(self.highest) * load / self.highest)
+        return 1 + bisect.bisect_left(self.edges, load)
+
+
+PEAK_FRAC = 0.95
+
+
+def peak(work_per_s: Floats) -> float:
+    """The load of a window from the work that arrived per second in each of its spans."""
+    return float(np.quantile(work_per_s, PEAK_FRAC)) if len(work_per_s) else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +146,7 @@ class Deployment:
     capacity: CapacityTable | None = None
     engines: tuple[EngineProfile, ...] = ()
     history: History | None = None
+    rules: tuple[LoadRule, ...] = ()
     front: tuple[int, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
@@ -167,6 +206,7 @@ _FACTS = {
     "ttft_s": "a limit on TTFT (slo: ttft)",
     "tpot_s": "a limit on the time between tokens (slo: tbt or tpot)",
     "history": "arrivals of earlier days",
+    "rules": "the plan's rules of workers per load",
 }
 
 

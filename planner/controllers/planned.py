@@ -1,20 +1,29 @@
-"""Ours: the plan's own capacity table at the rate forecast for when a worker would be ready.
+"""Ours: what the plan found to be enough for such traffic, at the load forecast for when a worker is ready.
 
-For every pool the highest rate between now and `start-up + every` from now counts: that of the last look,
-of the last bucket, and of the forecast (planner/controllers/forecasting.py), with `headroom` on top and what
-is needed to serve waiting prompts within `drain`. The table says the least sizes that carry it within the
-SLO. A size falls once nothing within `hold` asked for more.
+By load, where the plan has its rules (deployment.LoadRule): the workers of a pool grow with the load of the
+last window, the 95th percentile of the work that arrived in spans of some seconds. It counts a long request
+as more than a short one and a burst as more than the mean. A rule is fitted on windows of earlier traffic
+whose least sizes were simulated (planner/search/load_rules.py). By rate: the least sizes that the capacity
+table has for the rate of the last look or of the last bucket, if that is more.
+
+Either is multiplied by what the forecast (planner/controllers/forecasting.py) says of the time up to
+`start-up + every` from now, if that is more than now, and by 1 + `headroom`; waiting prompts add what serves
+them within `drain`. A size falls once nothing within `hold` asked for more.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.controllers.deployment import Deployment, is_blank
+import numpy as np
+
+from planner.controllers.deployment import Deployment, LoadRule, is_blank, mean_of, peak
 from planner.controllers.forecast import Held
 from planner.controllers.forecasting import RateForecast
-from planner.controllers.settings import SECONDS, SHARE, Settings, setting
+from planner.controllers.settings import NAME, SECONDS, SHARE, Settings, setting
 from planner.simulator.elastic import Reading
 
 
@@ -25,18 +34,25 @@ class FleetplanSettings(Settings):
     drain_s: float = setting(
         60.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
     )
+    by: str = setting(
+        "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")
+    )
     ahead_s: float | None = setting(None, SECONDS, "how far ahead; none: start-up + every", most=86400.0)
     season_s: float = setting(86400.0, SECONDS, "period of the traffic", least=600.0)
     bucket_s: float = setting(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
-    every_s: float = setting(60.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    every_s: float = setting(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
     lag_s: float = setting(15.0, SECONDS, "age of the metrics", most=600.0)
+
+
+MOST_GROWTH = 3.0  # of the forecast over the present, that is believed
 
 
 class Fleetplan:
     def __init__(self, settings: FleetplanSettings, deployment: Deployment) -> None:
-        deployment.needs("fleetplan", "capacity")
-        assert deployment.capacity is not None
-        self.settings, self.deployment, self.table = settings, deployment, deployment.capacity
+        self.by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
+        if not self.by_load:
+            deployment.needs("fleetplan", "capacity")
+        self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
         self.start([])
@@ -45,27 +61,48 @@ class Fleetplan:
         self.forecast.start()
         self.held = Held(self.settings.hold_s)
         self.first = list(sizes)
+        self.lengths = (math.nan, math.nan)
+        pools = self.deployment.pools
+        self.work = [Work(self.deployment.rules[i] if self.by_load else None) for i in range(len(pools))]
 
     def sizes(self, reading: Reading) -> list[int]:
-        own, present_rps = self.settings, 0.0
-        if not is_blank(reading):
-            now_rps = self.deployment.rate_rps(reading)
+        own, now_rps = self.settings, self.deployment.rate_rps(reading)
+        if is_blank(reading):
+            if self.by_load or not self.forecast.has_season:
+                return list(self.first)
+            present_rps = self.forecast.at(0.0)
+        else:
             self.forecast.add(reading.time_s, reading.interval_s, now_rps)
             present_rps = max(now_rps, self.forecast.mean_rps(own.bucket_s))
-        elif not self.forecast.has_season:
-            return list(self.first)
+        every = range(len(self.deployment.pools))
+        seen = (mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every))
+        self.lengths = seen if not math.isnan(sum(seen)) else self.lengths
+        backlog_rps = self._backlog_rps(reading)
         sizes = []
         for i, pool in enumerate(self.deployment.pools):
             ahead_s = pool.start_s + own.every_s if own.ahead_s is None else own.ahead_s
-            rate_rps = max(present_rps, self._highest(reading.time_s, ahead_s))
-            rate_rps = rate_rps * (1 + own.headroom_frac) + self._backlog_rps(reading)
-            sizes.append(int(self.table.at(rate_rps)[i]))
+            more = self._growth(reading.time_s, ahead_s) * (1 + own.headroom_frac)
+            if self.by_load:
+                sizes.append(self._by_load(reading, i, now_rps, more, backlog_rps))
+            else:
+                assert self.deployment.capacity is not None
+                sizes.append(int(self.deployment.capacity.at(present_rps * more + backlog_rps)[i]))
         return self.deployment.held(self.held.add(reading.time_s, sizes))
 
-    def _highest(self, time_s: float, ahead_s: float) -> float:
-        """Of the forecasts up to `ahead_s` from now."""
+    def _by_load(self, reading: Reading, pool: int, now_rps: float, more: float, backlog_rps: float) -> int:
+        own = self.deployment
+        if math.isnan(sum(self.lengths)):
+            return int(self.first[pool])
+        work_s = own.engines[pool].work_s(own.roles[pool], *self.lengths)
+        load = self.work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
+        return own.rules[pool].workers(load * more + backlog_rps * work_s)
+
+    def _growth(self, time_s: float, ahead_s: float) -> float:
+        """The highest forecast up to `ahead_s` from now through what it says of now; at least 1."""
         looks = max(round(ahead_s / self.settings.bucket_s), 1)
-        return max(self.forecast.at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
+        highest = max(self.forecast.at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
+        now = self.forecast.at(time_s)
+        return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
 
     def _backlog_rps(self, reading: Reading) -> float:
         """Requests/s more that serve what waits at the front, but for one prompt per worker, in `drain`."""
@@ -74,6 +111,28 @@ class Fleetplan:
         front = self.deployment.front
         waiting = sum(int(reading.waiting[i]) - int(reading.ready[i]) for i in front) + reading.limbo
         return max(waiting, 0) / self.settings.drain_s
+
+
+class Work:
+    """The work that arrived at a pool during the last window of a rule."""
+
+    def __init__(self, rule: LoadRule | None) -> None:
+        self.rule = rule
+        self.spans: deque[tuple[float, float]] = deque()  # their end, work per second
+        self.open_s, self.open_work = 0.0, 0.0
+
+    def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
+        """The load with the work of the last interval."""
+        assert self.rule is not None
+        self.open_s += interval_s
+        self.open_work += interval_s * work_per_s
+        if self.open_s >= self.rule.span_s - 1e-9:
+            self.spans.append((time_s, self.open_work / self.open_s))
+            self.open_s = self.open_work = 0.0
+        while self.spans and self.spans[0][0] <= time_s - self.rule.window_s:
+            self.spans.popleft()
+        told = [work for _, work in self.spans] or [work_per_s]
+        return peak(np.array(told))
 
 
 def build(settings: Sequence[FleetplanSettings], deployment: Deployment) -> Fleetplan:

@@ -209,17 +209,13 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "fleetplan",
-        "the plan's capacity table at the rate forecast for when a worker is ready",
-        (*_RATE, "ready", "waiting"),
+        "what the plan found to be enough for such traffic, forecast for when a worker is ready",
+        (*_RATE, *_LENGTHS, "ready", "waiting"),
         planned.FleetplanSettings,
         planned.build,
         "KEDA ScaledObject (Prometheus and cron triggers)",
         "ours",
-        _all(
-            headroom=("0 %", "5 %", "10 %", "20 %"),
-            hold=("300 s", "600 s", "1200 s"),
-            drain=("30 s", "60 s", "120 s"),
-        ),
+        _all(headroom=("0 %", "10 %", "25 %", "50 %"), hold=("300 s", "600 s")),
         needs=("capacity",),
     ),
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from readings import deployment, per_worker, reading
+from readings import ENGINE, deployment, per_worker, reading
 
-from planner.controllers.deployment import DAY_S, History
+from planner.controllers.deployment import DAY_S, History, LoadRule
 from planner.controllers.forecasting import RateForecast
 from planner.controllers.table import parse_controller
 
@@ -106,3 +106,31 @@ def test_pools_follow_their_own_start_up_and_their_own_column() -> None:
     controller = parse_controller("fleetplan", {})(own)
     controller.start([1, 1])
     assert controller.sizes(reading(60.0, interval_s=60.0, arrived=[480, 470], ready=[1, 1])) == [3, 5]
+
+
+def test_by_load_counts_lengths_and_bursts() -> None:
+    """A request of 500 and 100 tokens adds 0.05 + 100 x (0.1 + 0.055 ms) = 65.5 ms: 10 a second are 0.655 s of
+    work a second. From 0.5 on two workers, from 1 on three, beyond 2 in proportion. Twice the prompt: 1.2,
+    three. Thrice the rate in one of twelve spans: the 95th percentile is 0.45 of the way there, 1.24, three."""
+    rule = LoadRule((0.5, 1.0), 2.0, 15.0, 180.0)
+    assert [rule.workers(load) for load in (0.0, 0.5, 0.6, 1.0, 1.1, 2.0, 4.0)] == [0, 1, 2, 2, 3, 3, 6]
+    own = deployment(engines=(ENGINE,), rules=(rule,))
+    assert ENGINE.work_s("mixed", 500, 100) == pytest.approx(0.0655)
+
+    def asked(rates: list[float], prompt: float) -> int:
+        controller = parse_controller("fleetplan", {"headroom": "0 %", "hold": "0 s"})(own)
+        controller.start([1])
+        for k, rate in enumerate(rates):
+            tokens = {"input_tokens": [prompt], "output_tokens": [100.0]}
+            sizes = controller.sizes(reading(15.0 * (k + 1), ready=[1], arrived=[round(15 * rate)], **tokens))
+        return int(sizes[0])
+
+    assert asked([10.0] * 12, 500) == 2
+    assert asked([10.0] * 12, 1000) == 3
+    assert asked([10.0] * 11 + [30.0], 500) == 3
+
+
+def test_by_load_without_rules_is_by_rate() -> None:
+    assert (
+        run("fleetplan", {"by": "load"}, [8.0] * 5) == run("fleetplan", {"by": "rate"}, [8.0] * 5) == [5] * 5
+    )
