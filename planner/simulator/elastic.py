@@ -78,7 +78,8 @@ class Reading:
     prompt and output tokens of those that finished, mean TTFT of those that had their first token, mean gap
     between tokens (TPOT) of those that finished, requests that finished. In a pool that prefills alone a
     request finishes with its first token, and the output tokens and TPOT are NaN; in one that decodes alone
-    hand-offs arrive, and the TTFT is NaN.
+    hand-offs arrive, and the TTFT is NaN. A request that has lost its worker meanwhile counts where it was
+    routed last.
 
     The first reading is at time zero, and of `every_s`.
     """
@@ -541,6 +542,11 @@ class _Run:
             raise InputError(
                 f"{type(self.controller).__name__}: {len(wanted)} sizes, must be one for each of the "
                 f"{len(self.pools)} pools"
+            )
+        if not all(math.isfinite(size) for size in wanted):
+            raise InputError(
+                f"{type(self.controller).__name__}: asked at {self.now_s:g} s, it wants {list(wanted)} workers, "
+                "must be finite numbers"
             )
         self.wanted = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(wanted, self.pools, strict=True)
