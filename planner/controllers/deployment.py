@@ -147,6 +147,8 @@ class Deployment:
     engines: tuple[EngineProfile, ...] = ()
     history: History | None = None
     rules: tuple[LoadRule, ...] = ()
+    gpus: tuple[int, ...] = ()  # of a worker of each pool
+    nodes: tuple[tuple[str, int] | None, ...] = ()  # kind and GPUs of the node it is rented with, sold whole
     front: tuple[int, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
@@ -185,6 +187,21 @@ class Deployment:
                 if not any(held[i] for i in side):
                     held[side[0]] = 1
         return held
+
+    def filled(self, sizes: Sequence[int]) -> list[int]:
+        """These sizes and, on nodes that are sold whole, the workers that their idle GPUs hold: these are
+        paid for anyway. Front pools come first.
+        """
+        found = [int(size) for size in sizes]
+        for kind in dict.fromkeys(node for node in self.nodes if node is not None):
+            own = [i for i, node in enumerate(self.nodes) if node == kind]
+            idle = -sum(found[i] * self.gpus[i] for i in own) % kind[1]
+            for i in sorted(own, key=lambda i: i not in self.front):
+                more = min(idle // self.gpus[i], self.pools[i].most - found[i])
+                if found[i]:
+                    found[i] += more
+                    idle -= more * self.gpus[i]
+        return found
 
     def limbo_of(self, reading: Reading, pool: int) -> int:
         """Requests that wait for a first worker, where a pool's metric counts them: at the front."""

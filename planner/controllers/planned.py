@@ -23,7 +23,7 @@ import numpy as np
 from planner.controllers.deployment import Deployment, LoadRule, is_blank, mean_of, peak
 from planner.controllers.forecast import Held
 from planner.controllers.forecasting import RateForecast
-from planner.controllers.settings import NAME, SECONDS, SHARE, Settings, setting
+from planner.controllers.settings import FLAG, NAME, SECONDS, SHARE, Settings, setting
 from planner.simulator.elastic import Reading
 
 
@@ -37,6 +37,7 @@ class FleetplanSettings(Settings):
     by: str = setting(
         "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")
     )
+    fill: bool = setting(True, FLAG, "use the idle GPUs of nodes that are sold whole")
     ahead_s: float | None = setting(None, SECONDS, "how far ahead; none: start-up + every", most=86400.0)
     season_s: float = setting(86400.0, SECONDS, "period of the traffic", least=600.0)
     bucket_s: float = setting(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
@@ -87,7 +88,8 @@ class Fleetplan:
             else:
                 assert self.deployment.capacity is not None
                 sizes.append(int(self.deployment.capacity.at(present_rps * more + backlog_rps)[i]))
-        return self.deployment.held(self.held.add(reading.time_s, sizes))
+        held = self.deployment.held(self.held.add(reading.time_s, sizes))
+        return self.deployment.filled(held) if own.fill else held
 
     def _by_load(self, reading: Reading, pool: int, now_rps: float, more: float, backlog_rps: float) -> int:
         own = self.deployment

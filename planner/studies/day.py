@@ -30,10 +30,12 @@ from planner.fleet import Fleet
 from planner.search.capacity import capacity_table, engine_profile
 from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
+from planner.search.load_rules import load_rules
 from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
 from planner.simulator.metrics import in_windows
 from planner.simulator.replay import Simulation, judged_windows_s
+from planner.solvers.nodes import node_of
 from planner.solvers.pool_sizes import billed_usd
 from planner.traffic.trace import Trace
 
@@ -405,6 +407,14 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
             most=[pool.most for pool in question.pools],
         ),
         engines=engines,
+        gpus=tuple(pool.type.gpus for pool in question.fleet.pools),
+        nodes=tuple(
+            None if (node := node_of(pool.type.gpu)) is None else (node.kind, node.gpus)
+            for pool in question.fleet.pools
+        ),
+        rules=load_rules(
+            question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
+        ),
         history=None if train is None else _history(train),
     )
 

@@ -6,7 +6,7 @@ from planner.errors import InputError
 from planner.manifests import autoscaling
 from planner.studies.day import DayAnswer
 
-OUTDATED = ("manifests/*/*", "manifests/README.md")  # of another winner
+OUTDATED = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")  # of another winner
 
 
 def manifests(answer: DayAnswer) -> dict[str, str]:
