@@ -30,6 +30,7 @@ from planner.fleet import Fleet
 from planner.search.capacity import capacity_table, engine_profile
 from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
+from planner.search.load_rules import load_rules
 from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
 from planner.simulator.metrics import in_windows
@@ -406,6 +407,9 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
         ),
         engines=engines,
         history=None if train is None else _history(train),
+        rules=load_rules(
+            question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
+        ),
     )
 
 
