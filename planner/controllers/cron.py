@@ -5,7 +5,8 @@ cron trigger holds a number of workers within a window; the latter without its H
 for five minutes more (controller "keda" has that).
 
 Without windows the timetable is made of the arrivals of earlier days: for every hour (`step`) of the day the
-sizes that the plan's capacity table gives for its highest bucket of any day, and `headroom` more.
+sizes that the plan's capacity table gives for its highest bucket of any day, and `headroom` more. An hour
+that none of them shows has the sizes of the highest one.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def made_windows(
     windows = []
     for step in range(round(DAY_S / settings.step_s)):
         seen = rates[steps == step]
-        if len(seen):
-            sizes = capacity.at(float(seen.max()) * (1 + settings.headroom_frac))
-            begin_s = (step * settings.step_s - settings.lead_s) % DAY_S
-            end = ((step + 1) * settings.step_s) % DAY_S
-            windows.append(Window(begin_s, end, tuple(int(size) for size in sizes)))
+        highest_rps = float((seen if len(seen) else rates).max())
+        sizes = capacity.at(highest_rps * (1 + settings.headroom_frac))
+        begin_s = (step * settings.step_s - settings.lead_s) % DAY_S
+        end = ((step + 1) * settings.step_s) % DAY_S
+        windows.append(Window(begin_s, end, tuple(int(size) for size in sizes)))
     return tuple(windows)
 
 

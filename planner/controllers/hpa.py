@@ -11,14 +11,15 @@ of v1.27 to v1.33 (stabilisation and rates of change under `behavior`), and thei
     then     within the stabilisation windows (the least of the last `up_window` going up, the most of the
              last `down_window` going down), then within the rates of change, then within least and most
 
-An HPA of `minReplicas: 0` needs an alpha feature and another metric; this one leaves an empty pool empty.
+An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends; this one keeps one worker at
+least, and leaves a pool that begins empty as it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planner.controllers.deployment import Deployment, least_whole
@@ -202,7 +203,7 @@ class Hpa:
 
     def __init__(self, settings: HpaSettings, deployment: Deployment, pool: int) -> None:
         self.settings, self.pool = settings, pool
-        self.limits = deployment.pools[pool]
+        self.limits = replace(deployment.pools[pool], least=max(deployment.pools[pool].least, 1))
         self.metric = METRICS[settings.metric]
         self.behaviour = Behaviour.of(settings)
         self.size = 0

@@ -416,6 +416,9 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
             question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
         history=None if train is None else _history(train),
+        rules=load_rules(
+            question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
+        ),
     )
 
 

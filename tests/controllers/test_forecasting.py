@@ -109,9 +109,9 @@ def test_pools_follow_their_own_start_up_and_their_own_column() -> None:
 
 
 def test_by_load_counts_lengths_and_bursts() -> None:
-    """A request of 500 and 100 tokens adds 0.05 + 100 x (0.1 + 0.055 ms) = 65.5 ms: 10 a second are 0.655 s of
-    work a second. From 0.5 on two workers, from 1 on three, beyond 2 in proportion. Twice the prompt: 1.2,
-    three. Thrice the rate in one of twelve spans: the 95th percentile is 0.45 of the way there, 1.24, three."""
+    """A request of 500 and 100 tokens adds 0.05 + 100 x (0.1 + 0.055 ms) = 65.5 ms: 10 a second are 0.655 s
+    of work a second. From 0.5 on two workers, from 1 on three, beyond 2 in proportion. Twice the prompt: 1.2.
+    Thrice the rate in one of twelve spans: the 95th percentile is 0.45 of the way there, 1.24."""
     rule = LoadRule((0.5, 1.0), 2.0, 15.0, 180.0)
     assert [rule.workers(load) for load in (0.0, 0.5, 0.6, 1.0, 1.1, 2.0, 4.0)] == [0, 1, 2, 2, 3, 3, 6]
     own = deployment(engines=(ENGINE,), rules=(rule,))

@@ -159,8 +159,15 @@ def test_starting_workers_hold_a_scale_down_back() -> None:
     assert controller.sizes(reading(ready=[4], starting=[4], kv_frac=[0.4])) == [6]
 
 
+def test_an_hpa_keeps_one_worker() -> None:
+    """Who would wake an empty pool? No pod sends a metric."""
+    controller = parse_controller("hpa", {"down_window": "0 s"})(deployment(least=0))
+    controller.start([3])
+    assert [controller.sizes(reading(15.0 * k, ready=[1]))[0] for k in (1, 2, 100)] == [1, 1, 1]
+
+
 def test_pools_scale_apart_by_metrics_of_their_own() -> None:
-    """Prefill by its queue, decode by its KV; an empty pool stays empty, unless the other is not."""
+    """Prefill by its queue, decode by its KV."""
     chosen = parse_controller(
         "hpa", {"prefill": {"metric": "queue", "target": 2}, "decode": {"metric": "kv"}}
     )

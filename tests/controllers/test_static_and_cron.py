@@ -55,6 +55,14 @@ def test_a_timetable_made_of_two_days() -> None:
     assert more.sizes(reading(0.0)) == [2]
 
 
+def test_an_hour_that_no_day_shows_has_the_sizes_of_the_highest() -> None:
+    """Twelve hours of 2 and 9 requests/s that end at noon: five workers of 2 in the afternoon."""
+    history = History(3600.0, np.array([2.0] * 11 + [9.0]))
+    own = deployment(history=history, capacity=per_worker(1.0, 2.0), clock_s=12 * 3600.0)
+    controller = parse_controller("cron", {})(own)
+    assert [controller.sizes(reading(3600.0 * hour))[0] for hour in (1, 11, 13, 22.9)] == [5, 5, 1, 5]
+
+
 def test_a_timetable_of_nothing() -> None:
     with pytest.raises(InputError, match="'cron' needs arrivals of earlier days"):
         parse_controller("cron", {})(deployment())
