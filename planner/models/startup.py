@@ -49,7 +49,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """What an engine takes on GPUs of one kind, measured with LLMs of `layers` (fewest, most) on one of them."""
+    """What an engine takes on GPUs of a kind, measured on one with LLMs of `layers` (fewest, most)."""
 
     name: str
     gpu: str

@@ -29,13 +29,13 @@ def test_the_parts_of_a_start() -> None:
     and 1 MB/s into each GPU."""
     cold = start_time(LLM, 1, ENGINE, STORAGE, image=Image("i", 60.0, 2.0, True, ""), node_s=7.0)
     assert (cold.image_s, cold.boot_s, cold.profile_s) == (30.0, 5.0, 3.0)
-    assert (cold.compile_s, cold.capture_s) == (pytest.approx(6.0), pytest.approx(0.5))
+    assert [cold.compile_s, cold.capture_s] == pytest.approx([6.0, 0.5])
     assert cold.load_s == pytest.approx(LLM.weight_bytes / 1e6)
     assert cold.start_s == pytest.approx(7 + 30 + 5 + 3 + 6 + 0.5 + LLM.weight_bytes / 1e6)
     assert cold.estimated == ()
     warm = start_time(LLM, 4, ENGINE, STORAGE, is_compiled=True)
     assert warm.load_s == pytest.approx(LLM.weight_bytes / 2e6)
-    assert (warm.image_s, warm.compile_s) == (0.0, pytest.approx(3.0))
+    assert [warm.image_s, warm.compile_s] == pytest.approx([0.0, 3.0])
     assert warm.estimated == ("4 GPUs: measured on one",)
     staged = start_time(LLM, 4, ENGINE, STORAGE, pp=4)
     assert staged.compile_s == pytest.approx(3 * 0.6)
@@ -82,9 +82,7 @@ def test_a_gpu_without_a_row() -> None:
 
 def test_unknown_rows_offer_the_nearest() -> None:
     facts = read_startup()
-    with pytest.raises(
-        CatalogError, match="storage 'objectstore' is not in catalogs/startup.yaml; nearest: object-store"
-    ):
+    with pytest.raises(CatalogError, match=r"storage 'objectstore' is not in .*; nearest: object-store"):
         facts.storage("objectstore")
     with pytest.raises(CatalogError, match=r"image 'x' .* nearest: registry, secondary-boot-disk"):
         facts.image("x")
