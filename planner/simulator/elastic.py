@@ -545,8 +545,8 @@ class _Run:
             )
         if not all(math.isfinite(size) for size in wanted):
             raise InputError(
-                f"{type(self.controller).__name__}: asked at {self.now_s:g} s, it wants {list(wanted)} workers, "
-                "must be finite numbers"
+                f"{type(self.controller).__name__}: asked at {self.now_s:g} s, it wants {list(wanted)} "
+                "workers, must be finite numbers"
             )
         self.wanted = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(wanted, self.pools, strict=True)

@@ -13,7 +13,7 @@ from planner.simulator.elastic import ElasticPool, simulate_elastic
 
 
 def test_workers_are_ready_in_time() -> None:
-    """A start takes 10 s. 2 from 30 on: asked for at 20. 4 from 100 on: at 90. 1 from 200 on and 3 from 205 on
+    """A start takes 10 s. 2 from 30 on: asked for at 20. 4 from 100 on: at 90. 1 from 200 and 3 from 205 on
     are a valley of 5 s, which is not worth a start: one is given up at 200."""
     fleet = Fleet(LLM, (make_pool(make_latency()),))
     trace = make_trace(np.arange(0, 300, 5.0), np.ones(60), np.ones(60))

@@ -1,0 +1,120 @@
+"""How long a worker takes from being asked for to its first request.
+
+    start_s = node_s + image_s + boot_s + load_s + compile_s + profile_s + capture_s
+
+    image_s = size of the image / what a node pulls and unpacks of it per second       0 where it is there
+    load_s = max(weights / bandwidth of the storage, weights / GPUs / load of a GPU)
+    compile_s = layers of a stage * (trace + (compile, or read what was compiled))
+    capture_s = layers of a stage * capture                                            (CUDA graphs)
+
+Tracing, compiling and capturing are bound by the host's CPU and grow with layers, not with their width
+(Kabakibo et al. 2026, arXiv:2606.07362). A node that has run the same LLM has the image, the weights in its
+page cache and what was compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.models.llm import Llm
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where weights come from: bytes per second of one node."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+    is_measured: bool
+    source: str
+
+    def __post_init__(self) -> None:
+        assert self.bandwidth_bytes_per_s > 0, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The container image, and what of it a node pulls and unpacks per second."""
+
+    name: str
+    size_bytes: float
+    bandwidth_bytes_per_s: float
+    is_measured: bool
+    source: str
+
+    @property
+    def pull_s(self) -> float:
+        return self.size_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """What an engine takes on GPUs of a kind, measured on one with LLMs of `layers` (fewest, most)."""
+
+    name: str
+    gpu: str
+    layers: tuple[int, int]
+    load_bytes_per_s: float  # into one GPU
+    boot_s: float
+    trace_layer_s: float
+    compile_layer_s: float
+    cached_layer_s: float
+    profile_s: float
+    capture_layer_s: float
+    is_measured: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartTime:
+    """The parts of a start; `estimated` says why each is no measurement, and is empty where all are."""
+
+    image_s: float
+    boot_s: float
+    load_s: float
+    compile_s: float
+    profile_s: float
+    capture_s: float
+    node_s: float = 0.0
+    estimated: tuple[str, ...] = ()
+
+    @property
+    def start_s(self) -> float:
+        engine_s = self.compile_s + self.profile_s + self.capture_s
+        return self.node_s + self.image_s + self.boot_s + self.load_s + engine_s
+
+
+def start_time(
+    llm: Llm,
+    gpus: int,
+    engine: EngineStart,
+    storage: Storage,
+    *,
+    pp: int = 1,
+    image: Image | None = None,
+    is_compiled: bool = False,
+    node_s: float = 0.0,
+) -> StartTime:
+    """Of a worker of so many GPUs in `pp` stages; without `image` the node has it, `is_compiled`: what was
+    compiled too. `node_s`: until a node is there.
+    """
+    layers = -(-llm.layers // pp)
+    into_gpus_s = llm.weight_bytes / gpus / engine.load_bytes_per_s
+    ready_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
+    estimated = [
+        f"{row.name}: put together" for row in (storage, image, engine) if row and not row.is_measured
+    ]
+    if gpus > 1:
+        estimated.append(f"{gpus} GPUs: measured on one")
+    if not engine.layers[0] <= layers <= engine.layers[1]:
+        estimated.append(f"{layers} layers: measured with {engine.layers[0]} to {engine.layers[1]}")
+    return StartTime(
+        image_s=0.0 if image is None else image.pull_s,
+        boot_s=engine.boot_s,
+        load_s=max(llm.weight_bytes / storage.bandwidth_bytes_per_s, into_gpus_s),
+        compile_s=layers * (engine.trace_layer_s + ready_layer_s),
+        profile_s=engine.profile_s,
+        capture_s=layers * engine.capture_layer_s,
+        node_s=node_s,
+        estimated=tuple(estimated),
+    )
