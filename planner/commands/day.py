@@ -74,7 +74,6 @@ def day(
     no fleet keeps the SLO.
     """
     from planner.face.days import day
-    from planner.face.inputs import read_catalog
     from planner.io.files import check_output_directory
     from planner.studies.day_page import NAMES
 
@@ -97,7 +96,7 @@ def day(
             requests,
             standing=fleet,
             terms={name: value for name, value in given.items() if value is not None},
-            catalog=read_catalog(catalog),
+            catalog=catalog,
             seed=seed,
             time_limit_s=time_limit,
             progress=progress,

@@ -95,7 +95,7 @@ def simulate(
     if autoscale is not None:
         if slo is None or seeds > 1 or closed_loop or any((rate, window)):
             raise InputError(
-                "--autoscale: needs --slo, and goes with none of --seeds, --closed-loop, --rate and --window: "
+                "--autoscale: needs --slo, and goes with no --seeds, --closed-loop, --rate or --window: "
                 "slo.yaml says these"
             )
         requests = read_requests(trace, drop_invalid=drop_invalid)
@@ -141,7 +141,6 @@ def _autoscaled(
     """One controller beside the fleet that stands all day."""
     from planner.commands.day import print_answer
     from planner.face.days import day
-    from planner.face.inputs import read_catalog
     from planner.io.files import write_file
     from planner.reports.output import requests_csv
 
@@ -151,7 +150,7 @@ def _autoscaled(
             requests,
             standing=fleet,
             terms={"controllers": controller, **({} if start is None else {"start": start})},
-            catalog=read_catalog(catalog),
+            catalog=catalog,
             seed=seed,
             optimum=False,
             progress=progress,

@@ -4,11 +4,12 @@ day:
   every: 10 min              # the grid on which the optimum changes sizes; the SLO's windows if left out
   controllers: {hpa: {metric: kv, target: 70 %}, keda: {}}     # or names: [hpa, keda]
   train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
-  start: 4 min               # or  storage: nvme  for what catalogs/startup.yaml says
-  warm: 1                    # so many workers start in  warm_start: 30 s
+  start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
+  warm: 1                    # so many workers at a time start in  warm_start: 30 s
   drain: 10 min              # who is given up is stopped then, whatever it runs
   billing: second            # or hour: every started hour is paid
   least: 1                   # workers of every pool; most: 16
+  missed_window: 5           # USD that a missed window counts where the best is chosen
 """
 
 from __future__ import annotations
@@ -24,38 +25,44 @@ from planner.io.values import Section, refused, share
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("least", "most"),
+    *("image", "least", "most", "missed_window"),
 )
 USUAL_EVERY_S = 600.0
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
+USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # a node that is new
 BILLED_S = {"second": 0.0, "hour": 3600.0}
 LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class DaySection:
-    """How pools may change. None: `every_s` the SLO's windows, `start_s` what the catalog says of `storage`,
-    `most` about twice what stands all day. `train_frac` 0: nothing is tuned, and all of the traffic judges.
+    """How pools may change. None: `every_s` the SLO's windows, `start_s` what the catalog says of `storage`
+    and `image` (of which None: nodes have it), `most` about twice what stands all day, `missed_usd` what a
+    window costs that way. `train_frac` 0: nothing is tuned, and all of the traffic judges.
     """
 
     controllers: tuple[Chosen, ...]
     every_s: float | None = None
     train_frac: float = 0.0
     start_s: float | None = None
-    storage: str | None = None
+    storage: str = USUAL_STORAGE
+    image: str | None = USUAL_IMAGE
     warm: int = 0
-    warm_start_s: float = 0.0
+    warm_start_s: float | None = None
     drain_limit_s: float = math.inf
     billed_s: float = BILLED_S["second"]
     least: int = 1
     most: int | None = None
+    missed_usd: float | None = None
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
     """The section, or what holds without one; raises InputError in one line."""
     asked = Section.of(document, where, KEYS, such_as="{every: 10 min, controllers: [hpa, keda]}")
-    if "start" in asked and "storage" in asked:
-        raise InputError(f"{asked.at('start')}: says what storage would tell; drop one of the two")
+    for key in ("storage", "image"):
+        if "start" in asked and key in asked:
+            raise InputError(f"{asked.at('start')}: says what {key} would tell; drop one of the two")
+    image = asked.text("image", USUAL_IMAGE)
     chosen = parse_controllers(asked.get("controllers", list(USUAL)), asked.at("controllers"))
     most = asked.whole("most", None)
     least = asked.whole("least", 1, least=0)
@@ -66,13 +73,15 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         every_s=asked.positive("every", "s", None),
         train_frac=parse_train(asked.get("train"), asked.at("train")),
         start_s=asked.at_least("start", "s", None),
-        storage=asked.text("storage", None),
+        storage=asked.text("storage", USUAL_STORAGE),
+        image=None if image == "none" else image,
         warm=asked.whole("warm", 0, least=0),
-        warm_start_s=asked.at_least("warm_start", "s", 0.0),
+        warm_start_s=asked.at_least("warm_start", "s", None),
         drain_limit_s=asked.positive("drain", "s", math.inf),
         billed_s=BILLED_S[asked.one_of("billing", BILLED_S, "second")],
         least=least,
         most=most,
+        missed_usd=asked.number("missed_window", None, least=0.0),
     )
 
 

@@ -10,16 +10,17 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from planner.documents.catalog import Catalog
 from planner.documents.day import USUAL_EVERY_S, DaySection, parse_day
+from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, market_of, row_of
 from planner.errors import InputError
 from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Pool
 from planner.io.files import check_output_directory, write_files
+from planner.models.startup import StartTime
 from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool
 from planner.studies import day_page
@@ -31,7 +32,6 @@ from planner.traffic.trace import spread
 
 MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
 NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
-USUAL_START_S = 300.0
 STATIC_SHARE = 0.4  # of the time for the fleet that stands all day
 
 
@@ -121,16 +121,19 @@ def day(
         requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(
             spread(study.trace, seed=seed), seed=seed
         )
+    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     left_s = max(time_limit_s - (time.monotonic() - began), 1.0)
     answer = study_day(
         DayQuestion(
             fleet=fleet,
-            pools=elastic_pools(fleet, asked, task, question.catalog),
+            pools=elastic_pools(fleet, asked, task, facts),
             slo=replace(promise, every_s=every_s),
             trace=requests,
             unit_s=asked.billed_s,
             step_s=asked.every_s or every_s,
             train_frac=asked.train_frac,
+            missed_usd=asked.missed_usd,
+            start_notes=start_notes(fleet, asked, facts),
         ),
         asked.controllers,
         time_limit_s=left_s,
@@ -141,34 +144,53 @@ def day(
 
 
 def elastic_pools(
-    standing: Fleet, asked: DaySection, task: Task, catalog: Catalog
+    standing: Fleet, asked: DaySection, task: Task, facts: StartupFacts
 ) -> tuple[ElasticPool, ...]:
     """How each pool of the fleet that stands all day may change; raises InputError for what cannot be."""
     found = []
     for pool in standing.pools:
-        start_s = asked.start_s
-        if start_s is None:
-            start_s = USUAL_START_S
-        spot = task.spot_terms(pool.type.gpu) if market_of(pool.type.gpu.name) == SPOT else None
+        gpu = pool.type.gpu.name
+        spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
         most = asked.most or max(MOST_TIMES * pool.count, pool.count + 2)
-        stock = task.stock.get(row_of(pool.type.gpu.name))
-        if stock is not None:
+        if (stock := task.stock.get(row_of(gpu))) is not None:
             most = min(most, stock // pool.type.gpus)
         if not asked.least <= pool.count <= most:
             raise InputError(
                 f"day: least {asked.least} and most {most} workers of pool {pool.name}, where {pool.count} "
                 "stand all day; widen them"
             )
+        start, warm_s = start_of(standing, pool, asked, facts), asked.warm_start_s
         found.append(
             ElasticPool(
-                start_s=start_s,
+                start_s=start.start_s if asked.start_s is None else asked.start_s,
                 least=asked.least,
                 most=most,
                 warm=asked.warm,
-                warm_start_s=asked.warm_start_s,
+                warm_start_s=facts.warm(standing.llm, pool.type).start_s if warm_s is None else warm_s,
                 drain_limit_s=asked.drain_limit_s,
                 interruptions_per_h=spot.interruptions_per_h if spot else 0.0,
                 notice_s=NOTICE_S if spot else 0.0,
             )
+        )
+    return tuple(found)
+
+
+def start_of(standing: Fleet, pool: Pool, asked: DaySection, facts: StartupFacts) -> StartTime:
+    """What the catalog says of a start of this pool's workers."""
+    return facts.start(standing.llm, pool.type, asked.storage, image=asked.image)
+
+
+def start_notes(standing: Fleet, asked: DaySection, facts: StartupFacts) -> tuple[str, ...]:
+    """What the start-up times rest on, and why they are estimates where they are."""
+    if asked.start_s is not None:
+        return ("start-up times as given",)
+    found = []
+    for pool in standing.pools:
+        start = start_of(standing, pool, asked, facts)
+        image = "" if asked.image is None else f", image from {asked.image} {start.image_s:.0f} s"
+        why = f"; estimated ({'; '.join(start.estimated)})" if start.estimated else "; measured"
+        found.append(
+            f"{pool.name} starts in {start.start_s:.0f} s: weights from {asked.storage} {start.load_s:.0f} s"
+            f"{image}, engine {start.boot_s + start.compile_s + start.profile_s + start.capture_s:.0f} s{why}"
         )
     return tuple(found)

@@ -7,7 +7,8 @@ controller costs above that, and the windows that it misses, are its regret. Wit
 chosen on the first part of the traffic, and all are judged on the rest, which nobody has seen but the
 optimum.
 
-Of the parameters tried those are taken that miss the fewest windows, of these the cheapest. A controller that
+The best, of parameters and of controllers, costs least with what missed windows count: by default each as
+much as one costs under the fleet that stands all day, which keeps it. A controller that
 keeps every window for less than the optimum's grid allows is a sequence that one who knows the future could
 have followed: then the optimum is that.
 """
@@ -60,6 +61,8 @@ class DayQuestion:
     unit_s: float
     step_s: float
     train_frac: float = 0.0
+    missed_usd: float | None = None  # that a window which is missed counts; None: what one costs standing
+    start_notes: tuple[str, ...] = ()  # what the start-up times rest on
 
     @property
     def every_s(self) -> float:
@@ -165,9 +168,14 @@ class DayAnswer:
         return self.rows[0]
 
     @property
+    def missed_usd(self) -> float:
+        """What a missed window counts."""
+        return _missed_usd(self.question, self.static)
+
+    @property
     def winner(self) -> Ran:
-        """Of those that miss the fewest windows the cheapest."""
-        return min(self.rows, key=lambda row: (row.missed, row.usd))
+        """The one that costs least with what its missed windows count; of equal ones the simplest."""
+        return min(self.rows, key=lambda row: scored(row, self.missed_usd))
 
     def regret_usd(self, row: Ran) -> float | None:
         """What it costs above the optimum; less than 0 where it misses windows to be cheaper."""
@@ -203,7 +211,9 @@ def study_day(
             known = _in_hindsight(deployment, judged) if name == CRON and train is None else deployment
             tuned, tried = each, 1
             if train is not None and name != STATIC:
-                tuned, tried = tune(replace(question, trace=train), each, deployment, deadline, progress)
+                missed_usd = _missed_usd(question, rows[0])
+                of_part = replace(question, trace=train)
+                tuned, tried = tune(of_part, each, deployment, missed_usd, deadline, progress)
             row = ran(asked, tuned, known)
         except InputError as error:
             if name == STATIC:
@@ -259,6 +269,17 @@ def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
 
 
+def _missed_usd(question: DayQuestion, static: Ran) -> float:
+    standing_usd = static.usd / len(static.windows)
+    return standing_usd if question.missed_usd is None else question.missed_usd
+
+
+def scored(row: Ran, missed_usd: float) -> tuple[float, int]:
+    """What a controller costs with what its missed windows count, then how many it misses."""
+    counted_usd = missed_usd * row.missed if row.missed else 0.0
+    return row.usd + counted_usd, row.missed
+
+
 def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
     """One controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
@@ -286,17 +307,22 @@ def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[
 
 
 def tune(
-    question: DayQuestion, chosen: Chosen, deployment: Deployment, deadline: float, progress: Progress
+    question: DayQuestion,
+    chosen: Chosen,
+    deployment: Deployment,
+    missed_usd: float,
+    deadline: float,
+    progress: Progress,
 ) -> tuple[Chosen, int]:
     """The best of a controller's parameters on the question's traffic, and how many were tried."""
-    best, best_value, tried = chosen, (np.inf, np.inf), 0
+    best, best_value, tried = chosen, (np.inf, 0), 0
     for variant in list(variants(chosen))[:MOST_VARIANTS]:
         if tried and time.monotonic() > deadline:
             break
         row = ran(question, variant, deployment)
         tried += 1
         progress(f"{chosen.row.name}: {tried} settings tried")
-        if (value := (float(row.missed), row.usd)) < best_value:
+        if (value := scored(row, missed_usd)) < best_value:
             best, best_value = variant, value
     return best, tried
 
@@ -416,9 +442,6 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
             question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
         history=None if train is None else _history(train),
-        rules=load_rules(
-            question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
-        ),
     )
 
 

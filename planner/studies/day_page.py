@@ -19,7 +19,7 @@ from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, counted, describe, usd
 from planner.studies.day import STATIC, DayAnswer, Ran, workers_over_time
-from planner.units import show_s, show_span
+from planner.units import clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
 HEAD = (
@@ -77,7 +77,7 @@ def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.hurt) for name in ("rerouted", "late"))
     hurt = f"{late} late, {rerouted} again" if row.hurt else "-"
-    span = f"{show_span(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    span = f"{clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
     return (
         row.name,
         f"{row.usd:,.2f}",
@@ -111,8 +111,7 @@ def missed_lines(row: Ran) -> list[str]:
     """The windows that it misses, the worst first."""
     short = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
     lines = [
-        f"{show_span(each.start_s)} to {show_span(each.end_s)}: {100 * each.kept_frac:.1f} % keep "
-        f"{each.short_limit}"
+        f"{clock(each.start_s)} to {clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep {each.short_limit}"
         for each in short[:MOST_MISSED]
     ]
     return lines + ([f"and {len(short) - MOST_MISSED} more"] if len(short) > MOST_MISSED else [])
@@ -337,11 +336,12 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     """Start-up, billing, windows, and where the table of capacity comes from."""
     question = answer.question
     lines = [
-        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready "
-        f"{show_span(each.start_s)} after they are asked for and paid from then on"
-        + (f"; {each.warm} at a time after {show_span(each.warm_start_s)}" if each.warm else "")
+        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready {each.start_s:.0f} s "
+        "after they are asked for and paid from then on"
+        + (f"; {each.warm} at a time after {each.warm_start_s:.0f} s" if each.warm else "")
         for pool, each in zip(question.fleet.pools, question.pools, strict=True)
     ]
+    lines += question.start_notes
     limits = ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits)
     lines.append(f"SLO in every {show_span(question.every_s)}: {limits}")
     if question.train_frac:

@@ -72,9 +72,18 @@ def test_nobody_costs_less_than_the_optimum_and_keeps_every_window(answer: DayAn
     assert answer.optimum.usd < answer.static.usd  # three workers are too many for the calm half
 
 
-def test_the_winner_misses_the_fewest_windows(answer: DayAnswer) -> None:
+def test_a_missed_window_counts_what_one_costs_standing(answer: DayAnswer) -> None:
+    """Unless something else is said: then the one that misses fewest wins, or the cheapest."""
+    assert answer.missed_usd == answer.static.usd / len(answer.static.windows)
     best = answer.winner
-    assert all((best.missed, best.usd) <= (row.missed, row.usd) for row in answer.rows)
+    assert all(
+        best.usd + answer.missed_usd * best.missed <= row.usd + answer.missed_usd * row.missed
+        for row in answer.rows
+    )
+    strict = replace(answer, question=replace(answer.question, missed_usd=1e9)).winner
+    assert strict.missed == min(row.missed for row in answer.rows)
+    loose = replace(answer, question=replace(answer.question, missed_usd=0.0)).winner
+    assert loose.usd == min(row.usd for row in answer.rows)
 
 
 def test_workers_over_time_are_what_is_paid(answer: DayAnswer) -> None:
