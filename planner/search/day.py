@@ -54,8 +54,8 @@ Ints = npt.NDArray[np.int64]
 MOST_SEQUENCES = 50_000  # of a grid, whose costs are all looked at
 MOST_WALKED = 5_000  # that cost less than the best, and are all simulated
 MOST_TIES = 2_000_000  # requests of days simulated only because drains of another may be shorter
-MOST_LAG = 64  # steps before a window by which a failure is explained
-REPAIRS = 6
+LAGS = (0, 1, 2, 4, 8)  # steps before a window by which a failure is explained
+REPAIRS = 8
 FILL_DRAINS_S = (30.0, 120.0)  # for which a paid hour leaves room
 SAME_FRAC = 2e-6  # costs this close are the same
 
@@ -179,11 +179,7 @@ def cheapest_day(
             search.seen.append(sizes)
             ties += 1
             continue
-        cuts = [_explained(search, sizes, window) for window in _first_of_each_run(found.missed)]
-        search.cuts += [cut for cut in cuts if cut]
-        if not any(cuts):  # of no window: the backlog grows, or somebody is never served
-            search.seen.append(sizes)
-        _repair(search, sizes)
+        _repair(search, sizes, _cut_off(search, sizes, found))
     is_exact = walks and _walk(search)
     if search.best is None:
         _give_in(search, time_limit_s)
@@ -290,12 +286,15 @@ def _explained(search: _Search, workers: Ints, window: int) -> Cut:
     """The cut of a window that is missed with these workers."""
     runs, terms = search.runs, search.terms
     own, later = runs.own_steps(window), runs.later_steps(window)
-    lag, first = 0, own.start
-    while first > 0 and not runs.misses(workers, window, first):
-        lag = max(2 * lag, 1)
-        first = max(own.start - lag, 0) if lag <= MOST_LAG else 0
-    if first == 0 and not runs.misses(workers, window, 0):
-        # what the slice does not show, the day has shown: of all steps up to the window
+    first = next(
+        (
+            first
+            for first in sorted({max(own.start - lag, 0) for lag in LAGS}, reverse=True)
+            if runs.misses(workers, window, first)
+        ),
+        None,
+    )
+    if first is None:  # the day has shown it, no slice does: because of any step up to the window
         return _cut(terms, workers, range(later.stop))
     raised = workers.copy()
     raised[later.stop :] = terms.most[later.stop :]
@@ -307,6 +306,8 @@ def _explained(search: _Search, workers: Ints, window: int) -> Cut:
             raised[t, c] = more
             return runs.misses(raised, window, first)
 
+        if search.out_of_time():
+            break
         if size < most and not fails(most):
             raised[t, c] = _least(fails, size + 1, most, size + 1) - 1
     return _cut(terms, raised, range(first, later.stop)) or _cut(terms, workers, range(later.stop))
@@ -321,22 +322,58 @@ def _cut(terms: DayTerms, workers: Ints, steps: range) -> Cut:
     )
 
 
-def _repair(search: _Search, workers: Ints) -> None:
-    """More workers in the windows that fail until none does."""
-    runs, terms = search.runs, search.terms
-    workers = workers.copy()
+def _cut_off(search: _Search, workers: Ints, found: DayRun) -> list[tuple[int, Cut]]:
+    """Cuts for the windows that are missed with these workers; where there is none, they are left out."""
+    cuts = [(window, _explained(search, workers, window)) for window in _first_of_each_run(found.missed)]
+    cuts = [(window, cut) for window, cut in cuts if cut]
+    search.cuts += [cut for _, cut in cuts]
+    if not cuts:  # of no window: the backlog grows, or somebody is never served
+        search.seen.append(workers)
+    return cuts
+
+
+def _repair(search: _Search, workers: Ints, cuts: Sequence[tuple[int, Cut]]) -> None:
+    """More workers where windows fail until none does."""
+    terms = search.terms
     for _ in range(REPAIRS):
-        found = search.look(workers)
-        if found.holds or search.out_of_time() or cost_usd(terms, workers) >= search.best_usd:
-            return
-        for window in found.missed or range(runs.windows):
-            own = runs.own_steps(window)
-            first = max(own.start - 2, 0)
-            for _ in range(max(pool.most for pool in terms.pools)):
-                _raise(search, workers, window, first)
-                if not runs.misses(workers, window, first):
-                    break
+        workers = workers.copy()
+        for window, cut in cuts:
+            _keep(search, workers, window, cut)
+        if not cuts:
+            workers = np.minimum(workers + 1, terms.most)
         workers = closed(terms, workers)
+        if search.out_of_time() or cost_usd(terms, workers) >= search.best_usd:
+            return
+        found = search.look(workers)
+        if found.holds:
+            return
+        cuts = _cut_off(search, workers, found)
+
+
+def _keep(search: _Search, workers: Ints, window: int, cut: Cut) -> None:
+    """Raise the cheapest size of a cut with which the window holds; all of them, where none is enough."""
+    terms = search.terms
+    if any(workers[t, c] > size for t, c, size in cut):
+        return
+    own = search.runs.own_steps(window)
+    near = [each for each in cut if each[0] >= own.start - LAGS[2]] or list(cut)
+    hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
+    first = max(min(t for t, _, _ in cut), own.start - LAGS[-1])
+
+    def usd(literal: tuple[int, int, int]) -> float:
+        t, c, size = literal
+        return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
+
+    for t, c, size in sorted(near, key=usd) if len(cut) > 1 else ():
+        more = workers.copy()
+        more[t, c] = size + 1
+        if search.out_of_time():
+            return
+        if not search.runs.misses(more, window, first):
+            workers[t, c] = size + 1
+            return
+    for t, c, size in near:
+        workers[t, c] = size + 1
 
 
 def _fill(search: _Search, workers: Ints) -> None:
@@ -350,22 +387,10 @@ def _fill(search: _Search, workers: Ints) -> None:
     for each in [workers] if needed is None else [workers, needed]:
         for drain_s in FILL_DRAINS_S:
             more = closed(search.terms, filled(search.terms, each, drain_s))
-            if search.out_of_time() or search.look(more).holds:
-                continue
-            _repair(search, more)
-
-
-def _raise(search: _Search, workers: Ints, window: int, first: int) -> None:
-    """A worker more in the steps of a window: of the cheapest pool that helps, else of each."""
-    runs, pools, own = search.runs, search.terms.pools, search.runs.own_steps(window)
-    rows = slice(own.start, own.stop)
-    for c in sorted(range(len(pools)), key=lambda c: pools[c].usd_per_h):
-        more = workers.copy()
-        more[rows, c] = np.minimum(more[rows, c] + 1, pools[c].most)
-        if len(pools) == 1 or not runs.misses(more, window, first):
-            workers[:] = more
-            return
-    workers[rows] = np.minimum(workers[rows] + 1, [pool.most for pool in pools])
+            if search.out_of_time():
+                return
+            if not (found := search.look(more)).holds:
+                _repair(search, more, _cut_off(search, more, found))
 
 
 def _walk(search: _Search) -> bool:
