@@ -30,9 +30,9 @@ from planner.simulator.elastic import Reading
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(Settings):
     headroom_frac: float = setting(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
-    hold_s: float = setting(600.0, SECONDS, "the most asked for during it counts", most=86400.0)
+    hold_s: float = setting(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
     drain_s: float = setting(
-        60.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
+        10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
     )
     by: str = setting(
         "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")

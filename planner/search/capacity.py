@@ -106,12 +106,12 @@ def least_sizes(
     """
     if not holds(most):
         return None
-    floor = list(least)
+    top, floor = tuple(most), list(least)
     for p in range(len(floor)):
         low, high = least[p] - 1, most[p]
         while high - low > 1:
             middle = (low + high) // 2
-            sizes = [*most[:p], middle, *most[p + 1 :]]
+            sizes = (*top[:p], middle, *top[p + 1 :])
             low, high = (low, middle) if middle > 0 and holds(sizes) else (middle, high)
         floor[p] = high
     queue = [(0.0, tuple(floor))]
