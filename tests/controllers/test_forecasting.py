@@ -92,9 +92,10 @@ def test_ours_sees_the_start_up_ahead() -> None:
 def test_ours_holds_before_it_shrinks_and_serves_what_waits() -> None:
     """8 requests/s, then 2: five workers, in the end two (2.2 is 1.1 of 2); ten minutes of hold after the
     mean falls. 241 prompts that wait at one worker add 4 requests/s."""
-    asked = run("fleetplan", {}, [8.0] * 20 + [2.0] * 40)
+    asked = run("fleetplan", {"hold": "10 min"}, [8.0] * 20 + [2.0] * 40)
     assert asked[19] == 5 and asked[28] == 5 and asked[-1] == 2
-    controller = parse_controller("fleetplan", {"headroom": "0 %"})(deployment(capacity=per_worker(1.0, 2.0)))
+    parameters = {"headroom": "0 %", "drain": "1 min"}
+    controller = parse_controller("fleetplan", parameters)(deployment(capacity=per_worker(1.0, 2.0)))
     controller.start([1])
     seen = reading(60.0, interval_s=60.0, arrived=[120], waiting=[241], ready=[1])
     assert controller.sizes(seen) == [3]
