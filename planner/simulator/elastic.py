@@ -175,7 +175,6 @@ def simulate_elastic(
     every_s: float | None = None,
     stop_early: bool = False,
     record: bool = False,
-    seed: int = 0,
 ) -> ElasticRun:
     """Simulate `trace` on `fleet`, whose pools `controller` resizes, to the last token.
 
@@ -183,8 +182,8 @@ def simulate_elastic(
     pool those are given up first that still start, the latest asked for first; then ready ones, the latest
     ready first, as a Kubernetes ReplicaSet does (by what its pods run it does not ask), and among equals the
     highest number. A worker that is gone leaves its number to the next one. At most `warm` starts at a time
-    are warm ones. Spot interruptions are drawn by `seed`, for each life of a number by itself, from the
-    moment the worker is ready.
+    are warm ones. Spot interruptions are drawn by the fleet's policies.seed, for each life of a number by
+    itself, from the moment the worker is ready.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them; where none of them
     ends for LIMBO_PATIENCE_S and a start after the last arrival they are left unfinished. `limits`,
@@ -198,7 +197,7 @@ def simulate_elastic(
     runs = 8 * len(trace) + 1024 if record else 0
     while True:
         state = elastic_state(room, trace, sizes, limits=limits, every_s=every_s, runs=runs)
-        run = _Run(state, room, pools, controller, seed)
+        run = _Run(state, room, pools, controller)
         run.to_the_end(sizes, stop_early)
         needed = int(state.counters[layout.RUNS])
         if not record or needed <= runs:
@@ -225,7 +224,7 @@ def simulate_in_windows(
     state.window[:] = edges_s[0], edges_s[-1]
     within = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
     within[:] = state.limits[:, None]
-    run = _Run(state._replace(edges_s=edges_s, in_windows=within), room, pools, controller, 0)
+    run = _Run(state._replace(edges_s=edges_s, in_windows=within), room, pools, controller)
     run.to_the_end(sizes, stop_early=False)
     return run.result(results(run.state, room, trace, tuple(limits)))
 
@@ -301,9 +300,9 @@ class _Run:
     """One simulation: the kernel runs from one pause to the next, at which workers come and go."""
 
     def __init__(
-        self, state: State, fleet: Fleet, pools: Sequence[ElasticPool], controller: Controller, seed: int
+        self, state: State, fleet: Fleet, pools: Sequence[ElasticPool], controller: Controller
     ) -> None:
-        self.pools, self.controller, self.seed = pools, controller, seed
+        self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
         self.timed = controller if isinstance(controller, Timed) else None
         self.slots: list[_Slot] = []
         of_worker: list[int] = []

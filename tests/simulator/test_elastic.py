@@ -85,6 +85,7 @@ def random_change(seed: int, *, dyadic: bool) -> tuple[Fleet, Trace, list[Elasti
         )
     table = [[int(rng.integers(0, pool.most + 2)) for pool in pools] for _ in range(20)]
     table.append([pool.most for pool in pools])
+    fleet = replace(fleet, policies=replace(fleet.policies, seed=seed))
     return fleet, trace, pools, Script(span_s / 40 + number(span_s / 5), table)
 
 
@@ -94,9 +95,9 @@ def test_equals_the_plain_simulator(block: int, dyadic: bool) -> None:
     """30 random cases each: drains, deaths, starts, warm ones, interruptions; P and D apart, or mixed."""
     for seed in range(30 * block, 30 * block + 30):
         fleet, trace, pools, script = random_change(seed, dyadic=dyadic)
-        run = simulate_elastic(fleet, trace, pools, script, seed=seed)
+        run = simulate_elastic(fleet, trace, pools, script)
         script.start([])
-        slow = ElasticReference(fleet, trace, pools, script, seed=seed).run()
+        slow = ElasticReference(fleet, trace, pools, script).run()
         fast = run.simulation
         assert [STATUS[s] for s in fast.status] == [r.status for r in slow.requests], seed
         for what in ("prefill_worker", "decode_worker", "preemptions"):
@@ -171,9 +172,9 @@ def test_pauses_change_nothing_where_it_stops_early() -> None:
 def test_pauses_change_nothing_where_pools_change(seed: int) -> None:
     """The same decisions with readings at other moments, which are pauses of their own."""
     fleet, trace, pools, script = random_change(seed, dyadic=seed % 2 == 0)
-    run = simulate_elastic(fleet, trace, pools, script, seed=seed)
+    run = simulate_elastic(fleet, trace, pools, script)
     script.lag_s = 0.37 * script.every_s
-    late = simulate_elastic(fleet, trace, pools, script, seed=seed)
+    late = simulate_elastic(fleet, trace, pools, script)
     same_bytes(run.simulation, late.simulation)
     assert run.spans == late.spans
 
@@ -218,7 +219,7 @@ def test_nothing_is_lost_with_ranks(seed: int) -> None:
     """All ranks of a worker start, drain and die together."""
     fleet, trace, _, _ = random_ranked_case(seed, dyadic=False)
     pools, script = churn(seed, len(fleet.pools))
-    check_conserved(simulate_elastic(fleet, trace, pools, script, record=True, seed=seed), trace)
+    check_conserved(simulate_elastic(fleet, trace, pools, script, record=True), trace)
 
 
 @pytest.mark.parametrize("routing", ["prefix-affinity", "cache-aware", "e2", "round-robin"])
@@ -339,7 +340,8 @@ def test_spot_workers_are_taken_with_notice() -> None:
     an idle one is gone as it is told."""
     trace = make_trace([0.0, 3600.0], [1, 1], [1, 1])
     pool = ElasticPool(1.0, most=300, interruptions_per_h=1.0, notice_s=30.0)
-    runs = [simulate_elastic(one(300), trace, [pool], Always(3600.0), seed=seed) for seed in (1, 1, 2)]
+    fleets = [replace(one(300), policies=Policies(seed=seed)) for seed in (1, 1, 2)]
+    runs = [simulate_elastic(fleet, trace, [pool], Always(3600.0)) for fleet in fleets]
     assert runs[0].spans == runs[1].spans != runs[2].spans
     told = sum(span.was_taken for span in runs[0].spans)
     assert abs(told - 300 * (1 - math.exp(-1))) < 4 * math.sqrt(300 * 0.37 * 0.63)

@@ -53,12 +53,10 @@ class ElasticReference(Reference):
     gone, was taken, was stopped), `gauges` what a reading shows of each pool.
     """
 
-    def __init__(
-        self, fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool], script: Script, *, seed: int = 0
-    ) -> None:
+    def __init__(self, fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool], script: Script) -> None:
         room = tuple(replace(pool, count=each.most) for pool, each in zip(fleet.pools, pools, strict=True))
         super().__init__(replace(fleet, pools=room), trace)
-        self.pools, self.script, self.seed = pools, script, seed
+        self.pools, self.script, self.seed = pools, script, fleet.policies.seed
         self.sizes = [
             pool.count if each.first is None else each.first
             for pool, each in zip(fleet.pools, pools, strict=True)
