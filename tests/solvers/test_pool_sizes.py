@@ -33,7 +33,9 @@ def hours(
 ) -> tuple[DayTerms, np.ndarray]:
     """Steps of an hour, one pool at 1 USD/h, and these sizes in them."""
     day = DayTerms(
-        3600.0 * np.arange(len(sizes) + 1), (PoolTerms(3600 * start_h, 0, most, 1.0),), 3600 * unit_h
+        np.arange(0, 3600.0 * len(sizes) + 1, 3600.0),
+        (PoolTerms(3600 * start_h, 0, most, 1.0),),
+        3600 * unit_h,
     )
     return day, np.array(sizes, np.int64)[:, None]
 
@@ -139,7 +141,8 @@ def test_the_cheapest_of_all_sequences(seed: int) -> None:
     assert found.workers is not None
     assert cost_usd(day, found.workers) == pytest.approx(found.usd)
     again = solve(day, cuts, [found.workers])
-    assert again.usd == pytest.approx(bills[1][0]) and not np.array_equal(again.workers, found.workers)
+    assert again.usd == pytest.approx(bills[1][0]) and again.workers is not None
+    assert not np.array_equal(again.workers, found.workers)
 
 
 @pytest.mark.parametrize("seed", range(10))
