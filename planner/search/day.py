@@ -243,23 +243,34 @@ def _refuse(search: _Search) -> None:
 
 
 def _least_sizes(search: _Search) -> None:
-    """Of each window and pool the least size with which it holds beside the most of everything else."""
+    """Of each window and pool the least size with which it holds, with the most of everything else: in all
+    of its steps, and in each of several. Together they are the first sequence that is looked at.
+    """
+    runs, floor = search.runs, search.terms.least
     for c, pool in enumerate(search.terms.pools):
         last = pool.least
-        for window in range(search.runs.windows):
-            if search.out_of_time():
-                return
-            fails = partial(_fails_with, search.runs, window, c)
-            last = _least(fails, pool.least, pool.most, last)
-            if last > pool.least:
-                search.cuts.append(tuple((t, c, last - 1) for t in search.runs.own_steps(window)))
+        for window in range(runs.windows):
+            own = runs.own_steps(window)
+            for steps in (own, *(range(t, t + 1) for t in own if len(own) > 1)):
+                if search.out_of_time():
+                    return
+                least = _least(partial(_fails_with, runs, window, steps, c), pool.least, pool.most, last)
+                if steps is own:
+                    last = least
+                    floor[own.start : own.stop, c] = np.maximum(floor[own.start : own.stop, c], least)
+                if least > pool.least:
+                    search.cuts.append(tuple((t, c, least - 1) for t in steps))
+    floor = closed(search.terms, floor)
+    found = search.look(floor)
+    if not found.holds:
+        _repair(search, floor, _cut_off(search, floor, found))
 
 
-def _fails_with(runs: Runs, window: int, c: int, size: int) -> bool:
-    """Whether a window is missed with so many workers of a pool, and the most of everything else."""
-    own, workers = runs.own_steps(window), runs.terms.most
-    workers[own.start : own.stop, c] = size
-    return runs.misses(workers, window, own.start)
+def _fails_with(runs: Runs, window: int, steps: range, c: int, size: int) -> bool:
+    """Whether a window is missed with so many workers of a pool in these steps, and the most of all else."""
+    workers = runs.terms.most
+    workers[steps.start : steps.stop, c] = size
+    return runs.misses(workers, window, runs.own_steps(window).start)
 
 
 def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:

@@ -10,6 +10,7 @@ from planner.domain import Limit, Slo
 from planner.fleet import Role
 from planner.solvers.master import Option
 from planner.solvers.paid_work import Always, least_paid
+from planner.traffic.trace import Trace
 
 EDGES_S = np.array([0.0, 100.0, 200.0])
 
@@ -20,7 +21,7 @@ def option(role: Role = "mixed", *, kv_tokens: int = 16_000, usd_per_h: float = 
     return Option(role, make_pool(latency, role=role, kv_tokens=kv_tokens, budget=1024).type, usd_per_h)
 
 
-def steady(*, many: int = 200, outputs: int = 1):
+def steady(*, many: int = 200, outputs: int = 1) -> Trace:
     """A request of 100 tokens each second."""
     return make_trace(np.arange(many) * 200.0 / many, np.full(many, 100), np.full(many, outputs))
 

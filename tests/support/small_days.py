@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.controllers.timetable import Timetable
 from planner.domain import Limit, Slo
-from planner.fleet import Fleet, Policies
+from planner.fleet import Fleet, Policies, Role
 from planner.search.day_runs import slo_edges_s
-from planner.simulator.elastic import ElasticPool, simulate_elastic
+from planner.simulator.elastic import ElasticPool, ElasticRun, Span, simulate_elastic
 from planner.simulator.metrics import judge
 from planner.traffic.trace import Trace
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class SmallDay:
     unit_s: float
 
     @property
-    def edges_s(self) -> np.ndarray:
+    def edges_s(self) -> npt.NDArray[np.float64]:
         """Of the steps: where the SLO's windows end."""
         return np.concatenate(([0.0], slo_edges_s(self.trace, self.slo)[1:]))
 
@@ -39,7 +43,7 @@ def random_day(seed: int, *, disaggregated: bool, windows: int, most: int) -> Sm
         (0.02, 0.02 + rng.uniform(0.02, 0.2)), knots=(1, 256), d=1e-5, b=rng.uniform(0, 5e-3)
     )
     window_s = float(rng.uniform(15, 40))
-    roles = ("prefill", "decode") if disaggregated else ("mixed",)
+    roles: tuple[Role, ...] = ("prefill", "decode") if disaggregated else ("mixed",)
     pools = tuple(
         make_pool(latency, role=role, count=1, budget=256, seats=int(rng.choice([4, 8])), name=role)
         for role in roles
@@ -66,7 +70,7 @@ def random_day(seed: int, *, disaggregated: bool, windows: int, most: int) -> Sm
     return SmallDay(Fleet(LLM, pools, policies), trace, Slo(limits, every_s=window_s), elastic, unit_s)
 
 
-def billed(day: SmallDay, spans) -> float:
+def billed(day: SmallDay, spans: Iterable[Span]) -> float:
     """By the second or by units, by hand: one GPU a worker, 1 USD/h."""
     total = 0.0
     for span in spans:
@@ -75,7 +79,7 @@ def billed(day: SmallDay, spans) -> float:
     return total / 3600
 
 
-def simulated(day: SmallDay, workers: np.ndarray):
+def simulated(day: SmallDay, workers: Ints) -> tuple[ElasticRun, float, bool]:
     """The run of one sequence (T, P), its bill, and whether it keeps the SLO; with every gap recorded."""
     table = Timetable(day.edges_s[:-1].tolist(), workers.tolist(), [pool.start_s for pool in day.pools])
     first = table.asked(0.0)
@@ -88,7 +92,7 @@ def simulated(day: SmallDay, workers: np.ndarray):
     return run, billed(day, run.spans), bool(holds)
 
 
-def every_sequence(day: SmallDay):
+def every_sequence(day: SmallDay) -> Iterator[Ints]:
     """All sequences of sizes (T, P)."""
     ranges = [range(pool.least, pool.most + 1) for pool in day.pools] * (len(day.edges_s) - 1)
     for each in itertools.product(*ranges):
