@@ -32,7 +32,7 @@ SAMPLED = 20  # of the requests of the curve one in so many
 
 
 def drawn(day_seen: Trace, rates: Path, *, first: int = 0, steps: int | None = None, seed: int = 0) -> Trace:
-    """Traffic of the curve from its `first` ten minutes on, with the day's lengths at the same time of day."""
+    """Traffic of the curve from its `first` ten minutes on, lengths from the same time of the day at hand."""
     rng = np.random.default_rng(seed)
     table = np.genfromtxt(rates, delimiter=",", names=True)[first : None if steps is None else first + steps]
     of_day = (day_seen.arrival_s % 86400 // STEP_S).astype(int)

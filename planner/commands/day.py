@@ -21,9 +21,22 @@ from planner.commands.common import (
     stdout_console,
 )
 from planner.commands.whatif import SloArgument, TraceArgument
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.studies.day import DayAnswer
+
+
+StorageOption = Annotated[
+    str | None, typer.Option("--storage", help="Where weights lie: a row of catalogs/startup.yaml.")
+]
+BillingOption = Annotated[
+    str | None, typer.Option("--billing", help="second or hour: what is paid once it is begun.")
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", readable=False, help="Folder for day.html, tables, the winner's manifests."),
+]
 
 
 def day(
@@ -48,18 +61,9 @@ def day(
     start: Annotated[
         str | None, typer.Option("--start", help="Until a worker is ready; else by the LLM and --storage.")
     ] = None,
-    storage: Annotated[
-        str | None, typer.Option("--storage", help="Where weights lie: a row of catalogs/startup.yaml.")
-    ] = None,
-    billing: Annotated[
-        str | None, typer.Option("--billing", help="second or hour: what is paid once it is begun.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", readable=False, help="Folder for day.html, tables and the winner's manifests."
-        ),
-    ] = None,
+    storage: StorageOption = None,
+    billing: BillingOption = None,
+    out: FolderOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: Annotated[
@@ -80,14 +84,8 @@ def day(
     if out is not None:
         check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace, fleet)
-    given = {
-        "controllers": controllers,
-        "every": every,
-        "train": train,
-        "start": start,
-        "storage": storage,
-        "billing": billing,
-    }
+    given = {"controllers": controllers, "every": every, "train": train, "start": start}
+    given |= {"storage": storage, "billing": billing}
     with Progress() as progress:
         requests = read_requests(trace, drop_invalid=drop_invalid)
         progress(f"read {len(requests)} requests from {trace.name}")
@@ -109,6 +107,43 @@ def day(
     print_answer(found.answer)
     if written:
         stdout_console(soft_wrap=True).print(f"{len(written)} files in {out}", markup=False)
+
+
+def run_controller(
+    fleet: Path,
+    trace: Path,
+    slo: Path | None,
+    controller: str | None,
+    start: str | None,
+    catalog: Path | None,
+    seed: int,
+    out: Path | None,
+    drop_invalid: bool,
+    as_json: bool,
+) -> None:
+    """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
+    from planner.face.days import day
+    from planner.io.files import write_file
+    from planner.reports.output import requests_csv
+
+    if controller is None:
+        raise InputError("--start: is for --autoscale; name a controller too, or drop it")
+    if slo is None:
+        raise InputError(
+            "--autoscale: needs --slo, and goes with no --seeds, --closed-loop, --rate or --window: slo.yaml "
+            "says rate and window"
+        )
+    terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
+    with Progress() as progress:
+        requests = read_requests(trace, drop_invalid=drop_invalid)
+        found = day(slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress)
+        if out is not None:
+            write_file(out, requests_csv(found.answer.rows[-1].run.simulation))
+    if as_json:
+        print_json(found.to_dict(), requests.warnings)
+    else:
+        say_first(requests.warnings)
+        print_answer(found.answer)
 
 
 def print_answer(answer: DayAnswer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -31,11 +31,17 @@ from planner.commands.common import (
     slo_rows,
     traffic_option,
 )
+from planner.commands.day import run_controller
 from planner.domain import Slo
 from planner.errors import InputError
 
-if TYPE_CHECKING:
-    from planner.traffic.trace import Trace
+AutoscaleOption = Annotated[
+    str | None,
+    typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
+]
+StartOption = Annotated[
+    str | None, typer.Option("--start", help="With --autoscale: until a worker is ready.")
+]
 
 
 def simulate(
@@ -54,13 +60,8 @@ def simulate(
     window: WindowOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    autoscale: Annotated[
-        str | None,
-        typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option("--start", help="With --autoscale: until a worker is ready.")
-    ] = None,
+    autoscale: AutoscaleOption = None,
+    start: StartOption = None,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on.")
     ] = 1,
@@ -92,17 +93,10 @@ def simulate(
     if out is not None:
         check_output_file(out)
         keep_inputs([out], fleet, trace, slo)
-    if autoscale is not None:
-        if slo is None or seeds > 1 or closed_loop or any((rate, window)):
-            raise InputError(
-                "--autoscale: needs --slo, and goes with no --seeds, --closed-loop, --rate or --window: "
-                "slo.yaml says these"
-            )
-        requests = read_requests(trace, drop_invalid=drop_invalid)
-        _autoscaled(fleet, requests, slo, autoscale, start, catalog, seed, out, as_json=json_output)
+    if autoscale is not None or start is not None:
+        asked = None if seeds > 1 or closed_loop or rate or window else slo
+        run_controller(fleet, trace, asked, autoscale, start, catalog, seed, out, drop_invalid, json_output)
         return
-    if start is not None:
-        raise InputError("--start: is for --autoscale; name a controller too, or drop it")
     with Progress() as progress:
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
@@ -124,44 +118,6 @@ def simulate(
         _print_simulation(answer, found.slo, f"{answer['requests']} requests on {engines.workers} workers")
     else:
         _print_seeds(answer, found.slo, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
-
-
-def _autoscaled(
-    fleet: Path,
-    requests: Trace,
-    slo: Path,
-    controller: str,
-    start: str | None,
-    catalog: Path | None,
-    seed: int,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """One controller beside the fleet that stands all day."""
-    from planner.commands.day import print_answer
-    from planner.face.days import day
-    from planner.io.files import write_file
-    from planner.reports.output import requests_csv
-
-    with Progress() as progress:
-        found = day(
-            slo,
-            requests,
-            standing=fleet,
-            terms={"controllers": controller, **({} if start is None else {"start": start})},
-            catalog=catalog,
-            seed=seed,
-            optimum=False,
-            progress=progress,
-        )
-        if out is not None:
-            write_file(out, requests_csv(found.answer.rows[-1].run.simulation))
-    if as_json:
-        print_json(found.to_dict(), requests.warnings)
-    else:
-        say_first(requests.warnings)
-        print_answer(found.answer)
 
 
 def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:

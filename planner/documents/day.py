@@ -10,6 +10,7 @@ day:
   billing: second            # or hour: every started hour is paid
   least: 1                   # workers of every pool; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
+  optimum: true              # or false: it is not looked for
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from planner.io.values import Section, refused, share
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("image", "least", "most", "missed_window"),
+    *("image", "least", "most", "missed_window", "optimum"),
 )
 USUAL_EVERY_S = 600.0
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
@@ -54,6 +55,7 @@ class DaySection:
     least: int = 1
     most: int | None = None
     missed_usd: float | None = None
+    optimum: bool = True
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
@@ -82,6 +84,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         least=least,
         most=most,
         missed_usd=asked.number("missed_window", None, least=0.0),
+        optimum=asked.flag("optimum", True),
     )
 
 

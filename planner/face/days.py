@@ -84,7 +84,6 @@ def day(
     catalog: CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
-    optimum: bool = True,
     progress: Progress = silent,
     **keys: Unpack[TaskKeys],
 ) -> DayResult:
@@ -137,7 +136,7 @@ def day(
         ),
         asked.controllers,
         time_limit_s=left_s,
-        optimum=optimum,
+        optimum=asked.optimum,
         progress=progress,
     )
     return DayResult(answer)
