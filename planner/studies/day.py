@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from planner.controllers.deployment import CapacityTable, Deployment, History
 from planner.controllers.oscillation import Oscillation, oscillations
-from planner.controllers.table import Chosen, parse_controller, variants
+from planner.controllers.table import CONTROLLERS, Chosen, parse_controller, variants
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
@@ -452,7 +452,7 @@ def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
 
 def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
     found = []
-    if train is None:
+    if train is None and any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows):
         found.append(
             "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
             "judges them; train on a part of it to see what they do on traffic that they have not seen"
