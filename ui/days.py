@@ -1,0 +1,96 @@
+"""From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
+
+Spans are in seconds, `every_min` in minutes, `train` in %; None is an input left empty. What the section says
+of a controller's parameters and no input shows is in `parameters` and `more`, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.controllers.table import CONTROLLERS
+from planner.documents.day import BILLED_S, DaySection, parse_day
+from planner.errors import InputError
+from ui.question import Asked
+from ui.store import Document
+
+USUAL_LIMIT_S = 120  # of the command
+SPANS = {"start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
+"""The keys of the section that are spans, by their inputs."""
+HIDDEN = ("storage",)
+STATIC = "static"
+OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # what stands all day runs anyway
+
+
+def words(name: str) -> str:
+    """A controller with what it is."""
+    return f"{name}: {CONTROLLERS[name].words}"
+
+
+def of_section(given: object) -> Asked:
+    """The inputs that ask what a section asks, or what holds without one; raises what `parse_day` raises."""
+    section: DaySection = parse_day(given, "slo.yaml: day")
+    whole = given if isinstance(given, Mapping) else {}
+    named = whole.get("controllers")
+    own = {name: dict(value) for name, value in named.items() if value} if isinstance(named, Mapping) else {}
+    billing = next(name for name, unit_s in BILLED_S.items() if unit_s == section.billed_s)
+    return {
+        "controllers": [each.row.name for each in section.controllers if each.row.name != STATIC],
+        "parameters": own,
+        "every_min": None if section.every_s is None else _short(section.every_s / 60),
+        "train": _short(100 * section.train_frac) or None,
+        "start_s": section.start_s,
+        "warm": section.warm,
+        "warm_start_s": section.warm_start_s or None,
+        "drain_s": None if math.isinf(section.drain_limit_s) else section.drain_limit_s,
+        "billing": billing,
+        "least": section.least,
+        "most": section.most,
+        "more": {key: whole[key] for key in HIDDEN if whole.get(key) is not None},
+    }
+
+
+def section(asked: Mapping[str, Any]) -> Document:
+    """`day` of slo.yaml; what is left empty is left out."""
+    chosen, own = asked["controllers"] or [STATIC], asked["parameters"]
+    has_own = any(name in own for name in chosen)
+    found: Document = {"controllers": {name: own.get(name, {}) for name in chosen} if has_own else chosen}
+    spans = {"every": None if asked["every_min"] is None else 60 * asked["every_min"]}
+    spans |= {key: asked[name] for key, name in SPANS.items()}
+    found |= {key: f"{value:.12g} s" for key, value in spans.items() if value is not None}
+    if asked["train"]:
+        found["train"] = f"{asked['train']:.12g} %"
+    found |= {key: asked[key] for key in ("billing", "least", "most") if asked[key] is not None}
+    found |= {"warm": asked["warm"]} if asked["warm"] else {}
+    for key, value in asked["more"].items():
+        if key == "storage" and "start" in found:
+            raise InputError(f"day: storage: {value}, and Ready after {found['start']}; empty one of the two")
+        found[key] = value
+    return found
+
+
+def document(question: Mapping[str, Any], asked: Mapping[str, Any]) -> Document:
+    """A whole slo.yaml: a question at the rate and with the section of the inputs."""
+    whole = {key: value for key, value in question.items() if key != "day"}
+    traffic = {key: value for key, value in (whole.get("traffic") or {}).items() if key != "rate"}
+    traffic |= {"rate": asked["rate"]} if asked["rate"] is not None else {}
+    return whole | ({"traffic": traffic} if traffic else {}) | {"day": section(asked)}
+
+
+def command(asked: Mapping[str, Any], catalog_folder: Path | None = None, *, stands: bool) -> str:
+    """What gives the same answer on a command line, beside slo.yaml, the trace and plan.yaml if it stands."""
+    found = ["plan", "day", "--slo", "slo.yaml", "--trace", asked["trace"].partition("/")[2]]
+    found += ["--fleet", "plan.yaml"] if stands else []
+    found += ["--seed", str(asked["seed"])] if asked["seed"] else []
+    found += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != USUAL_LIMIT_S else []
+    found += ["--catalog", str(catalog_folder)] if catalog_folder else []
+    return shlex.join([*found, "-o", "out/"])
+
+
+def _short(value: float) -> float:
+    """Without the digits that only the change of unit made."""
+    return float(f"{value:.12g}")
