@@ -1,6 +1,6 @@
 """From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
 
-Spans are in seconds, `every_min` in minutes, `train` in %; None is an input left empty. What the section says
+Spans are in seconds, `train` is in %; None is an input left empty. What the section says
 of a controller's parameters and no input shows is in `parameters` and `more`, so that nothing is lost.
 """
 
@@ -19,7 +19,7 @@ from ui.question import Asked
 from ui.store import Document
 
 USUAL_LIMIT_S = 120  # of the command
-SPANS = {"start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
+SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """The keys of the section that are spans, by their inputs."""
 HIDDEN = ("storage",)
 STATIC = "static"
@@ -41,8 +41,8 @@ def of_section(given: object) -> Asked:
     return {
         "controllers": [each.row.name for each in section.controllers if each.row.name != STATIC],
         "parameters": own,
-        "every_min": None if section.every_s is None else _short(section.every_s / 60),
-        "train": _short(100 * section.train_frac) or None,
+        "every_s": section.every_s,
+        "train": float(f"{100 * section.train_frac:.12g}") or None,
         "start_s": section.start_s,
         "warm": section.warm,
         "warm_start_s": section.warm_start_s or None,
@@ -59,8 +59,7 @@ def section(asked: Mapping[str, Any]) -> Document:
     chosen, own = asked["controllers"] or [STATIC], asked["parameters"]
     has_own = any(name in own for name in chosen)
     found: Document = {"controllers": {name: own.get(name, {}) for name in chosen} if has_own else chosen}
-    spans = {"every": None if asked["every_min"] is None else 60 * asked["every_min"]}
-    spans |= {key: asked[name] for key, name in SPANS.items()}
+    spans = {key: asked[name] for key, name in SPANS.items()}
     found |= {key: f"{value:.12g} s" for key, value in spans.items() if value is not None}
     if asked["train"]:
         found["train"] = f"{asked['train']:.12g} %"
@@ -89,8 +88,3 @@ def command(asked: Mapping[str, Any], catalog_folder: Path | None = None, *, sta
     found += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != USUAL_LIMIT_S else []
     found += ["--catalog", str(catalog_folder)] if catalog_folder else []
     return shlex.join([*found, "-o", "out/"])
-
-
-def _short(value: float) -> float:
-    """Without the digits that only the change of unit made."""
-    return float(f"{value:.12g}")

@@ -41,6 +41,7 @@ from planner.reports.curves import distribution
 from planner.reports.facts import sentences
 from planner.search import certify
 from planner.search.bill import bill
+from planner.search.day import SAME_FRAC
 from planner.search.plan import Plan
 from planner.simulator.replay import Simulation
 from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, whatif
@@ -351,7 +352,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         "basis_lines": day_page.basis_lines(answer),
     }
     best = answer.optimum
-    if best is not None and best.bound_usd < best.usd:
+    if best is not None and best.bound_usd < best.usd * (1 - SAME_FRAC):
         document["status"] = "best found"  # more time may find a cheaper one
     return document, {**day_page.render(answer), **day_manifests.manifests(answer), **written}
 

@@ -92,9 +92,11 @@ def _choose(session: Session, asked: Asked) -> Asked:
             key=f"{PLACE}_stands",
             help="Else the cheapest fleet that keeps the SLO all day, planned on paper.",
         )
-    found["trace"] = inputs.trace(session, PLACE)
-    with st.popover("Another trace"):
+    above = st.container()
+    with st.popover("Another trace"):  # first, as an upload becomes the chosen one
         inputs.upload_trace(session, PLACE)
+    with above:
+        found["trace"] = inputs.trace(session, PLACE)
     found["rate"] = inputs.rate(PLACE)
     st.header("Who decides")
     found["controllers"] = st.multiselect(
@@ -208,12 +210,12 @@ def _search() -> Asked:
             placeholder="no training",
             help="Parameters are chosen there; the rest of the traffic judges.",
         ),
-        "every_min": st.number_input(
-            "The optimum changes sizes every [min]",
+        "every_s": st.number_input(
+            "The optimum changes sizes every [s]",
             min_value=0.001,
             value=None,
             format="%g",
-            key=f"{PLACE}_every_min",
+            key=f"{PLACE}_every_s",
             placeholder="as the SLO's windows",
             help=f"The SLO's windows are of {show_span(USUAL_EVERY_S)} where slo.yaml has no every.",
         ),
