@@ -24,11 +24,7 @@ SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "
 HIDDEN = ("storage",)
 STATIC = "static"
 OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # what stands all day runs anyway
-
-
-def words(name: str) -> str:
-    """A controller with what it is."""
-    return f"{name}: {CONTROLLERS[name].words}"
+WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 
 
 def of_section(given: object) -> Asked:

@@ -102,10 +102,11 @@ def _choose(session: Session, asked: Asked) -> Asked:
     found["controllers"] = st.multiselect(
         "Controllers",
         days.OFFERED,
-        format_func=days.words,
         key=f"{PLACE}_controllers",
         help="Beside what stands all day and the optimum; their parameters are in the text below.",
     )
+    with st.popover("What each is"):
+        draw.table(("controller", "what it is"), days.WORDS)
     draw.bullets(
         f"{name}: {', '.join(question.leaves(own))}"
         for name, own in found["parameters"].items()
