@@ -1,7 +1,8 @@
 """From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
 
-Spans are in seconds, `train` is in %; None is an input left empty. What the section says
-of a controller's parameters and no input shows is in `parameters` and `more`, so that nothing is lost.
+Spans are in seconds, `train` is in %; None is an input left empty. What the section says of a controller's
+parameters, which no input shows, is in `parameters`, so that nothing is lost. `start_s` takes the place of
+`storage` and `image`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.controllers.table import CONTROLLERS
-from planner.documents.day import BILLED_S, DaySection, parse_day
-from planner.errors import InputError
+from planner.documents.day import BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
 from ui.question import Asked
 from ui.store import Document
 
 USUAL_LIMIT_S = 120  # of the command
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """The keys of the section that are spans, by their inputs."""
-HIDDEN = ("storage",)
+NO_IMAGE = "none"  # nodes have it
 STATIC = "static"
 OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # what stands all day runs anyway
 WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
@@ -40,13 +40,15 @@ def of_section(given: object) -> Asked:
         "every_s": section.every_s,
         "train": float(f"{100 * section.train_frac:.12g}") or None,
         "start_s": section.start_s,
+        "storage": section.storage,
+        "image": NO_IMAGE if section.image is None else section.image,
         "warm": section.warm,
-        "warm_start_s": section.warm_start_s or None,
+        "warm_start_s": section.warm_start_s,
         "drain_s": None if math.isinf(section.drain_limit_s) else section.drain_limit_s,
         "billing": billing,
         "least": section.least,
         "most": section.most,
-        "more": {key: whole[key] for key in HIDDEN if whole.get(key) is not None},
+        "missed_usd": section.missed_usd,
     }
 
 
@@ -61,10 +63,11 @@ def section(asked: Mapping[str, Any]) -> Document:
         found["train"] = f"{asked['train']:.12g} %"
     found |= {key: asked[key] for key in ("billing", "least", "most") if asked[key] is not None}
     found |= {"warm": asked["warm"]} if asked["warm"] else {}
-    for key, value in asked["more"].items():
-        if key == "storage" and "start" in found:
-            raise InputError(f"day: storage: {value}, and Ready after {found['start']}; empty one of the two")
-        found[key] = value
+    if asked["missed_usd"] is not None:
+        found["missed_window"] = asked["missed_usd"]
+    if "start" not in found:
+        usual = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
+        found |= {key: asked[key] for key, value in usual.items() if asked[key] != value}
     return found
 
 

@@ -323,10 +323,11 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     """A day of traffic under controllers, as `plan day` answers it."""
-    known, question = _catalog(request), request["question"]
+    question = request["question"]
     written: Files = {"slo.yaml": files.to_yaml(question)}
     standing = None
     if text := request.get("fleet"):
+        known = _catalog(request)
         standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known))
         written["plan.yaml"] = text
     tell({"phase": "reading the trace"})
@@ -335,7 +336,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         question,
         trace,
         standing=standing,
-        catalog=known,
+        catalog=request.get("catalog"),
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),

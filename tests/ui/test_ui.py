@@ -905,7 +905,8 @@ def a_day() -> bytes:
         "{controllers: 'cron,hpa', train: first 70 %, every: 20 min, billing: hour, least: 0, most: 7}",
         "{controllers: {hpa: {metric: kv, decode: {target: 50 %}}, keda: null}, warm: 2, warm_start: 30 s, "
         "drain: 90 s, start: 4 min}",
-        "{controllers: [static], storage: nvme, every: 0.7 s, train: 7 %}",
+        "{controllers: [static], storage: nvme-raid0, image: none, every: 0.7 s, train: 7 %, "
+        "missed_window: 5}",
     ],
 )
 def test_a_day_passes_through_the_inputs_without_loss(text: str) -> None:
@@ -913,12 +914,6 @@ def test_a_day_passes_through_the_inputs_without_loss(text: str) -> None:
     asked = json.loads(json.dumps(days.of_section(given)))
     found, wanted = (parse_day(each) for each in (days.section(asked), given))
     assert found == wanted
-
-
-def test_a_start_up_said_twice_is_refused() -> None:
-    asked = days.of_section({"storage": "nvme"}) | {"start_s": 60.0}
-    with pytest.raises(InputError, match="storage: nvme, and Ready after 60 s; empty one of the two"):
-        days.section(asked)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -936,12 +931,13 @@ def test_the_command_shown_gives_the_same_day(
     at.file_uploader(key="day_upload").upload("day.csv", a_day()).run()
     assert at.multiselect(key="day_controllers").value == ["hpa", "keda"]
     assert (at.number_input(key="day_start_s").value, at.number_input(key="day_train").value) == (20.0, 40.0)
+    at.number_input(key="day_time_limit").set_value(1000)  # a busy machine is slow, not wrong
     at.button(key="day_start").click().run()
-    assert not at.exception and not at.error
+    assert not at.exception and not at.error, shown(at.error)
 
     again = opened("day", owner)  # a reload
     assert "above the optimum" in shown(again.subheader)[0] and "other inputs" not in text_of(again)
-    assert {row[0] for row in tables(again)[0]} == {"optimum", "static", "hpa", "keda"}
+    assert {row[0] for row in tables(again)[-1]} == {"optimum", "static", "hpa", "keda"}
     names = {button.label for button in again.download_button}
     assert names >= {f"Download {name}" for name in ("day.html", "day.csv", "windows.csv", "manifests.zip")}
     kept = Store(folder).kept(owner, "day result")

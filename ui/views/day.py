@@ -7,6 +7,7 @@ from typing import Any
 import streamlit as st
 
 from planner.documents.day import BILLED_S, USUAL_EVERY_S
+from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import parse_task
 from planner.errors import InputError, PlannerError
 from planner.io.files import read_yaml
@@ -20,7 +21,7 @@ from ui.store import Document, read_as
 PAGE, RESULT, PLACE = "day", "day result", "day"
 PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json", "slo.yaml")
-EMPTY: dict[str, Any] = {"value": None, "format": "%g", "placeholder": "as usual"}
+EMPTY: dict[str, Any] = {"min_value": 0.0, "value": None, "format": "%g"}
 
 
 def page() -> None:
@@ -49,7 +50,7 @@ def _asked(session: Session) -> Asked:
     if again is not None or "day" not in st.session_state:
         kept = session.store.kept(session.id, PAGE)
         if again is None and kept is not None and (kept["source"] != PLAN or session.plan_shown()):
-            again = kept
+            again = days.of_section(None) | kept
         st.session_state.day = again or _begin(session, PLAN if session.plan_shown() else INPUTS)
         restore(st.session_state.day, PLACE)
     shown: Asked = st.session_state.day
@@ -112,10 +113,9 @@ def _choose(session: Session, asked: Asked) -> Asked:
         for name, own in found["parameters"].items()
         if name in found["controllers"]
     )
-    found |= _start_up()
+    found |= _start_up(read_startup(session.catalog_folder), asked)
     with st.expander("Limits, training, time"):
         found |= _limits() | _search()
-    inputs.also_asked(found["more"], lambda: _again(found | {"more": {}}), PLACE)
     inputs.text(lambda: _document(session, found), lambda typed: _again(_begin(session, FILE, typed, found)))
     if found != st.session_state.day:
         session.store.keep(session.id, PAGE, found)
@@ -141,17 +141,15 @@ def _upload(session: Session, asked: Asked) -> None:
         st.caption(draw.escaped(f"LLM: {asked['own'].get('llm')}"))
 
 
-def _start_up() -> Asked:
-    """From the moment a worker is asked for to the moment it is paid no more."""
+def _start_up(known: StartupFacts, asked: Asked) -> Asked:
+    """From the moment a worker is asked for to the moment it takes requests, and how it is billed."""
     start, billing = st.columns(2, vertical_alignment="bottom")
-    warm, warm_start = st.columns(2, vertical_alignment="bottom")
-    return {
+    found: Asked = {
         "start_s": start.number_input(
             "Ready after [s]",
-            min_value=0.0,
             key=f"{PLACE}_start_s",
-            help="From the moment a worker is asked for; it is paid from then on.",
-            **EMPTY,
+            help="From the moment a worker is asked for; it is paid from then on. Empty: by what follows.",
+            **(EMPTY | {"placeholder": "by the catalog"}),
         ),
         "billing": billing.selectbox(
             "Billed by the",
@@ -159,17 +157,35 @@ def _start_up() -> Asked:
             key=f"{PLACE}_billing",
             help="By the hour, every hour begun is paid.",
         ),
-        "warm": warm.number_input(
-            "Warm places of a pool",
-            min_value=0,
-            step=1,
-            key=f"{PLACE}_warm",
-            help="So many workers at a time start faster: their nodes hold image and weights.",
-        ),
-        "warm_start_s": warm_start.number_input(
-            "There ready after [s]", min_value=0.0, key=f"{PLACE}_warm_start_s", **EMPTY
-        ),
     }
+    is_given = found["start_s"] is not None
+    storage, image = st.columns(2, vertical_alignment="bottom")
+    found["storage"] = storage.selectbox(
+        "Weights from",
+        dict.fromkeys([*known.storages, asked["storage"]]),
+        key=f"{PLACE}_storage",
+        disabled=is_given,
+        help="Rows of catalogs/startup.yaml.",
+    )
+    found["image"] = image.selectbox(
+        "Image from",
+        dict.fromkeys([*known.images, days.NO_IMAGE, asked["image"]]),
+        key=f"{PLACE}_image",
+        disabled=is_given,
+        help="none: the nodes have it.",
+    )
+    warm, warm_start = st.columns(2, vertical_alignment="bottom")
+    found["warm"] = warm.number_input(
+        "Warm places of a pool",
+        min_value=0,
+        step=1,
+        key=f"{PLACE}_warm",
+        help="So many workers at a time start on nodes that have run the same LLM.",
+    )
+    found["warm_start_s"] = warm_start.number_input(
+        "There ready after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "by the catalog"})
+    )
+    return found
 
 
 def _limits() -> Asked:
@@ -201,6 +217,12 @@ def _limits() -> Asked:
 def _search() -> Asked:
     """The part that trains, the grid of the optimum, and how long to look for it."""
     return {
+        "missed_usd": st.number_input(
+            "A missed window counts [USD]",
+            key=f"{PLACE}_missed_usd",
+            help="Where the best is chosen. Empty: as much as one costs with what stands all day.",
+            **(EMPTY | {"placeholder": "as usual"}),
+        ),
         "train": st.number_input(
             "Train on the first [%] of the traffic",
             min_value=5.0,
