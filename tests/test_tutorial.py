@@ -112,6 +112,19 @@ def test_the_how_to_s_own_gpu_is_planned_with(scratch: Path) -> None:
     assert not_shown(section, run(command, scratch)) == []
 
 
+def test_the_how_to_s_day_is_drawn_and_sized(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = next(section for section in sections(HOW_TO.read_text()) if section.startswith("Size a day"))
+    monkeypatch.chdir(scratch)
+    (drawing,) = blocks("python", section)
+    exec(compile(drawing, "how-to.md", "exec"), {})
+    (question,) = blocks("yaml", section)
+    (scratch / "day.yaml").write_text(question)
+    (command,) = lines_of(blocks("sh", section))
+    assert not_shown(section, run(command, scratch)) == []
+    named = set(re.findall(r"`(day/[\w./]+)`", section))
+    assert len(named) == 3 and [name for name in sorted(named) if not (scratch / name).exists()] == []
+
+
 def test_the_api_page_s_example_prints_what_it_says(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ PAGES = {
     "saved": "Saved plans",
     "several": "Several LLMs",
     "schedule": "Schedule",
+    "day": "Day",
     "prefixes": "Prefixes and tenants",
     "validation": "Validation",
 }

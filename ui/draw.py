@@ -181,6 +181,15 @@ def shared_downloads(store: Store, key: str, text: str) -> None:
     command(text, "slo.yaml and the traces")
 
 
+def day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> None:
+    """The files of a day, the manifests of the controller to take, and the command that makes them again."""
+    downloads(store, key, names)
+    with st.container(horizontal=True):
+        _download("manifests.zip", lambda: pack(store.files(key, "manifests/")), key)
+        _everything(store, key, text)
+    command(text, "slo.yaml, the trace and plan.yaml" if "--fleet" in text else "slo.yaml and the trace")
+
+
 def _everything(store: Store, key: str, text: str) -> None:
     script = f"{text}\n".encode()
     _download("plan.sh", lambda: script, key)

@@ -30,6 +30,7 @@ from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import PlannerError
 from planner.face import simulating
+from planner.face.days import day
 from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import schedule
@@ -40,9 +41,10 @@ from planner.reports.curves import distribution
 from planner.reports.facts import sentences
 from planner.search import certify
 from planner.search.bill import bill
+from planner.search.day import SAME_FRAC
 from planner.search.plan import Plan
 from planner.simulator.replay import Simulation
-from planner.studies import compare, pareto, pareto_page, prefixes, whatif
+from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, whatif
 from planner.studies.whatif import Study
 from planner.traffic.reading import read_trace
 from planner.traffic.scaling import Asked
@@ -319,6 +321,43 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     return document, {**schedules.render(answer), **written}
 
 
+def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """A day of traffic under controllers, as `plan day` answers it."""
+    question = request["question"]
+    written: Files = {"slo.yaml": files.to_yaml(question)}
+    standing = None
+    if text := request.get("fleet"):
+        known = _catalog(request)
+        standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known))
+        written["plan.yaml"] = text
+    tell({"phase": "reading the trace"})
+    trace = read_trace(request["trace"], seed=None)
+    answer = day(
+        question,
+        trace,
+        standing=standing,
+        catalog=request.get("catalog"),
+        seed=request["seed"],
+        time_limit_s=request["time_limit_s"],
+        progress=lambda phase: tell({"phase": phase}),
+    ).answer
+    tell({"phase": "drawing the charts"})
+    document = day_page.to_json(answer) | {
+        "answer": day_page.sentence(answer),
+        "proof": day_page.proof_lines(answer),
+        "warnings": [*trace.warnings, *answer.warnings],
+        "tables": {"controllers": day_page.rows(answer)},
+        "charts": [_picture(figure.chart, figure.caption) for figure in day_page.figures(answer)],
+        "missed_lines": day_page.missed_lines(answer.winner),
+        "settings_lines": day_page.settings_lines(answer),
+        "basis_lines": day_page.basis_lines(answer),
+    }
+    best = answer.optimum
+    if best is not None and best.bound_usd < best.usd * (1 - SAME_FRAC):
+        document["status"] = "best found"  # more time may find a cheaper one
+    return document, {**day_page.render(answer), **day_manifests.manifests(answer), **written}
+
+
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     tell({"phase": "reading the prefixes"})
@@ -353,6 +392,7 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "compare": _compare,
     "pareto": _pareto,
     "schedule": _schedule,
+    "day": _day,
     "prefixes": _prefixes,
 }
 

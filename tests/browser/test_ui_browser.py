@@ -41,7 +41,7 @@ SAMPLE = repository_dir("examples") / "traces" / "azure-conversation-sample.csv"
 PATIENCE_S = 120.0  # a busy machine is slow, not wrong
 DESK, PHONE = 1280, 390
 TABS = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
-PAGES = ("What if", "Saved plans", "Several LLMs", "Schedule", "Prefixes and tenants", "Validation")
+PAGES = ("What if", "Saved plans", "Several LLMs", "Schedule", "Day", "Prefixes and tenants", "Validation")
 ANSWERS = {
     "Several LLMs": ("Plan together", "One by one"),
     "Schedule": ("Schedule", "Answer"),

@@ -24,6 +24,7 @@ from streamlit.testing.v1 import AppTest
 from planner.cli import app as cli
 from planner.commands import ui
 from planner.documents.catalog import read_catalog
+from planner.documents.day import parse_day
 from planner.documents.markets import parse_market
 from planner.documents.slo import METRICS
 from planner.documents.task import parse_task, read_task
@@ -32,7 +33,7 @@ from planner.errors import InputError, PlannerError
 from planner.io.files import package_text, repository_dir
 from planner.reports import drawing
 from planner.traffic.reading import read_trace
-from ui import draw, jobs, market, question, session, together, worker
+from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
 from ui.store import SAMPLES, Store, error_line, pack
 
@@ -735,6 +736,15 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_trace_uploaded_for_one_of_several_llms_is_the_chosen_one() -> None:
+    """The page ended with an exception of Streamlit's."""
+    at = opened("several", "c7" * 16)
+    at.file_uploader(key="llm1_upload").upload("day.csv", a_day()).run()
+    assert not at.exception and str(at.selectbox(key="llm1_trace").value).endswith("/day.csv")
+    assert not str(at.selectbox(key="llm0_trace").value).endswith("/day.csv")
+
+
+@pytest.mark.usefixtures("at_once")
 def test_llms_are_added_and_removed() -> None:
     at = opened("several", "6" * 32)
     at.button(key="several_add").click().run()
@@ -870,6 +880,111 @@ def test_figures_are_not_made_up_for_a_plan_that_is_no_worker(folder: Path) -> N
     at = opened("schedule", "8" * 32)
     assert any("it has a100-80g and h100-80g" in said for said in shown(at.error))
     assert "Made-up figures" not in text_of(at) and "capacity: []" in typed(at, "schedule.yaml").value
+
+
+OWN_DAY = """
+llm: meta-llama/Llama-3.1-70B
+slo: {ttft: {p90: 600 ms}, tbt: {p99: 150 ms}, every: 100 s}
+fleet: {gpus: {a100-80g: 32}, sold_as: {a100-80g: gpu}}
+day: {controllers: {hpa: {metric: kv, target: 60 %}, keda: {}}, start: 20 s, billing: second, train: 40 %}
+"""
+
+
+def a_day() -> bytes:
+    """Nine minutes: calm at first, then a request a second."""
+    rows = [(4.0 * k, 500 + 37 * k % 1500) for k in range(60)]
+    rows += [(240.0 + k, 500 + 53 * k % 2500) for k in range(300)]
+    told = "".join(f"{at_s},{size},{20 + size % 90}\n" for at_s, size in rows)
+    return f"timestamp,input_tokens,output_tokens\n{told}".encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "{controllers: 'cron,hpa', train: first 70 %, every: 20 min, billing: hour, least: 0, most: 7}",
+        "{controllers: {hpa: {metric: kv, decode: {target: 50 %}}, keda: null}, warm: 2, warm_start: 30 s, "
+        "drain: 90 s, start: 4 min}",
+        "{controllers: [static], storage: nvme-raid0, image: none, every: 0.7 s, train: 7 %, "
+        "missed_window: 5}",
+    ],
+)
+def test_a_day_passes_through_the_inputs_without_loss(text: str) -> None:
+    given = yaml.safe_load(text)
+    asked = json.loads(json.dumps(days.of_section(given)))
+    found, wanted = (parse_day(each) for each in (days.section(asked), given))
+    assert found == wanted
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_command_shown_gives_the_same_day(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An uploaded slo.yaml and an uploaded trace; HPA with parameters of its own, and KEDA."""
+    owner = "da" * 16
+    at = opened("day", owner)
+    assert "None yet: press Run" in text_of(at)
+    at.radio(key="day_source").set_value("a slo.yaml").run()
+    at.button(key="day_start").click().run()
+    assert shown(at.error)[-1].startswith("slo.yaml: none yet; upload one")
+    at.file_uploader(key="day_upload_slo").upload("slo.yaml", OWN_DAY.encode()).run()
+    at.file_uploader(key="day_upload").upload("day.csv", a_day()).run()
+    assert at.multiselect(key="day_controllers").value == ["hpa", "keda"]
+    assert (at.number_input(key="day_start_s").value, at.number_input(key="day_train").value) == (20.0, 40.0)
+    at.number_input(key="day_time_limit").set_value(1000)  # a busy machine is slow, not wrong
+    at.button(key="day_start").click().run()
+    assert not at.exception and not at.error, shown(at.error)
+
+    again = opened("day", owner)  # a reload
+    assert "above the optimum" in shown(again.subheader)[0] and "other inputs" not in text_of(again)
+    assert {row[0] for row in tables(again)[-1]} == {"optimum", "static", "hpa", "keda"}
+    names = {button.label for button in again.download_button}
+    assert names >= {f"Download {name}" for name in ("day.html", "day.csv", "windows.csv", "manifests.zip")}
+    kept = Store(folder).kept(owner, "day result")
+    assert kept is not None
+    files = Store(folder).files(kept["result"])
+    asked = yaml.safe_load(files["slo.yaml"])
+    assert parse_task(asked, CATALOG) == parse_task(yaml.safe_load(OWN_DAY), CATALOG)
+    monkeypatch.chdir(tmp_path)
+    Path("slo.yaml").write_bytes(files.pop("slo.yaml"))
+    Path("day.csv").write_bytes(a_day())
+    command = next(code.value for code in again.code if code.value.startswith("plan day"))
+    found = CliRunner().invoke(cli, shlex.split(command)[1:])
+    assert found.exit_code == 0, found.output
+    out = Path("out")
+    assert files == {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
+
+    again.multiselect(key="day_controllers").set_value(["hpa"]).run()
+    assert "This answer is of other inputs" in text_of(again) and not again.exception
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_day_begins_with_the_plan_whose_fleet_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's question, trace and fleet; where the pools may not grow it is refused in one line."""
+    owner = "db" * 16
+    planned(owner)
+    at = opened("day", owner)
+    assert at.radio(key="day_source").value == "the plan" and at.checkbox(key="day_stands").value
+    assert at.number_input(key="day_rate").value == 20.0
+    at.multiselect(key="day_controllers").set_value(["cron"])
+    at.number_input(key="day_most").set_value(1)
+    at.button(key="day_start").click().run()
+    assert "stand all day; widen them" in shown(at.error)[0]
+    monkeypatch.setattr("planner.studies.day.LEAST_OPTIMUM_S", 0.1)
+    at.number_input(key="day_most").set_value(None)
+    at.number_input(key="day_rate").set_value(None)
+    at.number_input(key="day_time_limit").set_value(1)
+    at.number_input(key="day_start_s").set_value(60.0)
+    at.button(key="day_start").click().run()
+    assert not at.exception and not at.error
+    store = Store(folder)
+    kept, plan = store.kept(owner, "day result"), store.current(owner)
+    assert kept is not None and plan is not None and "--fleet plan.yaml --time-limit 1 " in kept["command"]
+    assert store.files(kept["result"], "plan.yaml") == store.files(plan.result, "plan.yaml")
+    document = store.document(kept["result"])
+    assert document is not None and document["fleet"] in str((store.document(plan.result) or {})["answer"])
 
 
 @pytest.mark.usefixtures("at_once")

@@ -92,9 +92,11 @@ def _one(session: Session, asked: Asked, k: int, count: int) -> Asked:
     with st.container(border=True):
         name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
         found = asked | {"name": name.strip(), "llm": inputs.llm(session, place)}
-        found["trace"] = inputs.trace(session, place)
-        with st.popover("Another trace"):
+        above = st.container()
+        with st.popover("Another trace"):  # first, as an upload becomes the chosen one
             inputs.upload_trace(session, place)
+        with above:
+            found["trace"] = inputs.trace(session, place)
         found["rate"] = inputs.rate(place)
         with st.expander("More on the traffic"):
             found |= inputs.part(place)
