@@ -215,7 +215,10 @@ TABLE: tuple[Row, ...] = (
         planned.build,
         "KEDA ScaledObject (Prometheus and cron triggers)",
         "ours",
-        _all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s", "600 s"), drain=("10 s", "30 s")),
+        (
+            *_all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s", "600 s")),
+            *_all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s", "600 s"), ahead=("60 s",)),
+        ),
         needs=("capacity",),
     ),
 )

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.controllers.deployment import CapacityTable, Deployment, History
+from planner.controllers.deployment import DAY_S, CapacityTable, Deployment, History
 from planner.controllers.oscillation import Oscillation, oscillations
 from planner.controllers.table import CONTROLLERS, Chosen, parse_controller, variants
 from planner.domain import Slo
@@ -446,8 +446,13 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
 
 
 def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
-    """For a timetable where nothing trains: made of the very traffic that it is judged by."""
-    return replace(deployment, history=_history(judged), clock_s=float(judged.arrival_s[-1]))
+    """For a timetable where nothing trains: made of the very traffic that it is judged by, as if the days
+    before had been the same; hours that it does not reach had none.
+    """
+    days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
+    edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
+    history = History(BUCKET_S, np.histogram(judged.arrival_s, edges_s)[0] / BUCKET_S)
+    return replace(deployment, history=history, clock_s=days * DAY_S)
 
 
 def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, counted, describe, usd
+from planner.solvers.nodes import node_of
 from planner.studies.day import STATIC, DayAnswer, Ran, workers_over_time
 from planner.units import clock, show_s, show_span
 
@@ -340,6 +341,12 @@ def basis_lines(answer: DayAnswer) -> list[str]:
         "after they are asked for and paid from then on"
         + (f"; {each.warm} at a time after {each.warm_start_s:.0f} s" if each.warm else "")
         for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+    ]
+    nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
+    lines += [
+        f"{node.kind} is rented by whole nodes of {node.gpus} GPUs; those without a worker are paid too"
+        for node in nodes
+        if node is not None
     ]
     lines += question.start_notes
     limits = ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits)
