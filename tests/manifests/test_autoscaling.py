@@ -678,8 +678,8 @@ def test_what_was_simulated_is_what_is_deployed() -> None:
     ]
     for start_s, expression in zip(
         (100, 200), expected, strict=True
-    ):  # a look of 60 s, half a bucket of 300 s
-        assert f"offset {86_400 - start_s - 60 - 150}s" in expression
+    ):  # a look of 15 s, half a bucket of 300 s
+        assert f"offset {86_400 - start_s - 15 - 150}s" in expression
 
 
 def test_a_timetable_made_of_earlier_days_is_deployed() -> None:

@@ -20,7 +20,9 @@ def test_vllm_exports_what_is_asked_for() -> None:
     for metric in prometheus.METRICS.values():
         for series in metric.series:
             assert f'name="{series}"' in source
-    assert f'name="{prometheus.ENDED.removesuffix("_total")}"' in source
+    for counter in (prometheus.ENDED, prometheus.PROMPT_TOKENS, prometheus.OUTPUT_TOKENS):
+        assert f'name="{counter.removesuffix("_total")}"' in source
+    assert f'name="{prometheus.FIRST_TOKENS.removesuffix("_count")}"' in source
 
 
 def test_vllm_drains_by_the_flag() -> None:

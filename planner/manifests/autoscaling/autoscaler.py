@@ -62,7 +62,8 @@ class Autoscaler:
 
     Parameters are named as the fields of the controller's settings; `prefill` and `decode` may hold some of
     those roles alone. Beside them: rates_rps (R,) and sizes (R, P) of the plan's capacity table (fleetplan,
-    forecast, aladdin), ttft_s and tpot_s of the SLO (dynamo-sla).
+    forecast, aladdin), ttft_s and tpot_s of the SLO (dynamo-sla), `rules` (by_load.PoolRule) and `nodes`
+    (nodes.Node, or None) per pool of fleetplan.
     """
 
     controller: str

@@ -9,9 +9,11 @@
     asked      the workers that carry it
     workers    the most that was asked for during `hold_s`
 
-    fleetplan  the highest of arrivals, bucket and expected up to `ahead_s` from now, times 1 + headroom, and
-               what serves the prompts that wait, but for one per worker, within `drain_s`; the sizes of the
-               capacity table at the least rate that is as high, beyond it the last ones in proportion
+    fleetplan  by rate: the highest of arrivals, bucket and expected up to `ahead_s` from now, times
+               1 + headroom, and what serves the prompts that wait, but for one per worker, within `drain_s`;
+               the sizes of the capacity table at the least rate that is as high, beyond it the last ones in
+               proportion. By load: see by_load. Where nodes are sold whole, `held` is within least and most,
+               and workers fill the idle GPUs (nodes)
     forecast   expected `ahead_s` from now, through what a worker carries
     aladdin    the mean of arrivals over `learn` heartbeats; ceil(slope x rate + offset), a line over the
                capacity table
@@ -27,9 +29,11 @@ from itertools import pairwise
 from typing import Any
 
 from planner.errors import InputError
-from planner.manifests.autoscaling import hpa, keda, prometheus
+from planner.manifests.autoscaling import by_load, hpa, keda, nodes, prometheus
 from planner.manifests.autoscaling.autoscaler import DAY_S, Autoscaler, Document, Written
+from planner.manifests.autoscaling.by_load import EVERY_S
 from planner.manifests.autoscaling.places import Place
+from planner.manifests.autoscaling.records import LLM, MOST_STEPS, ROUNDING, of_llm, of_pool, recorded
 from planner.solvers.worker_rule import fit_worker_rule
 
 # of the LLM
@@ -37,15 +41,13 @@ ARRIVALS, BUCKET, PRESENT, SHARE = (
     f"fleetplan:{name}" for name in ("arrivals_rps", "bucket_rps", "present_rps", "season_share")
 )
 # of a pool
-EXPECTED, RATE, ASKED, WORKERS = (
-    f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "workers")
+EXPECTED, RATE, ASKED, HELD, WORKERS = (
+    f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
-LLM = "fleetplan_llm"
-EVERY_S, BUCKET_S, AHEAD_S, DRAIN_S, LEARN, HEADROOM = 60, 300, 300, 60, 5, 0.1
+BUCKET_S, AHEAD_S, LEARN = 300, 300, 5
 HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
-ROUNDING = 1e-9  # of a product, before it is rounded up
 LAST_BUCKETS, UNLIKE = 3, 3.0
-MOST_ROWS, MOST_S = 200, 28 * DAY_S
+MOST_S = 28 * DAY_S
 RULES: dict[str, float] = {  # of the HPA behind KEDA: it follows at once
     **keda.AT_ONCE,
     "up_pods": 0,
@@ -60,7 +62,7 @@ def write(places: Sequence[Place], autoscaler: Autoscaler, app: str) -> Written:
     hpa.refuse_zero(autoscaler, "take cron, or least 1")
     held = keda.told(Autoscaler(autoscaler.controller, {}, autoscaler.pools), RULES)
     objects = [
-        keda.scaled_object(place, held, [keda.prometheus_trigger(_series(WORKERS, app, place), 1)])
+        keda.scaled_object(place, held, [keda.prometheus_trigger(of_pool(WORKERS, app, place), 1)])
         for place in places
     ]
     files = {
@@ -80,24 +82,33 @@ def rules(places: Sequence[Place], autoscaler: Autoscaler, app: str) -> Document
     """A PrometheusRule (monitoring.coreos.com/v1); each rule reads those before it."""
     every_s = autoscaler.seconds("every_s", EVERY_S, least=1, most=3600)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    arrivals, bucket = _of_llm(ARRIVALS, app), _of_llm(BUCKET, app)
+    arrivals, bucket = of_llm(ARRIVALS, app), of_llm(BUCKET, app)
     now, then = (
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
     )
     front = [place.name for place in places if place.pool.role != "decode"]
-    of_llm = {
+    loads = by_load.rules_of(autoscaler, len(places))
+    of_all = {
         ARRIVALS: prometheus.arrivals_rps(front),
         BUCKET: f"sum(avg_over_time({arrivals}[{bucket_s}s]))",
         PRESENT: _higher(f"sum({arrivals})", f"sum({bucket})"),
         SHARE: f"clamp({now} / {then}, {1 / UNLIKE:.12g}, {UNLIKE:.12g})",
     }
-    recorded = [_recorded(name, expr, {LLM: app}) for name, expr in of_llm.items()]
+    if loads:
+        of_all |= by_load.lengths(loads, front, [p.name for p in places if p.pool.role != "prefill"])
+    found = [recorded(name, expr, {LLM: app}) for name, expr in of_all.items()]
+    labels = {place.name: {LLM: app, prometheus.POOL: place.name} for place in places}
+    of_nodes = nodes.nodes_of(autoscaler, len(places))
     for number, place in enumerate(places):
-        labels = {LLM: app, prometheus.POOL: place.name}
-        for name, expr in _of_pool(autoscaler, app, place, front, (number, len(places))).items():
-            recorded.append(_recorded(name, expr, labels))
-    group = {"name": f"{app}-workers", "interval": f"{every_s}s", "rules": recorded}
+        for name, expr in _of_pool(autoscaler, app, places, number, loads).items():
+            found.append(recorded(name, expr, labels[place.name]))
+        held = _held(autoscaler, app, place, is_within=bool(of_nodes))
+        found.append(recorded(HELD if of_nodes else WORKERS, held, labels[place.name]))
+    if of_nodes:
+        for place, expr in nodes.filled(places, of_nodes, app, (HELD, WORKERS)):
+            found.append(recorded(WORKERS, expr, labels[place.name]))
+    group = {"name": f"{app}-workers", "interval": f"{every_s}s", "rules": found}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -107,46 +118,55 @@ def rules(places: Sequence[Place], autoscaler: Autoscaler, app: str) -> Document
 
 
 def _of_pool(
-    autoscaler: Autoscaler, app: str, place: Place, front: Sequence[str], at: tuple[int, int]
+    autoscaler: Autoscaler, app: str, places: Sequence[Place], number: int, loads: Sequence[by_load.PoolRule]
 ) -> dict[str, str]:
-    """The rules of one pool, by name; `at`: which of how many pools it is."""
-    controller = autoscaler.controller
+    """The rules of one pool up to the workers that are asked for, by name."""
+    controller, place, at = autoscaler.controller, places[number], (number, len(places))
+    front = [each.name for each in places if each.pool.role != "decode"]
+    rate, expected = (f"sum({of_pool(name, app, place)})" for name in (RATE, EXPECTED))
+    found = {}
+    if controller == "aladdin":
+        learn_s = math.ceil(autoscaler.number("learn", LEARN) * autoscaler.number("every_s", EVERY_S))
+        found[RATE] = f"sum(avg_over_time({of_llm(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
+        found[ASKED] = _by_line(autoscaler, rate, *at)
+    elif controller == "forecast":
+        ahead_s = autoscaler.seconds("ahead_s", AHEAD_S, least=1, most=DAY_S)
+        found[EXPECTED] = _expected(autoscaler, app, ahead_s)
+        found[RATE] = expected
+        found[ASKED] = _by_worker(autoscaler, rate, *at)
+    elif loads:
+        ahead_s, every_s = (
+            _ahead_s(autoscaler, place),
+            autoscaler.seconds("every_s", EVERY_S, least=1, most=3600),
+        )
+        found[EXPECTED] = _expected(autoscaler, app, ahead_s, over_s=max(ahead_s, every_s))
+        back = [each.name for each in places if each.pool.role != "prefill"]
+        forecast = (expected, _expected_now(autoscaler, app))
+        found |= by_load.load(autoscaler, app, place, loads[number], forecast, (front, back))
+        found[ASKED] = by_load.steps(loads[number], f"sum({of_pool(by_load.LOAD, app, place)})")
+    else:
+        ahead_s = _ahead_s(autoscaler, place)
+        found[EXPECTED] = _expected(autoscaler, app, ahead_s, over_s=max(ahead_s, _bucket_s(autoscaler)))
+        found[RATE] = _needed(autoscaler, app, place, front)
+        found[ASKED] = _by_table(autoscaler, rate, *at)
+    return found
+
+
+def _ahead_s(autoscaler: Autoscaler, place: Place) -> int:
+    start_s = place.scaled.start_s + autoscaler.number("every_s", EVERY_S)
+    return autoscaler.seconds("ahead_s", start_s, least=1, most=DAY_S)
+
+
+def _held(autoscaler: Autoscaler, app: str, place: Place, *, is_within: bool) -> str:
+    """The most that was asked for during `hold_s`, within least and most where KEDA does not see to that."""
+    controller, asked = autoscaler.controller, of_pool(ASKED, app, place)
     hold_s = autoscaler.seconds("hold_s", HOLD_S[controller], least=0, most=DAY_S)
     if 0 < hold_s < (every_s := autoscaler.number("every_s", EVERY_S)):
         raise InputError(
             f"{controller}: hold: {hold_s} s, must be 0 or hold a look, which is every {every_s:g} s"
         )
-    rate, asked = f"sum({_series(RATE, app, place)})", _series(ASKED, app, place)
-    found = {}
-    if controller == "aladdin":
-        learn_s = math.ceil(autoscaler.number("learn", LEARN) * autoscaler.number("every_s", EVERY_S))
-        found[RATE] = f"sum(avg_over_time({_of_llm(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
-        found[ASKED] = _by_line(autoscaler, rate, *at)
-    elif controller == "forecast":
-        ahead_s = autoscaler.seconds("ahead_s", AHEAD_S, least=1, most=DAY_S)
-        found[EXPECTED] = _expected(autoscaler, app, ahead_s, is_highest=False)
-        found[RATE] = f"sum({_series(EXPECTED, app, place)})"
-        found[ASKED] = _by_worker(autoscaler, rate, *at)
-    else:
-        start_s = place.scaled.start_s + autoscaler.number("every_s", EVERY_S)
-        ahead_s = autoscaler.seconds("ahead_s", start_s, least=1, most=DAY_S)
-        found[EXPECTED] = _expected(autoscaler, app, ahead_s, is_highest=True)
-        found[RATE] = _needed(autoscaler, app, place, front)
-        found[ASKED] = _by_table(autoscaler, rate, *at)
-    found[WORKERS] = f"sum(max_over_time({asked}[{hold_s}s]))" if hold_s else f"sum({asked})"
-    return found
-
-
-def _recorded(name: str, expr: str, labels: dict[str, str]) -> Document:
-    return {"record": name, "expr": expr, "labels": labels}
-
-
-def _of_llm(name: str, app: str) -> str:
-    return f'{name}{{{LLM}="{app}"}}'
-
-
-def _series(name: str, app: str, place: Place) -> str:
-    return f'{name}{{{LLM}="{app}",{prometheus.POOL}="{place.name}"}}'
+    held = f"sum(max_over_time({asked}[{hold_s}s]))" if hold_s else f"sum({asked})"
+    return f"clamp({held}, {place.scaled.least}, {place.scaled.most})" if is_within else held
 
 
 def _higher(one: str, other: str) -> str:
@@ -167,8 +187,8 @@ def _season_s(autoscaler: Autoscaler) -> int:
     return autoscaler.seconds("season_s", DAY_S, least=600, most=MOST_S)
 
 
-def _expected(autoscaler: Autoscaler, app: str, ahead_s: int, *, is_highest: bool) -> str:
-    """The rate expected `ahead_s` from now, or the highest until then."""
+def _expected(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
+    """The rate expected `ahead_s` from now, or the highest of the `over_s` until then."""
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     back_s = season_s - ahead_s - bucket_s // 2  # a bucket's mean stands at its end
     if back_s <= 0:
@@ -176,22 +196,24 @@ def _expected(autoscaler: Autoscaler, app: str, ahead_s: int, *, is_highest: boo
             f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be below "
             f"a season of {season_s} s"
         )
-    bucket = _of_llm(BUCKET, app)
-    seen = f"max_over_time({bucket}[{max(ahead_s, bucket_s)}s] offset {back_s}s)"
-    season = f"sum({seen})" if is_highest else f"sum({bucket} offset {back_s}s)"
+    bucket = of_llm(BUCKET, app)
+    seen = f"max_over_time({bucket}[{over_s}s] offset {back_s}s)"
+    season = f"sum({seen})" if over_s else f"sum({bucket} offset {back_s}s)"
     drift = f"(sum({bucket}) - sum({bucket} offset {bucket_s}s)) * {ahead_s / bucket_s:.12g}"
-    return f"{season} * sum({_of_llm(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
+    return f"{season} * sum({of_llm(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
+
+
+def _expected_now(autoscaler: Autoscaler, app: str) -> str:
+    """What the same forecast says of now."""
+    back_s = _season_s(autoscaler) - _bucket_s(autoscaler) // 2
+    bucket = of_llm(BUCKET, app)
+    return f"sum({bucket} offset {back_s}s) * sum({of_llm(SHARE, app)}) or sum({bucket})"
 
 
 def _needed(autoscaler: Autoscaler, app: str, place: Place, front: Sequence[str]) -> str:
-    headroom = 1 + autoscaler.number("headroom_frac", HEADROOM)
-    if headroom <= 0:
-        raise InputError(
-            f"{autoscaler.controller}: headroom: {100 * (headroom - 1):g} %, must be above -100 %"
-        )
-    present = f"sum({_of_llm(PRESENT, app)})"
-    rate = f"{headroom:.12g} * {_higher(f'sum({_series(EXPECTED, app, place)})', present)}"
-    if not (drain_s := autoscaler.seconds("drain_s", DRAIN_S, least=0, most=3600)):
+    headroom, present = by_load.headroom_of(autoscaler), f"sum({of_llm(PRESENT, app)})"
+    rate = f"{headroom:.12g} * {_higher(f'sum({of_pool(EXPECTED, app, place)})', present)}"
+    if not (drain_s := by_load.drain_of(autoscaler)):
         return rate
     return f"{rate} + clamp_min({prometheus.waiting_beyond_one(front)}, 0) / {drain_s}"
 
@@ -237,8 +259,8 @@ def table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[in
             f"{autoscaler.controller}: expected the plan's capacity table: rates_rps and as many rows of "
             "sizes"
         )
-    if len(rates) > MOST_ROWS:
-        raise InputError(f"{autoscaler.controller}: rates_rps: {len(rates)} rates, a rule holds {MOST_ROWS}")
+    if len(rates) > MOST_STEPS:
+        raise InputError(f"{autoscaler.controller}: rates_rps: {len(rates)} rates, a rule holds {MOST_STEPS}")
     found, rows = [float(rate) for rate in rates], [[int(size) for size in row] for row in sizes]
     if not found[0] > 0 or any(not after > before for before, after in pairwise(found)):
         raise InputError(f"{autoscaler.controller}: rates_rps: must rise from above 0, found {found[:8]}")
@@ -248,11 +270,15 @@ def table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[in
 
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
+    loads = by_load.rules_of(autoscaler, len(autoscaler.pools))
     found = [
         "vLLM counts what has finished, not what arrives: arrivals are ends and the growth of what is in "
         f"flight, over {prometheus.RATE_S} s. Requests that no worker has yet are not seen.",
         keda.EXACT,
-        f"Look at it in Prometheus: {ARRIVALS}, {RATE}, {ASKED} and {WORKERS} are recorded.",
+        f"Look at it in Prometheus: {ARRIVALS}, {by_load.LOAD if loads else RATE}, {ASKED} and {WORKERS} are "
+        "recorded.",
+        *(by_load.limits(autoscaler, loads) if loads else ()),
+        *(nodes.LIMITS if nodes.nodes_of(autoscaler, len(autoscaler.pools)) else ()),
     ]
     if autoscaler.controller == "aladdin":
         found.append(

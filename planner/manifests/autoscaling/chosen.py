@@ -10,12 +10,15 @@ from typing import Any
 from planner.controllers.cron import Cron
 from planner.controllers.deployment import Deployment
 from planner.controllers.keda import KedaSettings
+from planner.controllers.planned import FleetplanSettings
 from planner.controllers.settings import Settings
 from planner.controllers.static import Static, StaticSettings
 from planner.controllers.table import Chosen
 from planner.controllers.windows import Window
 from planner.errors import InputError
 from planner.manifests.autoscaling.autoscaler import Autoscaler, ScaledPool, timetable_of
+from planner.manifests.autoscaling.by_load import pool_rule
+from planner.manifests.autoscaling.nodes import Node
 
 DRAIN_S = 3600.0  # where the simulation set no limit
 
@@ -57,12 +60,27 @@ def of_chosen(
             "rates_rps": deployment.capacity.rates_rps.tolist(),
             "sizes": deployment.capacity.sizes.tolist(),
         }
+    if isinstance(chosen.settings, FleetplanSettings):
+        told |= _ours(deployment)
     told |= {name: value for name in ("ttft_s", "tpot_s") if (value := getattr(deployment, name)) is not None}
     return Autoscaler(chosen.row.name, told, pools)
 
 
 def _told(settings: Settings) -> dict[str, Any]:
     return {each.name: getattr(settings, each.name) for each in fields(settings)}
+
+
+def _ours(deployment: Deployment) -> dict[str, Any]:
+    """Rules by load, and nodes that are sold whole, where it has them."""
+    told: dict[str, Any] = {}
+    if deployment.rules and deployment.engines:
+        told["rules"] = tuple(map(pool_rule, deployment.rules, deployment.engines, deployment.roles))
+    if deployment.nodes:
+        told["nodes"] = tuple(
+            None if node is None else Node(*node, gpus)
+            for node, gpus in zip(deployment.nodes, deployment.gpus, strict=True)
+        )
+    return told
 
 
 def _windows(chosen: Chosen, deployment: Deployment) -> tuple[Window, ...]:

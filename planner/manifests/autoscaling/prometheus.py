@@ -29,6 +29,8 @@ ADAPTER_FILE, MONITORS_FILE, RULES_FILE = (
 )
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 ENDED = "vllm:request_success_total"
+PROMPT_TOKENS, OUTPUT_TOKENS = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
+FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # rises with PROMPT_TOKENS, by one per prompt
 RATE_S = 60
 
 
@@ -87,6 +89,11 @@ def arrivals_rps(pools: Sequence[str]) -> str:
     before = f"sum({selector((_RUNNING, _WAITING), only)} offset {RATE_S}s)"
     ended = f"sum(rate({ENDED}{{{only}}}[{RATE_S}s]))"
     return f"clamp_min({ended} + ({in_flight} - {before}) / {RATE_S}, 0)"
+
+
+def per_s(counter: str, pools: Sequence[str], range_s: int) -> str:
+    """What a counter of these pools rose by per second, over `range_s`."""
+    return f"sum(rate({counter}{{{_only(*pools)}}}[{range_s}s]))"
 
 
 def waiting_beyond_one(pools: Sequence[str]) -> str:

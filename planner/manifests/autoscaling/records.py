@@ -1,0 +1,26 @@
+"""Names of what recording rules of Prometheus record, by the LLM and the pool that they are of."""
+
+from __future__ import annotations
+
+from planner.manifests.autoscaling import prometheus
+from planner.manifests.autoscaling.autoscaler import Document
+from planner.manifests.autoscaling.places import Place
+
+LLM = "fleetplan_llm"
+ROUNDING = 1e-9  # of a product, before it is rounded up
+MOST_STEPS = 200  # of one rule
+
+
+def recorded(name: str, expr: str, labels: dict[str, str]) -> Document:
+    """One recording rule."""
+    return {"record": name, "expr": expr, "labels": labels}
+
+
+def of_llm(name: str, app: str) -> str:
+    """What was recorded of the whole LLM, an instant vector."""
+    return f'{name}{{{LLM}="{app}"}}'
+
+
+def of_pool(name: str, app: str, place: Place) -> str:
+    """What was recorded of a pool, an instant vector."""
+    return f'{name}{{{LLM}="{app}",{prometheus.POOL}="{place.name}"}}'
