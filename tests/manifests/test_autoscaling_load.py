@@ -169,8 +169,8 @@ def test_nodes_are_filled_as_they_were_simulated(seed: int) -> None:
 
 def test_spans_and_windows_of_the_rules() -> None:
     """Looks every 20 s make a span of 15 s one of 20 s, as in the controller; two scrapes so far apart are in
-    35 s. Start-up 120 s and a look: the highest rate from now to 140 s ahead, a season of 600 min before; that
-    of now half a bucket of 300 s later than a season ago."""
+    35 s. Start-up 120 s and a look: the highest rate from now to 140 s ahead, a season of 10 h before; that of
+    now half a bucket of 300 s later than a season ago."""
     told = {
         record: expr
         for record, _, expr in written(
@@ -188,7 +188,7 @@ def test_spans_and_windows_of_the_rules() -> None:
 
 def test_what_goes_by_rate_stays_so() -> None:
     """By: rate, and a plan without rules; the README of the others says that they go by load."""
-    rules = {"engines": (ENGINE,), "rules": (RULE,)}
+    rules: dict[str, Any] = {"engines": (ENGINE,), "rules": (RULE,)}
     capacity_of = table_of_one()
     by_rate = written("mixed", deployment(capacity=capacity_of, **rules), by="rate")
     assert by_rate == written("mixed", deployment(capacity=capacity_of))

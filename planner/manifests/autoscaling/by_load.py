@@ -119,13 +119,14 @@ def load(
     """
     expected, now = forecast
     front, back = pools
-    span_s, window_s = span_of(autoscaler, rule), math.ceil(rule.window_s)
+    span_s = math.ceil(span_of(autoscaler, rule))
+    window_s = max(math.ceil(rule.window_s), span_s)
     prompt, output = (f"sum({of_llm(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, growth = (
         f"sum({of_pool(name, app, place)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
     )
     # two scrapes a span apart are in a span and a scrape
-    range_s = max(math.ceil(span_s), prometheus.SCRAPE_S) + prometheus.SCRAPE_S
+    range_s = max(span_s, prometheus.SCRAPE_S) + prometheus.SCRAPE_S
     found, of_request, of_tokens = {}, [], []
     if rule.prompt_token_s:
         of_request.append(f"{rule.prompt_token_s!r} * {prompt}")
@@ -144,7 +145,7 @@ def load(
         " or vector(1)",
     }
     headroom = headroom_of(autoscaler)
-    spans = f"{of_pool(WORK, app, place)}[{window_s}s:{math.ceil(span_s)}s]"
+    spans = f"{of_pool(WORK, app, place)}[{window_s}s:{span_s}s]"
     found[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
     if drain_s := drain_of(autoscaler):
         found[LOAD] += f" + clamp_min({prometheus.waiting_beyond_one(front)}, 0) / {drain_s} * {request_work}"
