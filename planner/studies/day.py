@@ -456,16 +456,10 @@ def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
 
 
 def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
-    found = []
-    if train is None and any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows):
-        found.append(
-            "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
-            "judges them; train on a part of it to see what they do on traffic that they have not seen"
-        )
-    for row in rows:
-        for swing in row.swings:
-            found.append(
-                f"{row.name} oscillates: {swing.times} times pool {swing.pool} grew and shrank again before "
-                f"a worker could be ready, first at {swing.first_s:.0f} s"
-            )
-    return tuple(found)
+    learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
+    if train is not None or not learns:
+        return ()
+    return (
+        "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
+        "judges them; train on a part of it to see what they do on traffic that they have not seen",
+    )

@@ -329,8 +329,18 @@ def settings_lines(answer: DayAnswer) -> list[str]:
             continue
         own = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
         tried = f"; best of {row.tried} settings on the part that trains" if row.tried > 1 else ""
-        lines.append(f"{row.name}: {own}{tried}")
+        lines.append(f"{row.name}: {own}{tried}{_swings(answer, row)}")
     return lines + [f"{name} did not run: {why}" for name, why in answer.left_out]
+
+
+def _swings(answer: DayAnswer, row: Ran) -> str:
+    """Where it oscillates."""
+    pools = answer.question.fleet.pools
+    return "".join(
+        f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
+        f"{counted(each.times, 'time')}, first at {clock(each.first_s)}"
+        for each in row.swings
+    )
 
 
 def basis_lines(answer: DayAnswer) -> list[str]:
