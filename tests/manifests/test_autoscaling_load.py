@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from autoscalers import FLEETS, objects
 from manifest_commands import documents
 from readings import ENGINE, deployment, reading
 
 from planner.controllers import table
-from planner.controllers.deployment import CapacityTable, Deployment, LoadRule, Role
+from planner.controllers.deployment import CapacityTable, Deployment, LoadRule, Role, peak
+from planner.controllers.planned import Fleetplan, FleetplanSettings
 from planner.errors import InputError
 from planner.manifests import autoscaling
 from planner.manifests.autoscaling import Autoscaler, by_load, capacity, nodes, prometheus
@@ -31,6 +37,17 @@ def exported(name: str, own: Deployment, **parameters: Any) -> Autoscaler:
     chosen = table.parse_controller("fleetplan", parameters)
     sizes = [1] * len(fleet.pools)
     return autoscaling.of_chosen(chosen, own, [pool.name for pool in fleet.pools], sizes)
+
+
+def on_nodes(roles: tuple[Role, ...]) -> Deployment:
+    """Workers of two GPUs on nodes of eight, alike."""
+    return deployment(
+        roles,
+        engines=(ENGINE,) * len(roles),
+        rules=(RULE,) * len(roles),
+        gpus=(2,) * len(roles),
+        nodes=(("h100", 8),) * len(roles),
+    )
 
 
 def rules_in(files: dict[str, str]) -> list[tuple[str, str, str]]:
@@ -94,14 +111,14 @@ def test_steady_traffic_has_the_workers_that_were_simulated(name: str, seed: int
     """The same requests/s, lengths and prompts that wait for the controller and for the rules."""
     rng = np.random.default_rng(seed)
     roles = ROLES[name]
-    on_nodes = [(("h100", 8), ("a100", 4), None)[k] for k in rng.integers(0, 3, len(roles))]
+    rented = [(("h100", 8), ("a100", 4), None)[k] for k in rng.integers(0, 3, len(roles))]
     own = deployment(
         roles,
         most=int(rng.integers(4, 40)),
         engines=(ENGINE,) * len(roles),
         rules=tuple(random_rule(rng) for _ in roles),
         gpus=tuple(int(gpus) for gpus in rng.choice([1, 2, 3, 4], len(roles))),
-        nodes=tuple(on_nodes),
+        nodes=tuple(rented),
     )
     settings = {"headroom": f"{rng.integers(0, 40)} %", "drain": f"{rng.integers(0, 30)} s"}
     controller = table.parse_controller("fleetplan", settings)(own)
@@ -168,9 +185,9 @@ def test_nodes_are_filled_as_they_were_simulated(seed: int) -> None:
 
 
 def test_spans_and_windows_of_the_rules() -> None:
-    """Looks every 20 s make a span of 15 s one of 20 s, as in the controller; two scrapes so far apart are in
-    35 s. Start-up 120 s and a look: the highest rate from now to 140 s ahead, a season of 10 h before; that of
-    now half a bucket of 300 s later than a season ago."""
+    """Looks every 20 s make a span of 15 s one of 20 s, as in the controller; two scrapes as far apart are in
+    35 s. Start-up 120 s and a look: the highest rate from now to 140 s ahead, a season of 10 h before;
+    that of now half a bucket of 300 s later than a season ago."""
     told = {
         record: expr
         for record, _, expr in written(
@@ -205,16 +222,83 @@ def table_of_one() -> CapacityTable:
     return CapacityTable(np.array([2.0, 4.0]), np.array([[1], [2]]), "by hand")
 
 
-@pytest.mark.parametrize("name", FLEETS)
-def test_rules_by_load_are_promql_and_refer_upwards(name: str) -> None:
-    roles = ROLES[name]
-    own = deployment(
-        roles,
-        engines=(ENGINE,) * len(roles),
-        rules=(RULE,) * len(roles),
-        gpus=(2,) * len(roles),
-        nodes=(("h100", 8),) * len(roles),
+def bursts(seed: int) -> tuple[Any, Any]:
+    """Requests and mean prompts of 160 spans of 15 s: 8 requests/s, thrice that in one span of twelve,
+    prompts of 300 to 700 tokens."""
+    rng = np.random.default_rng(seed)
+    requests = np.full(160, 120) + rng.integers(-20, 20, 160)
+    requests[5::12] += 240
+    return requests, 500 + 200 * np.sin(np.arange(160) / 9)
+
+
+def computed(text: str, series: dict[str, Any], queries: Sequence[str], folder: Path) -> list[float]:
+    """What Prometheus' own promtool makes of the queries at the end of `series`, a value every 15 s.
+
+    There scrapes and rules have the same times: a range shorter by 1 s holds what it holds elsewhere."""
+    rules = re.sub(r"\[(\d+)s(?=:|\])", lambda found: f"[{int(found[1]) - 1}s", text)
+    (found,) = documents(rules)
+    (folder / "rules.yaml").write_text(yaml.safe_dump(found["spec"]))
+    given = [
+        {"series": name, "values": " ".join(f"{each:.9g}" for each in values)}
+        for name, values in series.items()
+    ]
+    last_s = 15 * (max(map(len, series.values())) - 1)
+    asked = [
+        {"expr": query, "eval_time": f"{last_s}s", "exp_samples": [{"labels": "{}", "value": -1}]}
+        for query in queries
+    ]
+    case = {"interval": "15s", "input_series": given, "promql_expr_test": asked}
+    told = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [case]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(told))
+    ran = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
     )
+    return [float(each) for each in re.findall(r"got:\s*\{\} (\S+)", ran.stdout + ran.stderr)]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not installed")
+@pytest.mark.parametrize("name", ["mixed", "pairs"])
+def test_prometheus_sees_the_load_that_was_simulated(name: str, tmp_path: Path) -> None:
+    """Bursts and prompts that change: the load of prefill workers is the same, that of workers that decode
+    within 10 %: the context of a token is the window's mean, in the controller that of its span."""
+    roles = ROLES[name]
+    rule = LoadRule((0.5,), 3.0, 15.0, 600.0)
+    own = deployment(roles, engines=(ENGINE,) * len(roles), rules=(rule,) * len(roles))
+    requests, prompts = bursts(1)
+    controller = Fleetplan(FleetplanSettings(), own)
+    for k, (count, prompt) in enumerate(zip(requests.tolist(), prompts.tolist(), strict=True)):
+        lengths = {"input_tokens": [prompt] * len(roles), "output_tokens": [100.0] * len(roles)}
+        arrived = [count, 0][: len(roles)]
+        controller.sizes(reading(15.0 * (k + 1), ready=[1] * len(roles), arrived=arrived, **lengths))
+    simulated = [peak(np.array([work for _, work in each.spans])) for each in controller.work]
+    files = autoscaling.render(FLEETS[name], 5000, "kubernetes", exported(name, own))
+    pools = list(dict.fromkeys(pool for _, pool, _ in rules_in(files) if pool))
+    spans = [re.search(r"quantile_over_time\(.*?\]\)", e) for r, _, e in rules_in(files) if r == by_load.LOAD]
+    series = {
+        f'{counter}{{fleetplan_pool="{pool}",pod="0"}}': np.concatenate(([0.0], np.cumsum(values)))
+        for counter, pool, values in (
+            (prometheus.PROMPT_TOKENS, pools[0], requests * prompts),
+            (prometheus.FIRST_TOKENS, pools[0], requests),
+            (prometheus.OUTPUT_TOKENS, pools[-1], requests * 100.0),
+        )
+    }
+    queries = [f"sum({found[0].replace('600s', '599s')})" for found in spans if found]
+    seen = computed(files[prometheus.RULES_FILE], series, queries, tmp_path)
+    for role, there, here in zip(roles, simulated, seen, strict=True):
+        assert here == pytest.approx(there, rel=1e-5 if role == "prefill" else 0.1)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_rules_by_load_are_promql(name: str) -> None:
+    parser = pytest.importorskip("promql_parser")
+    for _, _, expression in written(name, on_nodes(ROLES[name])):
+        parser.parse(expression)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_rules_by_load_refer_upwards(name: str) -> None:
+    roles = ROLES[name]
+    own = on_nodes(roles)
     recorded: set[tuple[str, str]] = set()
     told = written(name, own)
     for record, pool, expression in told:
@@ -233,9 +317,6 @@ def test_rules_by_load_are_promql_and_refer_upwards(name: str) -> None:
         ]
         assert len(queries) == len(roles)
         assert all(query.startswith(capacity.WORKERS) for query in queries)
-    parser = pytest.importorskip("promql_parser")
-    for _, _, expression in told:
-        parser.parse(expression)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
