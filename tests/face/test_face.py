@@ -30,6 +30,7 @@ COLUMNS, LINES = 100, 24  # of a screen
 
 SIGNATURES = {
     "compare": "fleets, trace, slo, *, policies, traffic, catalog, seed, executor",
+    "day": "slo, trace, *, standing, terms, catalog, seed, time_limit_s, progress, **keys",
     "goodput": "fleet, trace, slo, *, traffic, seeds, tolerance_frac, catalog, watch",
     "plan": "slo, trace, *, catalog, seed, time_limit_s, explain, prove, progress, **keys",
     "read_catalog": "folder",
