@@ -40,10 +40,7 @@ def test_some_figures() -> None:
 
 
 def cases() -> list[dict[str, Any]]:
-    path = next(
-        (each for each in (CASES, Path("/work/shared/reference/wva_queue_cases.json")) if each.exists()), None
-    )
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path is not None else []
+    found: list[dict[str, Any]] = json.loads(CASES.read_text()) if CASES.exists() else []
     return found
 
 
