@@ -33,7 +33,6 @@ from typing import Any, Literal, cast, get_args
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
-from planner.documents.day import parse_day
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
 from planner.documents.kv_offload import check_offloaded, parse_kv_offload
@@ -377,6 +376,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if task.objective == "throughput":
         _check_throughput(task, where)
     if "day" in asked:
+        from planner.documents.day import parse_day  # its controllers load the compiled simulator
+
         parse_day(asked.get("day"), asked.at("day"))
     return task
 

@@ -126,6 +126,17 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Planned:
 # ---------------------------------------------------------------- plan
 
 
+def test_the_command_line_alone_loads_nothing_heavy() -> None:
+    """`plan profile` cannot start vLLM's CPU engine where Numba is loaded, and `plan --help` is quick."""
+    heavy = ("numba", "pandas", "scipy", "pulp", "sklearn", "altair")
+    code = (
+        "import sys, planner.cli, planner.documents.task; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
     assert planned.said.code == 0, planned.said.err
     assert {path.name for path in planned.folder.iterdir()} == WRITTEN
