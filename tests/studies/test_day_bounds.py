@@ -13,7 +13,7 @@ from planner.controllers.table import parse_controller
 from planner.errors import InfeasibleError
 from planner.studies.day import DayQuestion, Ran, best_sizes, ran
 
-CONTROLLERS = (
+CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("static", {}),
     ("hpa", {"metric": "concurrency", "target": 4, "down_window": "20 s"}),
     ("knative", {"target": 4, "window": "10 s"}),
