@@ -373,13 +373,17 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         safety=_safety(asked),
         deploy=target,
     )
-    if task.objective == "throughput":
-        _check_throughput(task, where)
+    _check_throughput(task, where)
+    _check_day(asked)
+    return task
+
+
+def _check_day(asked: Section) -> None:
+    """The section of `plan day`, whose controllers load the compiled simulator: only where it is there."""
     if "day" in asked:
-        from planner.documents.day import parse_day  # its controllers load the compiled simulator
+        from planner.documents.day import parse_day
 
         parse_day(asked.get("day"), asked.at("day"))
-    return task
 
 
 def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) -> None:
@@ -729,6 +733,8 @@ def _safety(asked: Section) -> Safety | None:
 
 def _check_throughput(task: Task, where: str) -> None:
     """The rate is what is looked for, so it must not be given, and something must bound it."""
+    if task.objective != "throughput":
+        return
     if task.rate_rps is not None:
         raise InputError(
             f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
