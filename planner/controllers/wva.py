@@ -15,6 +15,7 @@ The metrics here are means of a pool: its workers are saturated all together or 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ def direction(settings: WvaSettings, workers: Sequence[Load]) -> int:
     return -1 if len(free) >= LEAST_UNSATURATED and not is_short(count / (count - 1)) else 0
 
 
-class Actuated:
+class Actuated(ABC):
     """Wanted sizes as a metric, and the HPAs that follow it."""
 
     def __init__(self, rules: WvaRules, deployment: Deployment) -> None:
@@ -101,9 +102,9 @@ class Actuated:
         for behaviour, size in zip(self.behaviours, self.current, strict=True):
             behaviour.start(size)
 
+    @abstractmethod
     def optimised(self, reading: Reading) -> list[int]:
         """What the autoscaler wants; it looks every `optimize`."""
-        raise NotImplementedError
 
     def sizes(self, reading: Reading) -> list[int]:
         if is_blank(reading):

@@ -42,8 +42,6 @@ def capacity_table(
     first that `most` (P,) workers do not carry; None where they carry not even the first.
     """
     sample = window(trace, SAMPLE)
-    slo = replace(slo, every_s=None)
-    prices = [pool.type.price_usd_per_h for pool in fleet.pools]
     rates: list[float] = []
     found: list[tuple[int, ...]] = []
     for rung in range(1, RUNGS + 1):
@@ -51,14 +49,8 @@ def capacity_table(
         if rate_rps * sample.duration_s < LEAST_REQUESTS:
             continue
         asked = rescale(sample, rate_rps, rng=np.random.default_rng(rung))
-        requests = Requests(asked)
-
-        def holds(sizes: Sequence[int], asked: Trace = asked, requests: Requests = requests) -> bool:
-            run = keeps(resized(fleet, sizes), asked, slo.limits, requests)
-            return run is not None and judge(run, slo, values=False).holds
-
-        least = found[-1] if found else [1] * len(prices)
-        sizes = least_sizes(holds, prices, least, most)
+        least = found[-1] if found else [1] * len(fleet.pools)
+        sizes = least_that_keep(fleet, asked, slo, least, most)
         if sizes is None:
             break
         rates.append(rate_rps)
@@ -94,6 +86,20 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
         kv_tokens=float(worker.kv_tokens),
         context_tokens=float(context_tokens),
     )
+
+
+def least_that_keep(
+    fleet: Fleet, trace: Trace, slo: Slo, least: Sequence[int], most: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The cheapest sizes of a fleet's pools with which this traffic keeps the SLO over the whole of it."""
+    promise, requests = replace(slo, every_s=None), Requests(trace)
+    prices = [pool.type.price_usd_per_h for pool in fleet.pools]
+
+    def holds(sizes: Sequence[int]) -> bool:
+        run = keeps(resized(fleet, sizes), trace, promise.limits, requests)
+        return run is not None and judge(run, promise, values=False).holds
+
+    return least_sizes(holds, prices, least, most)
 
 
 def least_sizes(

@@ -19,9 +19,7 @@ from sklearn.isotonic import IsotonicRegression
 from planner.controllers.deployment import EngineProfile, LoadRule, peak
 from planner.domain import Slo
 from planner.fleet import Fleet, Role
-from planner.search.capacity import least_sizes, resized
-from planner.simulator.metrics import judge
-from planner.simulator.replay import Requests, keeps
+from planner.search.capacity import least_that_keep
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -41,8 +39,8 @@ def load_rules(
     parts = _windows(trace, window_s)
     if len(parts) < LEAST_WINDOWS:
         return ()
-    prices = [pool.type.price_usd_per_h for pool in fleet.pools]
-    needed = np.array([_least(fleet, part, slo, prices, most) for part in parts])
+    ones = [1] * len(fleet.pools)
+    needed = np.array([least_that_keep(fleet, part, slo, ones, most) or tuple(most) for part in parts])
     rules = []
     for i, pool in enumerate(fleet.pools):
         found = []
@@ -67,19 +65,6 @@ def _windows(trace: Trace, window_s: float) -> list[Trace]:
         part = trace.select(np.arange(*edges[k]))
         parts.append(replace(part, arrival_s=part.arrival_s - starts_s[k]))
     return parts
-
-
-def _least(
-    fleet: Fleet, part: Trace, slo: Slo, prices: Sequence[float], most: Sequence[int]
-) -> tuple[int, ...]:
-    """The least sizes that keep the SLO in a window; the most there may be where none do."""
-    promise, requests = replace(slo, every_s=None), Requests(part)
-
-    def holds(sizes: Sequence[int]) -> bool:
-        run = keeps(resized(fleet, sizes), part, promise.limits, requests)
-        return run is not None and judge(run, promise, values=False).holds
-
-    return least_sizes(holds, prices, [1] * len(prices), most) or tuple(most)
 
 
 def _load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:

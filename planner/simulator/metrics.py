@@ -108,14 +108,19 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
     return np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
 
 
-def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
-    """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
-    values_s = {
+def _values_s(simulation: Simulation, metric: Metric) -> Floats:
+    """Of every request (n,), NaN where it never got that far; of gaps the longest."""
+    return {
         "ttft": simulation.ttft_s,
         "tpot": simulation.tpot_s,
         "e2e": simulation.e2e_s,
         "tbt": simulation.tbt_max_s,
     }[metric]
+
+
+def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
+    """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
+    values_s = _values_s(simulation, metric)
     chosen = measured(simulation)
     if metric in ("tpot", "tbt"):
         chosen &= simulation.output_tokens > 1
@@ -403,16 +408,14 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
 
 def _keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which measured requests keep all limits at once."""
-    chosen = measured(simulation)
-    kept = simulation.status[chosen] == 0
+    return np.asarray(keeps_all(simulation, slo)[measured(simulation)])
+
+
+def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
+    """Which of all requests (n,) are served and keep all limits at once (tbt: in their longest gap)."""
+    kept = simulation.status == 0
     for limit in slo.limits:
-        values_s = {
-            "ttft": simulation.ttft_s,
-            "tpot": simulation.tpot_s,
-            "e2e": simulation.e2e_s,
-            "tbt": simulation.tbt_max_s,
-        }[limit.metric][chosen]
-        kept &= ~(values_s > limit.limit_s)
+        kept &= ~(_values_s(simulation, limit.metric) > limit.limit_s)
     return np.asarray(kept)
 
 

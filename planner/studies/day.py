@@ -34,15 +34,15 @@ from planner.search.day_runs import DayRuns, day_terms
 from planner.search.load_rules import load_rules
 from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
-from planner.simulator.metrics import in_windows
-from planner.simulator.replay import Simulation, judged_windows_s
+from planner.simulator.metrics import in_windows, keeps_all
+from planner.simulator.replay import Simulation
 from planner.solvers.nodes import node_of
-from planner.solvers.pool_sizes import billed_usd
+from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-STATIC, CRON, OURS, OPTIMUM = "static", "cron", "fleetplan", "optimum"
+STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 BUCKET_S = 300.0  # of the arrivals that controllers learn from
 LEAST_OPTIMUM_S = 20.0  # of its own, however long the controllers took
 MOST_VARIANTS = 40  # parameters tried of one controller
@@ -240,7 +240,7 @@ def best_sizes(
     Raises InfeasibleError where a window fails with the most workers all day.
     """
     fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
-    terms = day_terms(fleet, trace, slo, pools, step_s=question.step_s, unit_s=question.unit_s)
+    terms = _terms(question)
     runs = DayRuns(fleet, trace, slo, pools, terms)
     found = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
     best, status = told(question, OPTIMUM, found.best.run, {}), found.status
@@ -251,6 +251,12 @@ def best_sizes(
         status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
         bound_usd = min(bound_usd, best.usd)
     return Optimum(best, terms.edges_s, found.best.workers, bound_usd, found.proved_usd, status)
+
+
+def _terms(question: DayQuestion) -> DayTerms:
+    """The grid, and what workers cost."""
+    asked = question.fleet, question.trace, question.slo, question.pools
+    return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s)
 
 
 def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
@@ -293,14 +299,14 @@ def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
 def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
     """What a run came to."""
     slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
-    terms = day_terms(question.fleet, question.trace, slo, pools, unit_s=question.unit_s)
+    terms = _terms(question)
     return Ran(
         name,
         dict(parameters),
         run,
         billed_usd(terms, ((span.pool, span.asked_s, span.gone_s) for span in run.spans)),
         sum(gpus[span.pool] * (span.gone_s - span.asked_s) for span in run.spans) / 3600,
-        kept_in_windows(run.simulation, slo, judged_windows_s(question.trace, question.every_s)),
+        kept_in_windows(run.simulation, slo, run.simulation.edges_s),
         hurt_by_changes(run, slo),
         oscillations(run.asked_s, run.asked, [pool.start_s for pool in pools]),
     )
@@ -357,42 +363,27 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
     """Every change of a pool's size that the controller asked for, in order of time."""
     simulation, found = run.simulation, []
-    late = np.concatenate(([0], np.cumsum(_late(simulation, slo))))
+    late = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     for p in range(run.asked.shape[1]):
-        sizes = run.asked[:, p]
+        sizes, of_pool = run.asked[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
             at_s = float(run.asked_s[d])
-            of_pool = [span for span in run.spans if span.pool == p]
             until_s = max((span.ready_s for span in of_pool if span.asked_s == at_s), default=at_s)
             first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
             stopped = [span for span in of_pool if span.given_up_s == at_s and span.was_stopped]
-            rerouted = sum(_rerouted(simulation, span.worker, span.gone_s) for span in stopped)
+            rerouted = sum(_rerouted(simulation, span.gone_s) for span in stopped)
             before, after = int(sizes[d - 1]), int(sizes[d])
             found.append(Hurt(at_s, p, before, after, rerouted, int(late[last] - late[first])))
     return tuple(sorted(found, key=lambda each: (each.time_s, each.pool)))
 
 
-def _rerouted(simulation: Simulation, worker: int, gone_s: float) -> int:
+def _rerouted(simulation: Simulation, gone_s: float) -> int:
     """Requests that were computed again, had come before a worker stopped and ended after it: an upper count,
     since who was preempted elsewhere in between is among them.
     """
     under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
     end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
     return int((under_way & (end_s > gone_s)).sum())
-
-
-def _late(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
-    """Requests that miss a limit, or were never served (tbt: in their longest gap)."""
-    values_s = {
-        "ttft": simulation.ttft_s,
-        "tpot": simulation.tpot_s,
-        "e2e": simulation.e2e_s,
-        "tbt": simulation.tbt_max_s,
-    }
-    late = simulation.status != 0
-    for limit in slo.limits:
-        late |= values_s[limit.metric] > limit.limit_s
-    return np.asarray(late)
 
 
 def _highest_rps(trace: Trace, every_s: float) -> float:

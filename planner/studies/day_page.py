@@ -18,6 +18,7 @@ from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, counted, describe, usd
+from planner.search.capacity import slo_text
 from planner.solvers.nodes import node_of
 from planner.studies.day import STATIC, DayAnswer, Ran, workers_over_time
 from planner.units import clock, show_s, show_span
@@ -359,8 +360,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
         if node is not None
     ]
     lines += question.start_notes
-    limits = ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits)
-    lines.append(f"SLO in every {show_span(question.every_s)}: {limits}")
+    lines.append(f"SLO in every {show_span(question.every_s)}: {slo_text(question.slo)}")
     if question.train_frac:
         lines.append(
             f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "
