@@ -44,19 +44,6 @@ def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: floa
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(deployment.pools))]
 
 
-def day_steps(windows: tuple[Window, ...], pool: int, day: int = 0) -> tuple[tuple[float, int], ...]:
-    """(second of the day, workers from then on) of one pool on a day of the week, from 0:00 on; 0 workers
-    stand for its least."""
-    edges = sorted({0.0, *(edge % DAY_S for each in windows for edge in (each.begin_s, each.end_s))})
-    steps: list[tuple[float, int]] = []
-    for edge_s in edges:
-        holding = [each.workers_of(pool) for each in windows if each.holds(day * DAY_S + edge_s)]
-        workers = max(holding, default=0)
-        if not steps or steps[-1][1] != workers:
-            steps.append((edge_s, workers))
-    return tuple(steps)
-
-
 def check_windows(windows: tuple[Window, ...], deployment: Deployment) -> None:
     """Raise InputError for a window with workers of other pools than there are."""
     for each in windows:

@@ -16,7 +16,6 @@ day:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +97,3 @@ def parse_train(value: object, where: str) -> float:
     if not LEAST_TRAIN_FRAC <= found <= MOST_TRAIN_FRAC:
         raise refused(where, "expected 5 % to 95 %: both parts need traffic", value)
     return found
-
-
-def day_of(document: Mapping[str, Any], where: str) -> DaySection:
-    """That of a whole question."""
-    return parse_day(document.get("day"), f"{where}: day")
