@@ -177,8 +177,8 @@ class Pool:
         if self.role != "prefill" and self.type.all2all == HIGH_THROUGHPUT:
             raise InputError(
                 f"{self.name}: {self.type.dp} ranks on several nodes, steps of "
-                f"{self.type.max_num_batched_tokens} tokens: vLLM runs {HIGH_THROUGHPUT} without CUDA graphs, "
-                "so it is modelled for prefill pools alone; give max_num_batched_tokens: "
+                f"{self.type.max_num_batched_tokens} tokens: vLLM runs {HIGH_THROUGHPUT} without CUDA "
+                "graphs, so it is modelled for prefill pools alone; give max_num_batched_tokens: "
                 f"{MOST_LOW_LATENCY_TOKENS} (deepep_low_latency), or take ranks that fit a node"
             )
 

@@ -35,7 +35,7 @@ from planner.domain import OWNED, AllReduce, Gpu, Slo, market_of, row_of
 from planner.errors import CatalogError, InputError
 from planner.io.files import is_path, read_yaml, repository_dir
 from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
-from planner.models.all2all import MEASURED_LINK_BYTES_PER_S, All2All, Ranks, nodes_of_ranks
+from planner.models.all2all import MEASURED_LINK_BYTES_PER_S, RANKS, All2All, Ranks, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.units import quantity
@@ -141,7 +141,7 @@ class Catalog:
         )
 
     def latency(
-        self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = Ranks()
+        self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = RANKS
     ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 

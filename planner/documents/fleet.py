@@ -54,11 +54,11 @@ from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, mapping, refuse_unknown, refused, rows
+from planner.models.all2all import Ranks, all2all_of, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, slots_of
 from planner.models.memory import memory
-from planner.models.all2all import Ranks, all2all_of, nodes_of_ranks
 from planner.models.parallel import pipelined
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.policies import BY_FIELD

@@ -49,6 +49,9 @@ class Ranks:
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
 
 
+RANKS = Ranks()
+
+
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
     """Nodes that `dp` ranks of `tp` GPUs fill; InputError where they cannot be dealt out to nodes."""
     gpus, per_node = tp * dp, int(gpu.gpus_per_node)
@@ -61,8 +64,8 @@ def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
         raise InputError(f"{where}: {gpus} GPUs, must be whole nodes of {per_node}, each rank on one of them")
     if not gpu.link.startswith("NVLink"):
         raise InputError(
-            f"{where}: {gpus // per_node} nodes: ranks on several nodes are modelled with DeepEP, which needs "
-            f"NVLink, and {gpu.name} has {gpu.link}; take at most {per_node // tp} ranks"
+            f"{where}: {gpus // per_node} nodes: ranks on several nodes are modelled with DeepEP alone, "
+            f"which needs NVLink, and {gpu.name} has {gpu.link}; take at most {per_node // tp} ranks"
         )
     if llm.experts % gpus:
         raise InputError(

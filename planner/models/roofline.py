@@ -33,7 +33,7 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
-from planner.models.all2all import EXPERT_LAUNCHES_S, HIGH_THROUGHPUT, Ranks, all2all_s, nodes_of_ranks
+from planner.models.all2all import EXPERT_LAUNCHES_S, HIGH_THROUGHPUT, RANKS, Ranks, all2all_s, nodes_of_ranks
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import (
     WEIGHT_BYTES,
@@ -139,7 +139,7 @@ def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
 
 
 def roofline(
-    llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1, ranks: Ranks = Ranks()
+    llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1, ranks: Ranks = RANKS
 ) -> StepLatency:
     """The formula above, with the catalog's efficiencies or with these. `gpu` counts as uncapped; a power cap
     is `StepLatency.slowed` on top. `dp`: of so many data-parallel ranks, which on several nodes are `ranks`.
