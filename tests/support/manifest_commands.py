@@ -27,7 +27,7 @@ from planner.models.speculation import Speculation
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-DEEPSEEK = CATALOG.llm("deepseek-v3")
+MIXTURE = CATALOG.llm("qwen3-30b-a3b")
 LWS_VALUES = {"$(LWS_WORKER_INDEX)": "1", "$(LWS_LEADER_ADDRESS)": "leader.example"}
 
 
@@ -52,15 +52,15 @@ def spanning() -> Fleet:
 
 
 def ranks_on_nodes() -> Fleet:
-    """DeepSeek-V3 with 16 ranks on two nodes each: two workers that prefill, one that decodes."""
+    """A mixture with 16 ranks on two nodes each: two workers that prefill, one that decodes."""
     pools = []
     for name, role, count, tokens in (("pre", "prefill", 2, 8192), ("dec", "decode", 1, 256)):
         on = CATALOG.gpu("h100-80g")
         ranks = Ranks(all2all_of(16, 8, tokens))
-        latency = CATALOG.latency(DEEPSEEK, on, 1, dp=16, ranks=ranks)
+        latency = CATALOG.latency(MIXTURE, on, 1, dp=16, ranks=ranks)
         kind = WorkerType(on, 1, latency, 60_000, tokens, 128, ep=True, dp=16)
-        pools.append(Pool(name, cast(Role, role), kind.serving(DEEPSEEK), count))
-    return Fleet(DEEPSEEK, tuple(pools))
+        pools.append(Pool(name, cast(Role, role), kind.serving(MIXTURE), count))
+    return Fleet(MIXTURE, tuple(pools))
 
 
 def piped() -> Fleet:
