@@ -51,7 +51,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
     system, layers, is_low = SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
-    way_ms = _way_ms(system, nodes, is_low)
+    way_ms = _along(ways_ms(system, nodes, kind))
     even_ms, drawn_ms = (_experts_ms(system, gpus, is_low, draws) for draws in (EVEN, DRAWS))
     if is_low:
         own_ms: Milliseconds = partial(experts_ms, llm.experts_per_token / llm.experts, even_ms, drawn_ms)
@@ -64,12 +64,15 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
 
 
 @cache
-def _way_ms(system: str, nodes: int, is_low: bool) -> Milliseconds:
-    """Of one layer, by the tokens of each GPU."""
+def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
+    """Milliseconds of one layer there and back, by the tokens of each GPU, as measured on `system`
+    (AIConfigurator's name). InputError where AIConfigurator is not installed.
+    """
+    is_low = kind == LOW_LATENCY
     table = _table(system, WAYS, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data")
     found = table[nodes][7168][8][256]
     us = _latencies(found if is_low else found[NUM_SMS])
-    return _along({tokens: each / 1e3 for tokens, each in us.items()})
+    return {tokens: each / 1e3 for tokens, each in us.items()}
 
 
 @cache

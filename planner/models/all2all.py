@@ -14,7 +14,7 @@ own link to other nodes:
     high throughput   85 us + 60 us log2 M + n (v + 2) H (M - 1) (1 - (1 - 1/M)^k)    / (0.64 B)
 
 Times and shares of B are of DeepEP on 16, 32 and 64 H100 with 50 GB/s each, as aiconfigurator-core 0.12.0
-has them (H 7168, k 8; 20 SMs): `benchmarks/all2all.py` prints how far they are from these tables.
+has them (H 7168, k 8; 20 SMs), from which they are off by MAPE_FRAC (`python benchmarks/all2all.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MOST_NODES = 8  # that anybody measured
 MEASURED_LINK_BYTES_PER_S = 50e9  # of a GPU, one direction: a 400 Gb/s adapter for each
 FORMATS_IN_8_BITS = ("fp8", "fp8-block")
 BUFFER_BYTES = 2.0**30  # vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB; between nodes as many once more
+MAPE_FRAC: dict[All2All, float] = {LOW_LATENCY: 0.02, HIGH_THROUGHPUT: 0.14}
 UNEVEN = 2.0  # rows of experts that one GPU makes room for, by those that it gets if all get as many
 EXPERT_LAUNCHES_S = 390e-6  # of a layer's experts without CUDA graphs: H100, the same tables
 
@@ -62,7 +63,7 @@ def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
         raise InputError(f"{where}: {gpus} GPUs, at most {MOST_NODES} nodes of {per_node} are modelled")
     if per_node % tp or gpus % per_node:
         raise InputError(f"{where}: {gpus} GPUs, must be whole nodes of {per_node}, each rank on one of them")
-    if not gpu.link.startswith("NVLink"):
+    if not gpu.link.lower().startswith("nvlink"):
         raise InputError(
             f"{where}: {gpus // per_node} nodes: ranks on several nodes are modelled with DeepEP alone, "
             f"which needs NVLink, and {gpu.name} has {gpu.link}; take at most {per_node // tp} ranks"
@@ -105,7 +106,7 @@ def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> fl
     """
     width = 3 * llm.ffn + llm.hidden
     if kind == LOW_LATENCY:
-        rows = llm.experts * budget_tokens
+        rows = float(llm.experts * budget_tokens)
         buffers_bytes = BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16)
         return buffers_bytes + rows * (width + llm.hidden) * 2.0
     rows = UNEVEN * budget_tokens / tp * llm.experts_per_token

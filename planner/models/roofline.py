@@ -33,7 +33,15 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
-from planner.models.all2all import EXPERT_LAUNCHES_S, HIGH_THROUGHPUT, RANKS, Ranks, all2all_s, nodes_of_ranks
+from planner.models.all2all import (
+    EXPERT_LAUNCHES_S,
+    HIGH_THROUGHPUT,
+    MAPE_FRAC,
+    RANKS,
+    Ranks,
+    all2all_s,
+    nodes_of_ranks,
+)
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import (
     WEIGHT_BYTES,
@@ -170,7 +178,10 @@ def roofline(
         share = experts_layers(llm) / (2 * llm.layers)  # of the all-reduces
         if nodes > 1:
             experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, ranks)
-            basis += f"; {ranks.all2all} over {nodes} nodes by {ranks.link_bytes_per_s / 1e9:g} GB/s per GPU"
+            basis += (
+                f"; {ranks.all2all} over {nodes} nodes by {ranks.link_bytes_per_s / 1e9:g} GB/s per GPU, "
+            )
+            basis += f"as on H100 to {100 * MAPE_FRAC[ranks.all2all]:.0f} %"
         else:
             experts_s = experts_s + share * reduces_s(tp * dp)
         joint_s = np.maximum.accumulate(experts_s)
