@@ -9,6 +9,7 @@ from typing import Literal
 
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
+from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
 from planner.models.engine import Engine, HostTime
 from planner.models.forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
@@ -118,6 +119,15 @@ class WorkerType:
         return self.tp * self.pp * self.dp
 
     @property
+    def all2all(self) -> All2All:
+        """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend); "" where
+        ranks are alone or on one node.
+        """
+        if self.dp == 1:
+            return ""
+        return all2all_of(self.gpus, int(self.gpu.gpus_per_node), self.max_num_batched_tokens)
+
+    @property
     def as_one(self) -> WorkerType:
         """For bounds: one rank with the room and the seats of all, whose steps take no longer than theirs."""
         if self.dp == 1:
@@ -162,6 +172,15 @@ class Pool:
     role: Role
     type: WorkerType
     count: int
+
+    def __post_init__(self) -> None:
+        if self.role != "prefill" and self.type.all2all == HIGH_THROUGHPUT:
+            raise InputError(
+                f"{self.name}: {self.type.dp} ranks on several nodes, steps of "
+                f"{self.type.max_num_batched_tokens} tokens: vLLM runs {HIGH_THROUGHPUT} without CUDA "
+                "graphs, so it is modelled for prefill pools alone; give max_num_batched_tokens: "
+                f"{MOST_LOW_LATENCY_TOKENS} (deepep_low_latency), or take ranks that fit a node"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import Split
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
+from planner.models.all2all import LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, Ranks
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
 from planner.models.memory import memory
@@ -142,11 +144,8 @@ def show_support(
         row
         for each in gpus
         for tp in filter(served.splits_over, range(1, each.gpus_per_node + 1))
-        for ep, dp in (
-            *((ep, 1) for ep in known.expert_splits(served, each, tp)),
-            *((True, dp) for dp in known.rank_counts(served, each, tp) or ()),
-        )
-        if (row := _support(known, served, each, (tp, ep, dp))) is not None
+        for split in _splits(known, served, each, tp)
+        if (row := _support(known, served, each, split)) is not None
     ]
     if not rows:
         held = f"{served.weight_bytes / 1e9:.0f} GB of weights"
@@ -198,6 +197,11 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
             "dp: data-parallel ranks of a worker, tp GPUs and so many KV tokens each; plans choose from "
             "fleet: {dp: [1, 2]}."
         )
+    if any(row["all2all"] for row in rows):
+        lines.append(
+            "low latency, high throughput: ranks on several nodes, with DeepEP's kernels of that name; the "
+            f"former in steps of up to {MOST_LOW_LATENCY_TOKENS} tokens, the latter in prefill pools."
+        )
     if any(row["blocks_beside"] for row in rows):
         lines.append(
             "beside: KV tokens that windows and states of one sequence of full context take beside its own."
@@ -218,13 +222,21 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
     return lines
 
 
+def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
+    """The ways to deal an LLM out that are worth a row."""
+    yield from ((tp, ep, 1, "") for ep in known.expert_splits(llm, gpu, tp))
+    yield from ((tp, True, dp, "") for dp in known.rank_counts(llm, gpu, tp) or ())
+    yield from ((tp, True, dp, kind) for dp, kind in known.rank_counts_on_nodes(llm, gpu, tp))
+
+
 def _support(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
     """None where the weights leave no room for a KV block."""
-    tp, ep, dp = split
-    use = memory(llm, gpu, tp, dp=dp)
+    tp, ep, dp, all2all = split
+    budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else 8192
+    use = memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if use.kv_tokens == 0:
         return None
-    latency = known.latency(llm, gpu, tp, ep=ep, dp=dp)
+    latency = known.latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
     spread = latency.spread
     return {
         "gpu": gpu.name,
@@ -232,6 +244,7 @@ def _support(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any]
         "ep": ep,
         "usd_per_h": round(tp * dp * gpu.price_usd_per_h, 2),
         "dp": dp,
+        "all2all": all2all,
         "weight_gb": round(use.weight_bytes / 1e9, 2),
         "kv_tokens": use.kv_tokens,
         "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
@@ -250,7 +263,7 @@ def _support_shown(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> di
         "gpu": row["gpu"],
         "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",
         "USD/h": row["usd_per_h"],
-        **({"dp": row["dp"]} if has_ranks else {}),
+        **({"dp": _ranks_shown(row)} if has_ranks else {}),
         "weights GB/GPU": row["weight_gb"],
         "KV tokens": f"{row['kv_tokens']:,}",
         **beside,
@@ -258,6 +271,10 @@ def _support_shown(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> di
         "off": "-" if error is None else f"{100 * error:.1f} %",
         "at most": "unknown" if spread is None else f"x{spread[0]:.2f} / x{spread[1]:.2f}",
     }
+
+
+def _ranks_shown(row: dict[str, Any]) -> str:
+    return f"{row['dp']} {row['all2all'].removeprefix('deepep_').replace('_', ' ')}".strip()
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

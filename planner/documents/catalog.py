@@ -35,6 +35,7 @@ from planner.domain import OWNED, AllReduce, Gpu, Slo, market_of, row_of
 from planner.errors import CatalogError, InputError
 from planner.io.files import is_path, read_yaml, repository_dir
 from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
+from planner.models.all2all import MEASURED_LINK_BYTES_PER_S, RANKS, All2All, Ranks, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.units import quantity
@@ -139,22 +140,29 @@ class Catalog:
             "LLM", name, self.llms, self.llm_aliases, "llms.yaml", "; or give a path to its config.json"
         )
 
-    def latency(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1) -> StepLatency:
+    def latency(
+        self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = RANKS
+    ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
         A fit of the capped GPU itself comes before its base's. An LLM without fits of its own has those of a
         row of the same shape and format of weights. `ep`: every GPU has whole experts; without, each has a
-        slice of all, where there is a fit of that. `dp`: so many ranks of `tp` GPUs each share whole experts.
+        slice of all, where there is a fit of that. `dp`: so many ranks of `tp` GPUs each share whole experts;
+        if on several nodes, as `ranks` says. Fits are of links as they were measured, or faster ones.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         names = self._same_shape(llm)
-        split = tp, dp > 1 or (ep and llm.is_mixture and tp > 1), dp
+        nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
+        kind: All2All = ranks.all2all if nodes > 1 else ""
+        split: Split = tp, dp > 1 or (ep and llm.is_mixture and tp > 1), dp, kind
+        if nodes > 1 and ranks.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
+            names = []
         if own := self._fit_of(names, gpu.name, split):
             return self.spread(own, llm)
         base = self.gpus.get(gpu.base, gpu)
         latency = self._fit_of(names, base.name, split)
         if latency is None:
-            latency = self._calculated(llm, base, split, names)
+            latency = self._calculated(llm, base, split, names, ranks)
         latency = self.spread(latency, llm)
         if base.name == gpu.name:
             return latency
@@ -170,48 +178,65 @@ class Catalog:
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
                 if found := sorted(
-                    ep for degree, ep, dp in self._fits_of(name, of) if (degree, dp) == (tp, 1)
+                    ep for degree, ep, dp, _ in self._fits_of(name, of) if (degree, dp) == (tp, 1)
                 ):
                     return tuple(found)
         return (llm.slices_cut_blocks(tp),)
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
-        """Of how many data-parallel ranks of `tp` GPUs, more than one, there are fits; None where there is no
-        fit of this LLM on this GPU at all, so that the roofline speaks for all.
+        """Of how many data-parallel ranks of `tp` GPUs, more than one, on one node there are fits; None where
+        there is no fit of this LLM on this GPU at all, so that the roofline speaks for all.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
-                if found := self._fits_of(name, of):
-                    return tuple(sorted(dp for degree, _, dp in found if degree == tp and dp > 1))
+                found = [split for split in self._fits_of(name, of) if not split[3]]
+                if found:
+                    return tuple(sorted(dp for degree, _, dp, _ in found if degree == tp and dp > 1))
         return None
+
+    def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
+        """Of how many ranks of `tp` GPUs on several nodes there are fits, and how these meet."""
+        gpu = self.gpus.get(row_of(gpu.name), gpu)
+        splits = {
+            (dp, kind)
+            for name in self._same_shape(llm)
+            for of in (gpu.name, gpu.base)
+            for degree, _, dp, kind in self._fits_of(name, of)
+            if degree == tp and kind
+        }
+        return tuple(sorted(splits))
 
     def _fit_of(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
         """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
         no fit, and never the other way round.
         """
-        tp, ep, dp = split
+        tp, ep, dp, kind = split
         for name in names:
             fits = self._fits_of(name, gpu)
-            if found := fits.get((tp, ep, dp)) or fits.get((tp, True, dp)):
+            if found := fits.get((tp, ep, dp, kind)) or fits.get((tp, True, dp, kind)):
                 return found
         return None
 
-    def _calculated(self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str]) -> StepLatency:
+    def _calculated(
+        self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], ranks: Ranks
+    ) -> StepLatency:
         """By the roofline; of a TP between powers of two, which nobody measures, from the fit of the nearest
         one by the ratio of both rooflines.
         """
         from planner.models.roofline import roofline, transferred
 
-        tp, ep, dp = split
-        asked = roofline(llm, gpu, tp, dp=dp)
+        tp, ep, dp, _ = split
+        asked = roofline(llm, gpu, tp, dp=dp, ranks=ranks)
         if tp & (tp - 1) == 0 or dp > 1:
             return asked
         found = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
         nearest_tp = min(
-            {of for of, _, ranks in found if ranks == 1}, key=lambda of: abs(math.log(of / tp)), default=None
+            {of for of, _, count, _ in found if count == 1},
+            key=lambda of: abs(math.log(of / tp)),
+            default=None,
         )
-        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, (nearest_tp, ep, 1))
+        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, (nearest_tp, ep, 1, ""))
         if nearest_tp is None or fit is None:
             return asked
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"

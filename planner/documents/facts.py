@@ -824,6 +824,13 @@ class LayersNotCut:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksNotOnNodes:
+    """Why so many ranks are not dealt out to several nodes, in words."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsTooLarge:
     weight_bytes: float
 
@@ -905,6 +912,7 @@ class SmallerHolds:
 Reason = (
     HeadsNotShared
     | LayersNotCut
+    | RanksNotOnNodes
     | WeightsTooLarge
     | NoRoomForKv
     | RequestTooLong

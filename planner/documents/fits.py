@@ -11,7 +11,8 @@
 
 `planner.models.latency` says what the numbers mean, `planner.models.forms` and `correction` the forms. A fit
 with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all. One with `dp: 2`
-is of as many data-parallel ranks, and `joint_s` is the part of f_s that is of all ranks' tokens.
+is of as many data-parallel ranks, and `joint_s` is the part of f_s that is of all ranks' tokens. Of ranks on
+several nodes there may be two, `all2all: deepep_low_latency` and `deepep_high_throughput`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from planner.documents.spreads import SPREAD_KEYS, parse_spread, spread_document
 from planner.errors import InputError
 from planner.io.files import open_input, read_yaml
 from planner.io.values import PLAIN, Section, Wording, refused, rows
+from planner.models.all2all import All2All
 from planner.models.correction import CorrectedFormula
 from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
 from planner.models.latency import Kind, StepLatency
@@ -40,11 +42,13 @@ MIXED = "m_s"  # 0 where a file does not say
 EP = "ep"  # false where a file does not say
 DP = "dp"  # 1 where a file does not say
 JOINT = "joint_s"
-Split = tuple[int, bool, int]  # TP, whether GPUs have whole experts, data-parallel ranks
+ALL2ALL = "all2all"  # of ranks on several nodes; "" where a file does not say
+Split = tuple[int, bool, int, All2All]  # TP, whether GPUs have whole experts, ranks, how their nodes meet
 FIT_KEYS = (
     "tp",
     EP,
     DP,
+    ALL2ALL,
     "knots_tokens",
     "f_s",
     JOINT,
@@ -104,23 +108,31 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
     fits: dict[Split, StepLatency] = {}
     for n, row in enumerate(rows(file.get("fits"), file.at("fits"), "fits")):
         fit = Section.of(row, f"{path}: fits[{n}]", wording=wording)
-        split = fit.whole("tp"), fit.flag(EP, False), fit.whole(DP, 1)
+        split = fit.whole("tp"), fit.flag(EP, False), fit.whole(DP, 1), _all2all(fit)
         where = f"{path}: tp {split[0]}" + (" with ep" if split[1] else "")
         where += f", dp {split[2]}" if split[2] > 1 else ""
+        where += f", {split[3]}" if split[3] else ""
         if split in fits:
             raise InputError(f"{where}: is given twice; keep one")
         fits[split] = parse_latency(Section.of(row, where, FIT_KEYS, wording=wording))
     return fits
 
 
-def read_fit(path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1) -> tuple[Section, Section]:
+def _all2all(row: Section) -> All2All:
+    return cast(All2All, row.one_of(ALL2ALL, get_args(All2All), ""))
+
+
+def read_fit(
+    path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1, all2all: All2All = ""
+) -> tuple[Section, Section]:
     """What a file says of its fits, and its one fit of `tp` GPUs and `dp` ranks: of `fits`, or what the file
-    itself is. Of two it is the one without whole experts per GPU.
+    itself is. Of two it is the one without whole experts per GPU, and that of `all2all`.
     """
     file = Section.of(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = rows(file.get("fits", [dict(file.values)]), file.at("fits"), "fits")
     found = [Section.of(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
     match = [row for row in found if row.get("tp", tp) == tp and row.whole(DP, dp) == dp]
+    match = [row for row in match if not row.get(ALL2ALL) or _all2all(row) == all2all]
     if len(match) > 1:
         match = [row for row in match if not row.flag(EP, False)]
     if len(match) != 1:
@@ -220,12 +232,14 @@ def fit_row(
     *,
     ep: bool = False,
     dp: int = 1,
+    all2all: All2All = "",
 ) -> dict[str, Any]:
     """One item of `fits:`. Seven digits are more than any of it is known to."""
     row: dict[str, Any] = {
         "tp": tp,
         **({EP: True} if ep else {}),
         **({DP: dp} if dp > 1 else {}),
+        **({ALL2ALL: all2all} if all2all else {}),
         "knots_tokens": _digits(latency.knots_tokens),
         "f_s": _digits(latency.f_s),
         **({JOINT: _digits(latency.joint_s)} if latency.joint_s else {}),

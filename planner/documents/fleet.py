@@ -51,9 +51,10 @@ from planner.documents.speculative import (
 )
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
-from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Policies, Pool, Role, WorkerType
+from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, mapping, refuse_unknown, refused, rows
+from planner.models.all2all import Ranks, all2all_of, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, slots_of
@@ -216,6 +217,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     check_scheduling(document.get("engine"), choices, file.at("engine"))
     speculation = only(choices, f"{file.at('engine')}: speculative")
     lora = parse_lora(file.get("lora"), file.at("lora"))
+    network = parse_network(file.part("network", NETWORK_KEYS))
     written = rows(file.get("workers"), file.at("workers"), "workers", least=1)
     pools: list[Pool] = []
     for number, worker in enumerate(written):
@@ -235,14 +237,13 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
         if "speculative" in row:
             where = row.at("speculative")
             own = only(parse_speculative(row.get("speculative"), llm, catalog, where), where)
-        pool = _pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora)
+        pool = _pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network)
         pool = replace(pool, type=replace(pool.type, engine=drafting(engine, own)))
         if any(pool.name == other.name for other in pools):
             raise InputError(f"{row.at('name')}: {pool.name!r} is given twice; give each pool its own name")
         pools.append(pool)
     if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
         raise InputError(f"{file.at('workers')}: {workers} in all, must be at most {MAX_WORKERS}")
-    network = parse_network(file.part("network", NETWORK_KEYS))
     try:
         fleet = Fleet(llm, tuple(pools), decided, network)
     except InputError as error:
@@ -329,6 +330,7 @@ def _pool(
     directory: Path,
     speculation: Speculation | None,
     lora: Lora | None,
+    network: Network,
 ) -> Pool:
     default = row.get("role", "mixed")
     name = row.text("name", f"{default}-{number}")
@@ -357,8 +359,11 @@ def _pool(
     sampled = seats if speculation is None else SAMPLED_ROWS * seats
     slots = None if lora is None else slots_of(lora, llm, gpu, tp, ep=ep)
     kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots)
+    ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), network.bandwidth_bytes_per_s)
     try:
-        latency, form = _step_times(row.get("latency"), llm, gpu, (tp, ep, dp), catalog, directory)
+        latency, form = _step_times(
+            row.get("latency"), llm, gpu, (tp, ep, dp, ranks.all2all), catalog, directory, ranks
+        )
         if "latency" not in row:
             latency = pipelined(latency, llm, gpu, tp, pp)
     except InputError as error:
@@ -385,9 +390,9 @@ def _pool(
             dp=dp,
             lora=slots,
         ).serving(llm)
+        return Pool(name, role, worker_type, count)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
-    return Pool(name, role, worker_type, count)
 
 
 def _dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
@@ -398,11 +403,11 @@ def _dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
             f"{row.at('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for as many "
             "workers"
         )
-    if dp > 1 and tp * dp > gpu.gpus_per_node:
-        raise InputError(
-            f"{row.at('dp')}: {dp} ranks of {tp} GPUs are more than a node has ({gpu.gpus_per_node} x "
-            f"{gpu.name}), and ranks on several nodes are not modelled; take fewer"
-        )
+    if dp > 1:
+        try:
+            nodes_of_ranks(llm, gpu, tp, dp)
+        except InputError as error:
+            raise InputError(f"{row.at('dp')}: {error}") from None
     return dp
 
 
@@ -467,17 +472,17 @@ def _kv_tokens(
 
 
 def _step_times(
-    value: object, llm: Llm, gpu: Gpu, split: Split, catalog: Catalog, directory: Path
+    value: object, llm: Llm, gpu: Gpu, split: Split, catalog: Catalog, directory: Path, ranks: Ranks
 ) -> tuple[StepLatency, Form | None]:
     """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the
-    simulator is to take instead. `split` is TP, whether GPUs have whole experts, and ranks.
+    simulator is to take instead.
     """
-    tp, ep, dp = split
+    tp, ep, dp, all2all = split
     if value is None:
-        return catalog.latency(llm, gpu, tp, ep=ep, dp=dp), None
+        return catalog.latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), None
     if isinstance(value, Mapping) and "form" in value:
         form = parse_form(Section.of(value, "latency", wording=FIT_WORDING))
-        return catalog.latency(llm, gpu, tp, ep=ep, dp=dp), form
+        return catalog.latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), form
     if isinstance(value, Mapping):
         fit = Section.of(value, "fit", FIT_KEYS, wording=FIT_WORDING)
         return catalog.spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)
@@ -485,7 +490,7 @@ def _step_times(
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
     try:
-        file, fit = read_fit(path, tp, FIT_WORDING, dp=dp)
+        file, fit = read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # a name no file can have
         raise InputError(f"{value[:80]!r} is no name of a file") from None
     served, fitted = file.get("llm"), file.get("gpu")

@@ -159,7 +159,10 @@ class ConfigKernels:
     def _prompts_ms(self, prompts: int, new: int, cached: int) -> float:
         if self._sparse is not None:
             return self._sparse.step_ms(prompts, new, cached)
-        return self._measured_ms(prompts, new, cached)
+        ms = self._measured_ms(prompts, new, cached)
+        if cached and self._modules:  # few tokens after cached ones were not measured
+            ms = max(ms, self._measured_ms(prompts, new))
+        return ms
 
     def _measured_ms(self, prompts: int, new: int, cached: int = 0) -> float:
         return _sum_ms(

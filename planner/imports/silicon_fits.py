@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,19 @@ from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.imports.silicon import (
+    MOST_STEP_TOKENS,
     VERSION,
     Floats,
+    grid,
     is_whole,
     joint_seconds,
     random_steps,
     silicon_table,
     uncovered,
 )
+from planner.imports.silicon_nodes import NODES, on_nodes_ms, why_not_on_nodes
 from planner.imports.silicon_sparse import MOST_TOKENS, is_sparse
+from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, All2All
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import fits
@@ -75,12 +79,10 @@ def silicon_fits(
                 rows.append(_fitted_row(llm, gpu, tp, ep, folder))
             except InputError as error:
                 left_out.append(str(error))
-        for dp in DPS if llm.is_mixture else ():
+        for dp, all2all in _ranks(llm, gpu, tp):
             try:
-                if tp * dp <= gpu.gpus_per_node and fits(
-                    llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp
-                ):
-                    rows.append(_ranks_row(llm, gpu, tp, dp, True, folder))
+                if fits(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp):
+                    rows.append(_ranks_row(llm, gpu, tp, dp, all2all, folder))
             except InputError as error:
                 left_out.append(str(error))
     if not rows:
@@ -106,6 +108,17 @@ def file_name(llm: Llm, gpu: Gpu) -> str:
     return f"{llm.name.split('/')[-1].lower()}--{gpu.name}.yaml"
 
 
+def _ranks(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
+    """How many data-parallel ranks there may be, on one node and on several, and how these meet."""
+    per_node = int(gpu.gpus_per_node)
+    if not llm.is_mixture:
+        return
+    yield from ((dp, "") for dp in DPS if tp * dp <= per_node)
+    for nodes in NODES:
+        if per_node % tp == 0 and not why_not_on_nodes(llm, gpu, nodes):
+            yield from ((nodes * per_node // tp, kind) for kind in (LOW_LATENCY, HIGH_THROUGHPUT))
+
+
 def _splits(llm: Llm, tp: int) -> Sequence[bool]:
     """Ways to share experts over so many GPUs."""
     if not llm.is_mixture or tp == 1:
@@ -117,30 +130,39 @@ def _basis(llm: Llm) -> str:
     return BASIS + f", prompts past {MOST_TOKENS} tokens carried on" * is_sparse(llm)
 
 
-def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
+def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: Path | None) -> dict[str, Any]:
     """One fit of data-parallel ranks; its errors are on random steps of a rank that is alone, experts
     included, and, without these ("own"), on cells held out in turn.
     """
-    basis = f"{_basis(llm)}, {dp} ranks share the experts" + ", whole ones per GPU" * ep
-    own, held_out = fit(silicon_table(llm, gpu, tp, ep=ep, folder=folder, dp=dp), basis=basis, kind="kernels")
+    basis = f"{_basis(llm)}, {dp} ranks share the experts, whole ones per GPU"
+    if all2all:
+        basis += f"; {all2all} between nodes as measured for SGLang"
+    most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else MOST_STEP_TOKENS
+    some = [step for step in grid() if step.prompts * step.new + step.decodes <= most_tokens]
+    table = silicon_table(llm, gpu, tp, some, ep=True, folder=folder, dp=dp)
+    own, held_out = fit(table, basis=basis, kind="kernels")
 
     def experts_s(tokens: Sequence[int]) -> Floats:
-        return joint_seconds(llm, gpu, tp, tokens, ep=ep, dp=dp, folder=folder)
+        if all2all:
+            of_all_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
+            return np.array([of_all_ms(n) for n in tokens]) / 1e3
+        return joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
 
     latency = ranks_latency(own, experts_s(JOINT_TOKENS))
-    steps = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
-    unseen = silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder, dp=dp)
+    drawn = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    steps = [step for step in drawn if step.prompts * step.new + step.decodes <= most_tokens]
+    unseen = silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
     error = np.abs(
         latency.step_s(*unseen.X.T) / (unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())) - 1
     )
     off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
     if off_grid.mape_frac > WORST_MAPE_FRAC:
         raise InputError(
-            f"{llm.name} on {gpu.name} tp{tp} dp{dp}{' ep' * ep}: the fit misses its kernel times by "
+            f"{llm.name} on {gpu.name} tp{tp} dp{dp} ep {all2all}: the fit misses its kernel times by "
             f"{100 * off_grid.mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
         )
     latency = dataclasses.replace(latency, mape_frac=off_grid.mape_frac)
-    return fit_row(tp, latency, {"all": off_grid, "own": held_out["all"]}, ep=ep, dp=dp)
+    return fit_row(tp, latency, {"all": off_grid, "own": held_out["all"]}, ep=True, dp=dp, all2all=all2all)
 
 
 def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:

@@ -256,6 +256,16 @@ def _adapters(lora: Lora) -> str:
     )
 
 
+def _ranks(fleet: Fleet) -> str:
+    speed = fleet.network.bandwidth_bytes_per_s / 1e9
+    return (
+        "- Ranks on several nodes meet by DeepEP, which the image must have, over a link of "
+        f"{speed:g} GB/s of each GPU's own (InfiniBand or RoCE); nothing here asks for its devices, such as "
+        "rdma/ib. With llm-d and Dynamo each node has a front end that chooses among its own ranks; with "
+        "the others, and in the simulation, one chooses among all."
+    )
+
+
 def _offload(fleet: Fleet, offload: KvOffload) -> str:
     sizes = sorted({engine.cpu_bytes(pool, fleet) for pool in fleet.running} - {0})
     said = " or ".join(f"{size / 1e9:.4g} GB" for size in sizes)
@@ -305,6 +315,8 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
             "ones. The simulator chooses among all of them; put a balancer in front of the two."
         )
+    if any(pool.type.all2all for pool in fleet.running):
+        lines.append(_ranks(fleet))
     if fleet.lora is not None:
         lines.append(_adapters(fleet.lora))
     if policies.kv_offload is not None:

@@ -1,7 +1,9 @@
 """NVIDIA Dynamo: a DynamoGraphDeployment (v1beta1) with a frontend and one component per pool.
 
 Pools of pairs and mixed pools are graphs apart: a frontend routes either through prefill workers or not. The
-operator looks for a container named `main`, and starts a worker that spans nodes by `multinode`.
+operator looks for a container named `main`, and starts a worker that spans nodes by `multinode`: with
+data-parallel ranks it adds to --data-parallel-size which of them are on a node, and a front end on each node
+(deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def routing(fleet: Fleet) -> str:
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
     engine.plain_name(fleet, "dynamo")
-    engine.without_ranks(fleet, "dynamo")
+    engine.without_ranks(fleet, "dynamo", on_nodes=False)
     engine.without_offload(fleet, "dynamo")
     if len(fleet.running) >= MAX_COMPONENTS:
         raise InputError(
@@ -117,7 +119,9 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
             f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has {engine.one_line(pool.type.gpu.name)}"
         )
     engine.without_adapters(fleet, "dynamo", "loads adapters by its own API")
-    args = ["--model", fleet.llm.name, *engine.to_args(engine.settings(pool, fleet, max_model_len))]
+    told = engine.settings(pool, fleet, max_model_len)
+    told.pop("data-parallel-size-local", None)  # the operator's
+    args = ["--model", fleet.llm.name, *engine.to_args(told)]
     if pool.role != "mixed":
         args += ["--disaggregation-mode", pool.role]
     main = {

@@ -71,8 +71,11 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
     }
     if not fleet.llm.has_heads_alone:
         del told["block-size"]  # the kernels of latent attention and of states have sizes of their own
-    if engine.dp > 1:  # all on one node, behind one port: vLLM itself chooses the rank
+    if engine.dp > 1:  # behind one port: vLLM itself chooses the rank
         told["data-parallel-size"] = engine.dp
+    if engine.all2all:
+        told["data-parallel-size-local"] = local_ranks(engine)
+        told["all2all-backend"] = engine.all2all
     if engine.ep:
         told["enable-expert-parallel"] = True
     if (order := answer(QUEUE[fleet.policies.queue], VLLM).name) != Policies().queue:  # vLLM's own
@@ -262,6 +265,11 @@ def nodes_of(worker: WorkerType) -> int:
     return worker.gpus // per_node
 
 
+def local_ranks(worker: WorkerType) -> int:
+    """Data-parallel ranks on each of its nodes."""
+    return worker.dp // nodes_of(worker)
+
+
 def on_one_node(fleet: Fleet, target: str) -> None:
     """Refuse a worker that spans nodes, where `target` cannot start one."""
     for pool in fleet.running:
@@ -272,13 +280,16 @@ def on_one_node(fleet: Fleet, target: str) -> None:
             )
 
 
-def without_ranks(fleet: Fleet, target: str) -> None:
-    """Refuse data-parallel ranks, where `target` would start them in another way than was simulated."""
+def without_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
+    """Refuse data-parallel ranks, where `target` would start them in another way than was simulated; on
+    several nodes too, unless `on_nodes` is False.
+    """
     for pool in fleet.running:
-        if pool.type.dp > 1:
+        if pool.type.dp > 1 and (on_nodes or not pool.type.all2all):
+            others = "lws or vllm" if pool.type.all2all else "kubernetes, lws or compose"
             raise InputError(
                 f"{target}: {one_line(pool.name)}: starts data-parallel ranks (dp {pool.type.dp}) in a way "
-                "of its own, which is not written here; take kubernetes, lws or compose"
+                f"of its own, which is not written here; take {others}"
             )
 
 

@@ -4,6 +4,10 @@ The releases share the label llm-d.ai/model, by which llm-d's router finds the p
 carry a routing sidecar on 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`), since
 the chart would derive flags of its own. The chart puts the environment, but not the arguments, through Helm's
 template engine; nothing that a user names is in there.
+
+Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`), whose pods are all alike: each has a
+front end for its own ranks (--data-parallel-hybrid-lb), and a shell counts the first of them, as in llm-d's
+guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ ENGINE = (
 )
 BEHIND_SIDECAR_PORT = 8200
 PROXY_PORT = 8081  # of Envoy, beside the endpoint picker
+_START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX * {ranks}))'
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -87,7 +92,6 @@ def _release(fleet: Fleet, name: str) -> str:
 
 def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The values of one pool's release: the chart calls mixed workers decode workers too."""
-    engine.on_one_node(fleet, "llm-d")
     if len(engine.routers(fleet)) > 1:
         raise InputError(
             "llm-d: its router serves pairs or mixed pools, found both under one LLM; take kubernetes"
@@ -97,6 +101,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         raise InputError(
             f"llm-d: the chart counts TP and DP alone as GPUs, found PP {pool.type.pp}; take lws"
         )
+    nodes = engine.nodes_of(pool.type)
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
             "llm-d: the chart cannot keep a pool off nodes, and another pool caps "
@@ -104,7 +109,11 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         )
     own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
     port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
-    args = [*engine.engine_args(pool, fleet, max_model_len), "--port", str(port)]
+    args = kubernetes.expanded([*engine.engine_args(pool, fleet, max_model_len), "--port", str(port)])
+    command = ["vllm", "serve"]
+    if nodes > 1:
+        args += ["--data-parallel-hybrid-lb", "--data-parallel-address", "$(LWS_LEADER_ADDRESS)"]
+        command = ["sh", "-c", _START.format(ranks=engine.local_ranks(pool.type)), "vllm"]
     ports = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
@@ -112,8 +121,8 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "name": "vllm",
         "image": engine.image(pool.type),
         "modelCommand": "custom",
-        "command": ["vllm", "serve"],
-        "args": kubernetes.expanded(args),
+        "command": command,
+        "args": args,
         "env": kubernetes.nixl_environment(pool),
         "ports": ports,
         "resources": kubernetes.resources(pool),
@@ -127,8 +136,8 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "parallelism": {
             "tensor": pool.type.tp,
             "data": pool.type.dp,
-            "dataLocal": pool.type.dp,
-            "workers": 1,
+            "dataLocal": engine.local_ranks(pool.type),
+            "workers": nodes,
         },
         "nodeSelector": kubernetes.node_labels(gpu),
         "tolerations": kubernetes.tolerations(gpu),
@@ -144,7 +153,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "labels": {"llm-d.ai/inference-serving": "true", "llm-d.ai/model": engine.llm_label(fleet)},
         },
         "accelerator": {"type": "amd" if engine.is_rocm(gpu) else "nvidia"},
-        "multinode": False,
+        "multinode": nodes > 1,
         "routing": {
             "servicePort": HTTP_PORT,
             "proxy": {

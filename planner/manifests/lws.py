@@ -1,8 +1,9 @@
-"""LeaderWorkerSet: workers that span nodes (TP * PP beyond one node), one group of pods per worker.
+"""LeaderWorkerSet: workers that span nodes (by PP or data-parallel ranks), one group of pods per worker.
 
-Pod 0 of a group answers HTTP; the others run vLLM with --headless and meet it at LWS_LEADER_ADDRESS. LWS sets
-that and LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the
-other objects are those of plain Kubernetes; pods that run --headless have no role, so it does not see them.
+Pod 0 of a group answers HTTP, for the ranks of all; the others run vLLM with --headless and meet it at
+LWS_LEADER_ADDRESS. Of ranks vLLM takes the first one of a node from --node-rank. LWS sets that address and
+LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the other
+objects are those of plain Kubernetes; pods that run --headless have no role, so it does not see them.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then sam
 keeps the larger peak free. In the layers these are alive: the residual stream and its norm (hidden each,
 whole on every GPU), the feed-forward block's gate, up and their product (split over TP). A mixture holds
 gate, up and product once per expert a token visits, and each such expert's output (hidden, whole) before the
-sum. Of data-parallel ranks every GPU gets the tokens of all (vLLM's allgather_reducescatter), and makes room
-for their experts' values as if all were its own. In the sampler, on the last stage: the residual stream, and
+sum. Of data-parallel ranks on one node every GPU gets the tokens of all (vLLM's allgather_reducescatter), and
+makes room for their experts' values as if all were its own; of ranks on several nodes what
+`planner/models/all2all.py` says. In the sampler, on the last stage: the residual stream, and
 for each row and word of the vocabulary its logit in 16 and in 32 bit, its probability and a random number.
 
 Reserve: what vLLM calls non-torch memory (CUDA context, NCCL), the CUDA graphs, and fragmentation.
@@ -29,6 +30,7 @@ import numpy as np
 
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
+from planner.models.all2all import activation_bytes, all2all_of
 from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 from planner.models.llm import FeedForward, Llm
@@ -115,6 +117,9 @@ def stage_memory(
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
     layers_peak = max_num_batched_tokens * (2 * llm.hidden + dp * width) * 2.0
+    if dp > 1 and (kind := all2all_of(tp * dp, int(gpu.gpus_per_node), max_num_batched_tokens)):
+        layers_peak = max_num_batched_tokens * 2 * llm.hidden * 2.0
+        layers_peak += activation_bytes(llm, kind, max_num_batched_tokens, tp)
     experts_bytes = sum(
         n * llm.bytes_per_weight(weights) for part, weights, n, _ in llm.parts() if part == "experts"
     )

@@ -13,7 +13,7 @@ turns for m turns of work:
 
     bubbles = (PP - 1) / m of the work;      throughput = m / (m + PP - 1) of PP stages at work
 
-The planner plans PP = 1 only: nothing here but the TP term (in the roofline) reaches a plan.
+Ranks on several nodes: `planner/models/all2all.py`.
 """
 
 from __future__ import annotations

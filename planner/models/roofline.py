@@ -14,7 +14,8 @@ p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie
 experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each: a term of
 their own like the first, with shares of the peaks, a time per layer and activations of their own. That term
 is of all tokens of data-parallel ranks and on the GPUs of all of them; in place of the second all-reduce each
-GPU gathers the tokens of all and gives its sums back, as many bytes as in one all-reduce over all GPUs.
+GPU gathers the tokens of all and gives its sums back, as many bytes as in one all-reduce over all GPUs. On
+several nodes they go to their experts as `planner/models/all2all.py` says.
 
 fp8 weights are multiplied at the fp8 rate, nvfp4 at that of 4 bits, and in 16 bits where the GPU has none;
 int4 and mxfp4 are read as 4 bits and multiplied in 16 (vLLM's Marlin and Triton kernels).
@@ -32,6 +33,15 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.io.files import read_yaml, repository_dir
+from planner.models.all2all import (
+    EXPERT_LAUNCHES_S,
+    HIGH_THROUGHPUT,
+    MAPE_FRAC,
+    RANKS,
+    Ranks,
+    all2all_s,
+    nodes_of_ranks,
+)
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import (
     WEIGHT_BYTES,
@@ -137,16 +147,14 @@ def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
 
 
 def roofline(
-    llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1
+    llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1, ranks: Ranks = RANKS
 ) -> StepLatency:
     """The formula above, with the catalog's efficiencies or with these. `gpu` counts as uncapped; a power cap
-    is `StepLatency.slowed` on top. `dp`: of so many data-parallel ranks.
+    is `StepLatency.slowed` on top. `dp`: of so many data-parallel ranks, which on several nodes are `ranks`.
     """
-    if not 1 <= tp * dp <= gpu.gpus_per_node:
-        ranks = f" of {dp} ranks" if dp > 1 else ""
-        raise InputError(
-            f"GPU {gpu.name}: tensor parallelism{ranks} is {tp}, must be 1 to {gpu.gpus_per_node // dp}"
-        )
+    if not 1 <= tp <= gpu.gpus_per_node:
+        raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
+    nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
     basis = "roofline (no measurement)"
     if efficiency is None:
         known, of = calibration(llm, gpu), "dense" if llm.experts == 1 else "mixture"
@@ -168,7 +176,15 @@ def roofline(
     communication_s = reduces_s(tp)
     if dp > 1:
         share = experts_layers(llm) / (2 * llm.layers)  # of the all-reduces
-        joint_s = np.maximum.accumulate(experts_s + share * reduces_s(tp * dp))
+        if nodes > 1:
+            experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, ranks)
+            basis += (
+                f"; {ranks.all2all} over {nodes} nodes by {ranks.link_bytes_per_s / 1e9:g} GB/s per GPU, "
+            )
+            basis += f"as on H100 to {100 * MAPE_FRAC[ranks.all2all]:.0f} %"
+        else:
+            experts_s = experts_s + share * reduces_s(tp * dp)
+        joint_s = np.maximum.accumulate(experts_s)
         experts_s, communication_s = joint_s, (1 - share) * communication_s
     f_s = _dense_s(llm, gpu, tp, tokens, efficiency) + experts_s + activations_s + communication_s
     attention = _attention(llm, gpu, tp, efficiency)
@@ -186,6 +202,16 @@ def roofline(
         m_s=max(mixed_kv_s(llm, gpu, tp) - attention.kv_token_s, 0.0),
         joint_s=tuple(joint_s.tolist()),
     )
+
+
+def _between_nodes_s(llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, ranks: Ranks) -> Array:
+    """Of experts on several nodes, and of the way to them and back, for the tokens of all ranks."""
+    layers = experts_layers(llm)
+    if ranks.all2all == HIGH_THROUGHPUT:
+        experts_s = np.maximum(experts_s, layers * EXPERT_LAUNCHES_S)
+    own_tokens = np.ceil(tokens / gpus)
+    way_s = all2all_s(llm, ranks.all2all, nodes, own_tokens, link_bytes_per_s=ranks.link_bytes_per_s)
+    return np.asarray(experts_s + layers * way_s)
 
 
 def experts_layers(llm: Llm) -> int:

@@ -17,6 +17,16 @@ from planner.documents.task import TOKEN_BUDGETS, Task
 from planner.domain import OWNED, Gpu, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
+from planner.models.all2all import (
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    MEASURED_LINK_BYTES_PER_S,
+    MOST_LOW_LATENCY_TOKENS,
+    All2All,
+    Ranks,
+    all2all_of,
+    nodes_of_ranks,
+)
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -160,17 +170,21 @@ def worker_types(
                 left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:
                 for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
-                    settings = engines.settings(pp, degree.dp)
+                    if not (settings := degree.settings(engines)):
+                        continue  # no budget that was asked for is of this kind
                     found = _of_degree(degree, llm, drafters, catalog, engines)
                     types += [worker for worker in found if worker.holds(longest_tokens)]
                     left += _left_of(degree.name, llm, found, settings, longest_tokens)
+                left += _not_on_nodes(name, llm, (gpu, tp, pp), engines)
     return tuple(types), tuple(left)
 
 
 def _degrees(
     name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
 ) -> Iterator[Degree]:
-    """The ways to deal experts out, and to as many ranks as may be chosen: on one node, without pipelines."""
+    """The ways to deal experts out, and to as many ranks as may be chosen, without pipelines: on one node, or
+    on several if a node has no room for so many.
+    """
     gpu, tp, pp = on
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
@@ -179,6 +193,25 @@ def _degrees(
     for dp in engines.ranks:
         if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (known is None or dp in known):
             yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
+        elif dp > gpu.gpus_per_node and pp == 1 and not _why_not_on_nodes(llm, gpu, tp, dp):
+            for kind in (LOW_LATENCY, HIGH_THROUGHPUT):
+                yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp, kind)
+
+
+def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
+    """Empty where so many ranks can be dealt out to nodes."""
+    try:
+        nodes_of_ranks(llm, gpu, tp, dp)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[Left]:
+    gpu, tp, pp = on
+    for dp in engines.ranks:
+        if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
+            yield Left(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +224,27 @@ class Degree:
     pp: int
     ep: bool
     dp: int = 1
+    all2all: All2All = ""
+
+    def settings(self, engines: Engines) -> list[tuple[int, int, Speculation | None]]:
+        """Budgets, seats and drafts that go together; of ranks on several nodes the budgets tell how these
+        meet, and where budgets are free, low latency has the largest that it may.
+        """
+        budgets = engines.budgets
+        if self.all2all and budgets == TOKEN_BUDGETS:
+            budgets = (MOST_LOW_LATENCY_TOKENS, *budgets)
+        if self.all2all:
+            budgets = tuple(n for n in budgets if self.all2all == self._all2all_of(n))
+        return replace(engines, budgets=budgets).settings(self.pp, self.dp)
+
+    def _all2all_of(self, budget_tokens: int) -> All2All:
+        return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
     def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
         between = engines.node_bytes_per_s if self.tp * self.pp > self.gpu.gpus_per_node else None
-        fit = catalog.latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp)
+        link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
+        ranks = Ranks(self.all2all, link_bytes_per_s)
+        fit = catalog.latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
         latency = pipelined(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.at_spread:
@@ -217,7 +267,7 @@ def _of_degree(
     slots = None if engines.lora is None else slots_of(engines.lora, llm, gpu, tp, ep=degree.ep)
     latency: StepLatency | None = None
     found = []
-    for budget, most_seqs, drafts in engines.settings(pp, degree.dp):
+    for budget, most_seqs, drafts in degree.settings(engines):
         rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
         use = memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows, dp=degree.dp)
         use = drafters[drafts].beside(use, llm, tp)
@@ -283,7 +333,7 @@ def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    return [option_of("mixed", worker, objective) for worker in types]
+    return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
 
 
 def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
@@ -309,6 +359,8 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     """
     first: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
+        if worker.all2all == HIGH_THROUGHPUT:  # of prefill pools alone
+            continue
         key = (*split(worker), worker.max_num_seqs, worker.speculation)
         if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
             first[key].max_num_batched_tokens - 2048

@@ -24,6 +24,11 @@ def _(because: facts.LayersNotCut) -> str:
 
 
 @reason_text.register
+def _(because: facts.RanksNotOnNodes) -> str:
+    return because.why
+
+
+@reason_text.register
 def _(because: facts.WeightsTooLarge) -> str:
     return f"the weights ({because.weight_bytes / 1e9:.0f} GB) do not fit"
 

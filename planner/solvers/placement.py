@@ -54,7 +54,9 @@ class FailureDomain:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The stages `first` to `last`, of `pp` in all, of one worker, and the GPUs of the node that they use."""
+    """The stages `first` to `last`, of `pp` in all, or the ranks, of `dp`, of one worker, and the GPUs of the
+    node that they use.
+    """
 
     pool: str
     worker: int
@@ -62,10 +64,12 @@ class Part:
     last: int
     pp: int
     gpus: tuple[int, ...]
+    dp: int = 1
 
     def __str__(self) -> str:
-        stages = "" if self.last - self.first + 1 == self.pp else f" stages {self.first}-{self.last}"
-        return f"{self.pool}-{self.worker}{stages}"
+        whole, kind = (self.pp, "stages") if self.dp == 1 else (self.dp, "ranks")
+        part = "" if self.last - self.first + 1 == whole else f" {kind} {self.first}-{self.last}"
+        return f"{self.pool}-{self.worker}{part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +111,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """A pool whose workers are spread over `span` nodes each, `stages` on every one."""
+    """A pool whose workers are spread over `span` nodes each, `stages` on every one: TP groups, of pipeline
+    stages or of data-parallel ranks.
+    """
 
     pool: Pool
     span: int
 
     @property
     def stages(self) -> int:
-        return self.pool.type.pp // self.span
+        return self.pool.type.pp * self.pool.type.dp // self.span
 
     @property
     def kind(self) -> str:
@@ -253,7 +259,7 @@ def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Aff
         return _assign(slices, [1] * len(slices), domain_gpus[slices[0].kind]) is not None
 
     def span_of(groups: Sequence[Sequence[Pool]]) -> int:
-        stages = math.gcd(*(pool.type.pp for group in groups for pool in group))
+        stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
         for span in range(1, stages + 1):
             if stages % span == 0 and all(fits(group, span) for group in groups):
                 return span
@@ -421,8 +427,8 @@ def _name(
                         worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
                         seen[q] += 1
                         first = part * each.stages
-                        last, pp = first + each.stages - 1, each.pool.type.pp
-                        parts.append(Part(each.pool.name, worker, first, last, pp, gpus))
+                        kind, last = each.pool.type, first + each.stages - 1
+                        parts.append(Part(each.pool.name, worker, first, last, kind.pp, gpus, kind.dp))
                     nodes.append(Node(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts)))
                 for q in here:
                     dealt[q] += pattern.counts[q] * pattern.span

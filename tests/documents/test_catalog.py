@@ -17,6 +17,7 @@ from planner.domain import Limit
 from planner.errors import CatalogError
 from planner.io.files import repository_dir
 from planner.io.values import Wording
+from planner.models.all2all import Ranks
 from planner.models.latency import StepLatency
 
 
@@ -588,8 +589,9 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
 def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
     for path in catalog.fit_files:
         llm, gpu = read_header(path)
-        for (tp, ep, dp), fit in read_fits(path).items():
-            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp)
+        for (tp, ep, dp, kind), fit in read_fits(path).items():
+            ranks = Ranks(kind)
+            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp, ranks=ranks)
             assert replace(latency, spread=None) == fit
 
 

@@ -149,7 +149,9 @@ def test_every_target_starts_the_workers_of_the_plan(fleet: Fleet) -> None:
         assert sum(command.workers * command.gpus for command in serving) == fleet.gpus, target
         for command in serving:
             tp, pp = (int(command.value(f"--{what}-parallel-size")) for what in ("tensor", "pipeline"))
-            assert command.gpus == tp * pp, target
+            ranks = "--data-parallel-size"
+            dp = int(command.value(ranks)) if ranks in command.args else 1
+            assert command.gpus == tp * pp * dp, target
 
 
 @each_fleet

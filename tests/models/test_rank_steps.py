@@ -104,8 +104,8 @@ def test_a_roofline_of_ranks_is_that_of_one_where_they_are_one() -> None:
     assert not one.joint_s
     assert float(two.of_rank.step_s(64)) < float(one.step_s(64))
     assert 0.4 < float(two.joint_at(64) / (one.step_s(64) - two.of_rank.step_s(64))) < 1.0
-    with pytest.raises(InputError, match="tensor parallelism of 4 ranks is 4, must be 1 to 2"):
-        roofline(MIXTURE, GPU, 4, dp=4)
+    with pytest.raises(InputError, match="tensor parallelism is 16, must be 1 to 8"):
+        roofline(MIXTURE, GPU, 16)
 
 
 @pytest.mark.parametrize("gpu", ["h100-80g", "h200-141g", "b200-180g", "rtx-pro-6000"])

@@ -17,10 +17,12 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.io.files import to_yaml
 from planner.reports.rows import fleet_rows
-from planner.search.options import Engines, mixed_options, worker_types
+from planner.search.options import Engines, decode_options, mixed_options, prefill_options, worker_types
+from planner.search.reasons import reason_text
 from planner.simulator.replay import simulate
 from planner.solvers.demand import bounds_of, least_work
 from planner.solvers.master import least_seconds
+from planner.solvers.placement import place
 from planner.traffic.trace import Trace
 
 MIXTURE = CATALOG.llm("openai/gpt-oss-120b")
@@ -56,7 +58,9 @@ def test_the_file_says_it_and_gives_it_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("tp: 4, dp: 4", "dp: 4 ranks of 4 GPUs are more than a node has"),
+        ("tp: 4, dp: 3", "dp: 3 ranks of 4 GPUs .*12 GPUs, must be whole nodes of 8"),
+        ("tp: 4, dp: 4", "give max_num_batched_tokens: 256 .deepep_low_latency., or take ranks that fit"),
+        ("tp: 2, dp: 64", "dp: 64 ranks of 2 GPUs .*128 GPUs, at most 8 nodes of 8 are modelled"),
         ("dp: 2, ep: false", "ep: slices of experts over data-parallel ranks are not modelled"),
         ("dp: 2, pp: 2", "dp 2: is not simulated in pipelines, must be pp 1, found 2"),
         ("dp: 0", "dp: must be a whole number of at least 1"),
@@ -112,6 +116,101 @@ def test_no_bound_takes_more_time_than_a_worker_took(seed: int) -> None:
     assert least_seconds(option, inputs, outputs).sum() <= busy_s * (1 + 1e-9)
     for bound in bounds_of(option):
         assert sum(part.sum() for part in least_work(option, bound, inputs, outputs)) <= busy_s * (1 + 1e-9)
+
+
+def wide(directory: Path) -> Fleet:
+    """DeepSeek-V3 on 16 ranks: two workers that prefill, three that decode, two nodes each."""
+    path = directory / "fleet.yaml"
+    path.write_text(
+        "llm: deepseek-v3\nworkers:\n"
+        "  - {name: p, role: prefill, gpu: h100-80g, dp: 16, count: 2, max_num_batched_tokens: 8192}\n"
+        "  - {name: d, role: decode, gpu: h100-80g, dp: 16, count: 3, max_num_batched_tokens: 256}\n"
+    )
+    return read_fleet(path, CATALOG)
+
+
+def test_ranks_on_several_nodes_take_whole_nodes(tmp_path: Path) -> None:
+    """80 GPUs at 2.99 USD/h, five times two nodes; step times are kernels', by the kind of all-to-all."""
+    found = wide(tmp_path)
+    prefill, decode = (pool.type for pool in found.pools)
+    assert (prefill.all2all, decode.all2all) == ("deepep_high_throughput", "deepep_low_latency")
+    assert prefill.latency.kind == decode.latency.kind == "kernels"
+    assert prefill.all2all in prefill.latency.basis and decode.all2all in decode.latency.basis
+    assert sum(pool.count * pool.type.gpus for pool in found.pools) == 80
+    price = sum(pool.count * pool.type.price_usd_per_h for pool in found.pools)
+    assert price == pytest.approx(80 * H100.price_usd_per_h)
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(fleet_document(found)))
+    assert read_fleet(again, CATALOG) == found
+    nodes = place(found).nodes
+    assert len(nodes) == 10 and all(len(part.gpus) == 8 for node in nodes for part in node.parts)
+    assert {str(part) for node in nodes for part in node.parts if part.pool == "p"} == {
+        f"p-{worker} ranks {ranks}" for worker in (0, 1) for ranks in ("0-7", "8-15")
+    }
+
+
+def test_ranks_on_one_node_are_placed_with_all_their_gpus(tmp_path: Path) -> None:
+    (node,) = place(fleet(tmp_path, "tp: 2, dp: 4")).nodes
+    assert [(str(part), len(part.gpus)) for part in node.parts] == [("w-0", 8)]
+
+
+def test_ranks_on_several_nodes_serve_as_ranks_do(tmp_path: Path) -> None:
+    """One request alone, 1,000 tokens in and 3 out, without engines' host times: a rank's own part, and the
+    experts' for 1,000 tokens and one of each of 15 idle ranks; then two decodes to 1,001 and 1,002 tokens.
+    """
+    found = wide(tmp_path).without_engine()
+    done = simulate(found, Trace("one", np.array([0.0]), np.array([1000]), np.array([3])))
+    prefill, decode = (pool.type.latency for pool in found.pools)
+    own_s = float(prefill.of_rank.step_s(1000, pairs=1000 * 1001 / 2, prefills=1))
+    assert float(done.ttft_s[0]) == pytest.approx(own_s + float(prefill.joint_at(1015)), rel=1e-6)
+    decodes_s = [float(decode.of_rank.step_s(1, decodes=1, kv_tokens=kv)) for kv in (1001, 1002)]
+    way_s = float(done.e2e_s[0] - done.ttft_s[0]) - sum(decodes_s) - 2 * float(decode.joint_at(16))
+    assert 0 <= way_s < 0.01  # of the KV to the worker that decodes
+
+
+def test_a_question_opens_several_nodes_where_one_has_no_room_for_so_many_ranks() -> None:
+    deepseek = CATALOG.llm("deepseek-v3")
+    asked = question(dp=[8, 16, 32]) | {"llm": deepseek.name}
+    types, left = worker_types(
+        deepseek, [H100, CATALOG.gpu("l40s-48g")], CATALOG, 4096, Engines.of(parse_task(asked, CATALOG))
+    )
+    assert {(kind.tp, kind.dp) for kind in types} == {(1, 16), (1, 32), (2, 16), (2, 32), (4, 16)}
+    assert all(kind.latency.kind == "kernels" for kind in types)
+    budgets = {(kind.max_num_batched_tokens, kind.all2all) for kind in types}
+    low, high = "deepep_low_latency", "deepep_high_throughput"
+    assert budgets == {(256, low), *((n, high) for n in (512, 1024, 2048, 4096, 8192))}
+    assert {each.type.all2all for each in mixed_options(types, "cost")} == {low}
+    assert {each.type.all2all for each in decode_options(types, "cost")} == {low}
+    assert {each.type.all2all for each in prefill_options(types, "cost")} == {low, high}
+    said = {each.name: reason_text(each.because) for each in left}
+    assert "needs NVLink" in said["l40s-48g tp1 dp16 ep"]
+    assert "at most 8 nodes" in said["h100-80g tp4 dp32 ep"]
+    only = parse_task(
+        asked | {"fleet": {"gpus": ["h100-80g"], "dp": 16, "max_num_batched_tokens": 2048}}, CATALOG
+    )
+    types, _ = worker_types(deepseek, [H100], CATALOG, 4096, Engines.of(only))
+    assert {kind.all2all for kind in types} == {high}
+
+
+def test_every_command_says_how_several_nodes_meet(tmp_path: Path) -> None:
+    rendered = manifests.render(wide(tmp_path), 4096)
+    found = commands(rendered.files)
+    assert set(found) == {"vllm", "lws", "disaggregatedset", "llm-d", "dynamo"}
+    for target, each in found.items():
+        for command in each:
+            assert command.value("--data-parallel-size") == "16"
+            assert "--enable-expert-parallel" in command.args
+            budget = command.value("--max-num-batched-tokens")
+            kind = {"256": "deepep_low_latency", "8192": "deepep_high_throughput"}[budget]
+            assert command.value("--all2all-backend") == kind
+            if target != "dynamo":  # its operator says what is on a node
+                assert command.value("--data-parallel-size-local") == "8"
+    assert all(command.value("--data-parallel-start-rank") == "8" for command in found["llm-d"])
+    assert all("--data-parallel-hybrid-lb" in command.args for command in found["llm-d"])
+    assert {command.value("--nnodes") for command in found["lws"]} == {"2"}
+    for target in ("compose", "kubernetes", "kserve", "production-stack", "ray-serve"):
+        assert "take lws" in rendered.refused[target], target
+    assert "meet by DeepEP" in rendered.files["README.md"]
 
 
 def test_every_command_says_it_and_what_starts_ranks_otherwise_is_refused(tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
-from plans import LLM, a_pool, mixed, pairs
+from plans import CATALOG, LLM, a_pool, mixed, pairs
 
 from planner import manifests
-from planner.fleet import Fleet, Policies, Pool
+from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
+from planner.models.all2all import Ranks, all2all_of
 from planner.models.engine import Engine
 from planner.models.llm import Llm
 from planner.models.lora import Lora, slots_of
@@ -26,6 +27,7 @@ from planner.models.speculation import Speculation
 
 Document = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MIXTURE = CATALOG.llm("qwen3-30b-a3b")
 LWS_VALUES = {"$(LWS_WORKER_INDEX)": "1", "$(LWS_LEADER_ADDRESS)": "leader.example"}
 
 
@@ -47,6 +49,18 @@ def spanning() -> Fleet:
     """Workers of TP 8 and PP 2 over two nodes of eight, and of PP 2 within a node."""
     pool = a_pool("big", "mixed", "h100-80g", 8, 2)
     return Fleet(LLM, (_wide(pool, tp=8, pp=2), _wide(replace(pool, name="small"), tp=2, pp=2)))
+
+
+def ranks_on_nodes() -> Fleet:
+    """A mixture with 16 ranks on two nodes each: two workers that prefill, one that decodes."""
+    pools = []
+    for name, role, count, tokens in (("pre", "prefill", 2, 8192), ("dec", "decode", 1, 256)):
+        on = CATALOG.gpu("h100-80g")
+        ranks = Ranks(all2all_of(16, 8, tokens))
+        latency = CATALOG.latency(MIXTURE, on, 1, dp=16, ranks=ranks)
+        kind = WorkerType(on, 1, latency, 60_000, tokens, 128, ep=True, dp=16)
+        pools.append(Pool(name, cast(Role, role), kind.serving(MIXTURE), count))
+    return Fleet(MIXTURE, tuple(pools))
 
 
 def piped() -> Fleet:
@@ -113,6 +127,7 @@ FLEETS = {
         ),
     ),
     "spanning nodes": spanning(),
+    "ranks on several nodes": ranks_on_nodes(),
     "two stages on a node": piped(),
     "cache-aware": replace(
         mixed(),
@@ -199,8 +214,24 @@ def _of_group(spec: Document) -> list[Command]:
 
 
 def _of_container(container: Document, gpus: int, workers: int) -> Command:
-    assert container["command"] == ["vllm", "serve"]
-    return Command("", tuple(expand(arg) for arg in container["args"]), gpus, workers)
+    args = tuple(expand(arg) for arg in container["args"])
+    if container["command"] == ["vllm", "serve"]:
+        return Command("", args, gpus, workers)
+    shell, flag, script, name = container["command"]  # of one that counts its first rank
+    assert (shell, flag, name) == ("sh", "-c", "vllm")
+    said = run_shell(expand(script), args)
+    assert said[0] == "serve"
+    return Command("", tuple(said[1:]), gpus, workers)
+
+
+def run_shell(script: str, words: tuple[str, ...]) -> list[str]:
+    """The words that `vllm` gets of a shell, in the second pod of a group."""
+    stub = 'vllm() { printf "%s\\0" "$@"; }; ' + script.removeprefix("exec ")
+    environment = {"PATH": os.environ["PATH"], "LWS_WORKER_INDEX": "1"}
+    found = subprocess.run(
+        ["sh", "-c", stub, "vllm", *words], env=environment, check=True, capture_output=True, text=True
+    )
+    return found.stdout.split("\0")[:-1]
 
 
 def expand(arg: str) -> str:
@@ -312,7 +343,9 @@ def _llm_d(path: str, text: str) -> list[Command]:
         return []
     made = [values[role] for role in ("prefill", "decode") if values[role]["create"]]
     assert len(made) == 1
-    return [_of_container(made[0]["containers"][0], gpus_of(made[0]["containers"][0]), made[0]["replicas"])]
+    main, pods = made[0]["containers"][0], made[0]["parallelism"]["workers"]
+    assert values["multinode"] == (pods > 1)
+    return [_of_container(main, pods * gpus_of(main), made[0]["replicas"])]
 
 
 def _production_stack(path: str, text: str) -> list[Command]:
@@ -366,5 +399,5 @@ def run_script(script: str, *words: str, stubs: tuple[str, ...], folder: Path, *
 
 
 each_fleet = pytest.mark.parametrize("fleet", list(FLEETS.values()), ids=list(FLEETS))
-_ON_NODES = {name: fleet for name, fleet in FLEETS.items() if fleet != spanning()}
+_ON_NODES = {name: fleet for name, fleet in FLEETS.items() if fleet not in (spanning(), ranks_on_nodes())}
 each_on_nodes = pytest.mark.parametrize("fleet_on_nodes", list(_ON_NODES.values()), ids=list(_ON_NODES))

@@ -173,7 +173,7 @@ def files(question: Question) -> dict[str, str]:
                 "f_s": list(fit.f_s),
             }
             | {name: getattr(fit, name) for name in ("a_s", "b_s", "d_s", "e_s", "h_s")}
-            for (tp, _, _), fit in fits.items()
+            for (tp, _, _, _), fit in fits.items()
         ]
         document = {"llm": of_llm, "gpu": of_gpu, "command": "drawn", "fits": rows} | facts
         written[f"catalog/latency/{of_gpu}.yaml"] = yaml.safe_dump(document, sort_keys=False)
@@ -235,7 +235,8 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
             is_sold_whole=bool(rng.spawn(1)[0].random() < 0.5),
         )
         fits[LLM.name, name] = {
-            (tp, False, 1): fit for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
+            (tp, False, 1, ""): fit
+            for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
         }
     provenance = {
         name: Provenance("drawn", "2026-11-20", "drawn", "2026-11-20") for name in (*gpus, LLM.name)

@@ -97,7 +97,7 @@ def profiled(llm: Path, folder: Path) -> WorkerType:
         plan(*fit)
     catalog = read_catalog(folder)  # with engines.yaml, which the profile wrote
     added = parse_engine({"name": "vllm"}, catalog.engines.values(), "engine")
-    latency = read_fits(folder / "fit.yaml")[1, False, 1]
+    latency = read_fits(folder / "fit.yaml")[1, False, 1, ""]
     gpu = catalog.gpu("h100-80g")  # it is not used
     return WorkerType(gpu, 1, latency, KV_TOKENS, 512, 32, engine=added)
 

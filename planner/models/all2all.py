@@ -1,0 +1,118 @@
+"""Tokens on their way to experts on other nodes, and back: DeepEP's kernels, which vLLM starts for ranks on
+several nodes (`--all2all-backend`).
+
+    deepep_low_latency       each token to each of its k experts; at most MOST_LOW_LATENCY_TOKENS of a rank in
+                             a step, since every expert has room for as many of every rank; in CUDA graphs
+    deepep_high_throughput   each token once to each node that has some of its experts; vLLM runs it without
+                             CUDA graphs, for prefills
+
+Seconds of one layer, there and back, n tokens of each GPU, G GPUs on M nodes, hidden width H, v bytes a value
+on the way there (1 where experts are multiplied in 8 bits, else 2; 2 on the way back), B bytes/s of a GPU's
+own link to other nodes:
+
+    low latency       40 us + 5 us log2 M  + n (v + 2) H k (1 - 1/M)                  / (0.92 B)
+    high throughput   85 us + 60 us log2 M + n (v + 2) H (M - 1) (1 - (1 - 1/M)^k)    / (0.64 B)
+
+Times and shares of B are of DeepEP on 16, 32 and 64 H100 with 50 GB/s each, as aiconfigurator-core 0.12.0
+has them (H 7168, k 8; 20 SMs), from which they are off by MAPE_FRAC (`python benchmarks/all2all.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.models.latency import Array
+from planner.models.llm import Llm
+
+All2All = Literal["", "deepep_low_latency", "deepep_high_throughput"]  # "": all on one node
+LOW_LATENCY: All2All = "deepep_low_latency"
+HIGH_THROUGHPUT: All2All = "deepep_high_throughput"
+MOST_LOW_LATENCY_TOKENS = 256
+MOST_NODES = 8  # that anybody measured
+MEASURED_LINK_BYTES_PER_S = 50e9  # of a GPU, one direction: a 400 Gb/s adapter for each
+FORMATS_IN_8_BITS = ("fp8", "fp8-block")
+BUFFER_BYTES = 2.0**30  # vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB; between nodes as many once more
+MAPE_FRAC: dict[All2All, float] = {LOW_LATENCY: 0.02, HIGH_THROUGHPUT: 0.14}
+UNEVEN = 2.0  # rows of experts that one GPU makes room for, by those that it gets if all get as many
+EXPERT_LAUNCHES_S = 390e-6  # of a layer's experts without CUDA graphs: H100, the same tables
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """How ranks on several nodes meet: vLLM's --all2all-backend, and each GPU's own link to other nodes."""
+
+    all2all: All2All = HIGH_THROUGHPUT
+    link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
+
+
+RANKS = Ranks()
+
+
+def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
+    """Nodes that `dp` ranks of `tp` GPUs fill; InputError where they cannot be dealt out to nodes."""
+    gpus, per_node = tp * dp, int(gpu.gpus_per_node)
+    if gpus <= per_node:
+        return 1
+    where = f"{dp} ranks of {tp} GPUs ({gpu.name})"
+    if gpus > MOST_NODES * per_node:
+        raise InputError(f"{where}: {gpus} GPUs, at most {MOST_NODES} nodes of {per_node} are modelled")
+    if per_node % tp or gpus % per_node:
+        raise InputError(f"{where}: {gpus} GPUs, must be whole nodes of {per_node}, each rank on one of them")
+    if not gpu.link.lower().startswith("nvlink"):
+        raise InputError(
+            f"{where}: {gpus // per_node} nodes: ranks on several nodes are modelled with DeepEP alone, "
+            f"which needs NVLink, and {gpu.name} has {gpu.link}; take at most {per_node // tp} ranks"
+        )
+    if llm.experts % gpus:
+        raise InputError(
+            f"{where}: {gpus} GPUs must divide the {llm.experts} experts of {llm.name} on several nodes"
+        )
+    return gpus // per_node
+
+
+def all2all_of(gpus: int, gpus_per_node: int, budget_tokens: int) -> All2All:
+    """What ranks on so many GPUs run, whose steps have up to `budget_tokens` tokens each."""
+    if gpus <= gpus_per_node:
+        return ""
+    return LOW_LATENCY if budget_tokens <= MOST_LOW_LATENCY_TOKENS else HIGH_THROUGHPUT
+
+
+def all2all_s(
+    llm: Llm, kind: All2All, nodes: int, tokens: float | Array, *, link_bytes_per_s: float
+) -> Array:
+    """Seconds of one layer for `tokens` tokens of every GPU, by the formulas above; broadcasts."""
+    experts = llm.experts_per_token
+    values_bytes = llm.hidden * ((1 if _in_8_bits(llm) else 2) + 2)
+    if kind == LOW_LATENCY:
+        fixed_s, reached_frac = 40e-6 + 5e-6 * np.log2(nodes), 0.92
+        copies = experts * (1 - 1 / nodes)
+    else:
+        fixed_s, reached_frac = 85e-6 + 60e-6 * np.log2(nodes), 0.64
+        copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** experts)
+    sent_bytes = np.asarray(tokens, dtype=float) * values_bytes * copies
+    return np.asarray(fixed_s + sent_bytes / (reached_frac * link_bytes_per_s))
+
+
+def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> float:
+    """What one GPU makes room for beside the residual stream: DeepEP's buffers, and the experts' rows.
+
+    Low latency: every expert of all has `budget_tokens` rows of every rank, sent and received, each twice
+    (DeepEP's two buffers), and the GPU's experts their input, gate, up, product and output.
+    """
+    width = 3 * llm.ffn + llm.hidden
+    if kind == LOW_LATENCY:
+        rows = float(llm.experts * budget_tokens)
+        buffers_bytes = BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16)
+        return buffers_bytes + rows * (width + llm.hidden) * 2.0
+    rows = UNEVEN * budget_tokens / tp * llm.experts_per_token
+    return 2 * BUFFER_BYTES + rows * (width + llm.hidden) * 2.0
+
+
+def _in_8_bits(llm: Llm) -> bool:
+    weights = next((weights for part, weights, *_ in llm.parts() if part == "experts"), llm.weights)
+    return weights in FORMATS_IN_8_BITS
