@@ -49,6 +49,7 @@ def of_section(given: object) -> Asked:
         "least": section.least,
         "most": section.most,
         "missed_usd": section.missed_usd,
+        "optimum": section.optimum,
     }
 
 
@@ -65,6 +66,7 @@ def section(asked: Mapping[str, Any]) -> Document:
     found |= {"warm": asked["warm"]} if asked["warm"] else {}
     if asked["missed_usd"] is not None:
         found["missed_window"] = asked["missed_usd"]
+    found |= {} if asked["optimum"] else {"optimum": False}
     if "start" not in found:
         usual = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
         found |= {key: asked[key] for key, value in usual.items() if asked[key] != value}

@@ -133,6 +133,7 @@ def day(
             train_frac=asked.train_frac,
             missed_usd=asked.missed_usd,
             start_notes=start_notes(fleet, asked, facts),
+            stock=stock_of(task),
         ),
         asked.controllers,
         time_limit_s=left_s,
@@ -172,6 +173,11 @@ def elastic_pools(
             )
         )
     return tuple(found)
+
+
+def stock_of(task: Task) -> dict[str, int]:
+    """The GPUs that all pools share."""
+    return {gpu: count for gpu, count in task.stock_and_owned.items() if count is not None}
 
 
 def start_of(standing: Fleet, pool: Pool, asked: DaySection, facts: StartupFacts) -> StartTime:

@@ -134,7 +134,8 @@ class _Search:
     def look(self, workers: Ints) -> DayRun:
         """Simulate a day; one that holds may be the best."""
         found = self.runs.day(workers)
-        if found.holds and found.usd < self.best_usd * (1 - 1e-12) and is_within_stock(self.terms, workers):
+        is_allowed = found.fits and is_within_stock(self.terms, workers)
+        if found.holds and is_allowed and found.usd < self.best_usd * (1 - 1e-12):
             self.best = found
         return found
 

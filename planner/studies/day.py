@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from planner.search.day_runs import DayRuns, day_terms
 from planner.search.load_rules import load_rules
 from planner.search.problem import Progress, silent
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
-from planner.simulator.metrics import in_windows, keeps_all
+from planner.simulator.metrics import attained_in_windows, in_windows, keeps_all
 from planner.simulator.replay import Simulation
 from planner.solvers.nodes import node_of
 from planner.solvers.pool_sizes import DayTerms, billed_usd
@@ -43,6 +43,7 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
+ALL_AT_ONCE = "all limits at once"  # what `slo: attainment` is about
 BUCKET_S = 300.0  # of the arrivals that controllers learn from
 LEAST_OPTIMUM_S = 20.0  # of its own, however long the controllers took
 MOST_VARIANTS = 40  # parameters tried of one controller
@@ -51,7 +52,8 @@ MOST_VARIANTS = 40  # parameters tried of one controller
 @dataclass(frozen=True, slots=True, eq=False)
 class DayQuestion:
     """What is asked: a fleet at the sizes that stand all day, how its pools may change, the SLO with its
-    windows, the traffic, by what workers are billed (0: by the second), and the grid of the optimum.
+    windows, the traffic, by what workers are billed (0: by the second), the grid of the optimum, and the
+    `stock` of GPUs that all pools share, as `elastic.Stock` counts it.
     """
 
     fleet: Fleet
@@ -63,6 +65,7 @@ class DayQuestion:
     train_frac: float = 0.0
     missed_usd: float | None = None  # that a window which is missed counts; None: what one costs standing
     start_notes: tuple[str, ...] = ()  # what the start-up times rest on
+    stock: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def every_s(self) -> float:
@@ -72,8 +75,8 @@ class DayQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one window of the SLO came to: it holds if every limit does; `short_limit` is the one with the
-    fewest values within it, of which `kept_frac` are.
+    """What one window of the SLO came to: it holds if every limit does, and its attainment where the SLO has
+    one; `short_limit` is the one with the fewest values within it, of which `kept_frac` are.
     """
 
     start_s: float
@@ -256,7 +259,7 @@ def best_sizes(
 def _terms(question: DayQuestion) -> DayTerms:
     """The grid, and what workers cost."""
     asked = question.fleet, question.trace, question.slo, question.pools
-    return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s)
+    return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s, stock=question.stock)
 
 
 def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
@@ -290,7 +293,13 @@ def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
     """One controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
     run = simulate_elastic(
-        question.fleet, question.trace, question.pools, controller, limits=slo.limits, every_s=slo.every_s
+        question.fleet,
+        question.trace,
+        question.pools,
+        controller,
+        limits=slo.limits,
+        every_s=slo.every_s,
+        stock=question.stock,
     )
     row = told(question, chosen.row.name, run, chosen.parameters())
     return replace(row, chosen=chosen, deployment=deployment)
@@ -335,14 +344,15 @@ def tune(
 
 def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[Kept, ...]:
     """Every window between these edges, from a simulation that counted them."""
-    by_limit = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
+    by_name = {limit.name: in_windows(simulation, k, edges_s) for k, limit in enumerate(slo.limits)}
+    if slo.attainment_frac is not None:
+        by_name[ALL_AT_ONCE] = attained_in_windows(simulation, slo, edges_s)
     found = []
     for v in range(len(edges_s) - 1):
-        each = [rows[v] for rows in by_limit]
-        short = min(range(len(each)), key=lambda k: (each[k].holds, each[k].kept_frac))
-        holds = all(row.holds for row in each)
-        name, kept_frac = slo.limits[short].name, each[short].kept_frac
-        found.append(Kept(float(edges_s[v]), float(edges_s[v + 1]), holds, name, kept_frac))
+        each = {name: rows[v] for name, rows in by_name.items()}
+        short = min(each, key=lambda name: (each[name].holds, each[name].kept_frac))
+        holds, kept_frac = all(row.holds for row in each.values()), each[short].kept_frac
+        found.append(Kept(float(edges_s[v]), float(edges_s[v + 1]), holds, short, kept_frac))
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.domain import row_of
 from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
@@ -352,6 +353,11 @@ def basis_lines(answer: DayAnswer) -> list[str]:
         "after they are asked for and paid from then on"
         + (f"; {each.warm} at a time after {each.warm_start_s:.0f} s" if each.warm else "")
         for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+    ]
+    lines += [
+        f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
+        for gpu, count in question.stock.items()
+        if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
     lines += [

@@ -233,6 +233,7 @@ def _search() -> Asked:
             placeholder="no training",
             help="Parameters are chosen there; the rest of the traffic judges.",
         ),
+        "optimum": st.checkbox("Look for the optimum", key=f"{PLACE}_optimum"),
         "every_s": st.number_input(
             "The optimum changes sizes every [s]",
             min_value=0.001,
