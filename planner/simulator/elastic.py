@@ -207,7 +207,6 @@ def simulate_elastic(
     every_s: float | None = None,
     stop_early: bool = False,
     record: bool = False,
-    stock: Mapping[str, int] | None = None,
 ) -> ElasticRun:
     """Simulate `trace` on `fleet`, whose pools `controller` resizes, to the last token.
 
@@ -217,9 +216,6 @@ def simulate_elastic(
     highest number. A worker that is gone leaves its number to the next one. At most `warm` starts at a time
     are warm ones. Spot interruptions are drawn by the fleet's policies.seed, for each life of a number by
     itself, from the moment the worker is ready.
-
-    Of the GPUs in `stock` all pools together never hold more, those that start or drain among them. Where
-    there are too few, the pool goes first that has the smallest part of what is wanted, and the others wait.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them; where none of them
     ends for LIMBO_PATIENCE_S and a start after the last arrival they are left unfinished. `limits`,
@@ -233,7 +229,7 @@ def simulate_elastic(
     runs = 8 * len(trace) + 1024 if record else 0
     while True:
         state = elastic_state(room, trace, sizes, limits=limits, every_s=every_s, runs=runs)
-        run = _Run(state, room, pools, controller, Stock(stock or {}))
+        run = _Run(state, room, pools, controller, Stock({}))
         to_the_end([run], [sizes], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])
         if not record or needed <= runs:
@@ -267,7 +263,7 @@ def simulate_in_windows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One of several fleets with its own traffic and controller; the fields are those of `simulate_elastic`."""
+    """One of several fleets with its own traffic and controller, as in `simulate_elastic`."""
 
     fleet: Fleet
     trace: Trace
@@ -278,7 +274,12 @@ class Part:
 
 
 def simulate_together(parts: Sequence[Part], stock: Mapping[str, int]) -> list[ElasticRun]:
-    """Fleets that share nothing but the GPUs in `stock`, side by side in time."""
+    """Fleets, or one, side by side in time, that share nothing but the GPUs in `stock`.
+
+    Of these all pools together never hold more, those that start or drain among them. Where there are too few,
+    the pool of a fleet goes first that has the smallest part of what is wanted, and the others wait; between
+    fleets, who asked first.
+    """
     shared, runs, sizes = Stock(stock), [], []
     for each in parts:
         _check(each.fleet, each.trace, each.pools)

@@ -33,7 +33,7 @@ from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
 from planner.search.load_rules import load_rules
 from planner.search.problem import Progress, silent
-from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
+from planner.simulator.elastic import ElasticPool, ElasticRun, Part, simulate_together
 from planner.simulator.metrics import attained_in_windows, in_windows, keeps_all
 from planner.simulator.replay import Simulation
 from planner.solvers.nodes import node_of
@@ -292,15 +292,8 @@ def scored(row: Ran, missed_usd: float) -> tuple[float, int]:
 def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
     """One controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
-    run = simulate_elastic(
-        question.fleet,
-        question.trace,
-        question.pools,
-        controller,
-        limits=slo.limits,
-        every_s=slo.every_s,
-        stock=question.stock,
-    )
+    part = Part(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
+    (run,) = simulate_together([part], question.stock)
     row = told(question, chosen.row.name, run, chosen.parameters())
     return replace(row, chosen=chosen, deployment=deployment)
 

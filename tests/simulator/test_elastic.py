@@ -355,7 +355,7 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     trace = make_trace([0.0, 40.0], [1, 1], [2, 2])
     pools = [ElasticPool(4.0, most=3)] * 2
     script = Script(10.0, [[3, 3], [1, 3]])
-    run = simulate_elastic(two_pools(), trace, pools, script, stock={"paper": 3})
+    (run,) = simulate_together([Part(two_pools(), trace, pools, script)], {"paper": 3})
     lives = sorted((s.pool, s.asked_s, s.ready_s) for s in run.spans)
     assert lives == [(0, 0.0, 0.0), (0, 0.0, 4.0), (1, 0.0, 0.0), (1, 10.0, 14.0)]
     free = simulate_elastic(two_pools(), trace, pools, Script(10.0, [[3, 3], [1, 3]]))
@@ -390,7 +390,7 @@ def test_a_stock_is_never_exceeded(seed: int) -> None:
     gpus = [pool.type.gpus for pool in fleet.pools]
     first = sum(own * (each.first or 0) for own, each in zip(gpus, pools, strict=True))
     stock = max(first, sum(gpus))
-    run = simulate_elastic(fleet, trace, pools, script, stock={"paper": stock})
+    (run,) = simulate_together([Part(fleet, trace, pools, script)], {"paper": stock})
     for at_s in {span.asked_s for span in run.spans}:
         assert sum(gpus[span.pool] for span in run.spans if span.asked_s <= at_s < span.gone_s) <= stock
     check_conserved(run, trace)
