@@ -276,9 +276,9 @@ class Part:
 def simulate_together(parts: Sequence[Part], stock: Mapping[str, int]) -> list[ElasticRun]:
     """Fleets, or one, side by side in time, that share nothing but the GPUs in `stock`.
 
-    Of these all pools together never hold more, those that start or drain among them. Where there are too few,
-    the pool of a fleet goes first that has the smallest part of what is wanted, and the others wait; between
-    fleets, who asked first.
+    Of these all pools together never hold more, those that start or drain among them. Where there are too
+    few, the pool of a fleet goes first that has the smallest part of what is wanted, and the others wait;
+    between fleets, who asked first.
     """
     shared, runs, sizes = Stock(stock), [], []
     for each in parts:
