@@ -30,7 +30,8 @@ from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import PlannerError
 from planner.face import simulating
-from planner.face.days import day
+from planner.errors import InputError
+from planner.face.days import DayResult, day
 from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import schedule
@@ -332,7 +333,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         written["plan.yaml"] = text
     tell({"phase": "reading the trace"})
     trace = read_trace(request["trace"], seed=None)
-    answer = day(
+    found = day(
         question,
         trace,
         standing=standing,
@@ -340,7 +341,10 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
-    ).answer
+    )
+    if not isinstance(found, DayResult):
+        raise InputError("slo.yaml: llms: this page takes one LLM; ask `plan day` for all of them")
+    answer = found.answer
     tell({"phase": "drawing the charts"})
     document = day_page.to_json(answer) | {
         "answer": day_page.sentence(answer),

@@ -63,7 +63,8 @@ def schedule(
     """Schedule workers over a day or a week: reserved for the base, on demand and spot for the rest.
 
     Compares with a fleet for the peak and with Aladdin's linear rule. With --trace, and in schedule.yaml a
-    fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a limit is too tight.
+    fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a
+    limit is too tight.
     4: the gap was not closed in time.
     """
     from planner.face.scheduling import read_market, schedule

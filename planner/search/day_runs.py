@@ -42,7 +42,8 @@ UNFINISHED = 2  # in replay.STATUS
 class DayRun:
     """A day with a sequence of sizes: the run, its bill, the windows that miss the SLO. `holds` if none does,
     the backlog is steady, and every request was served that a worker can hold. `fits` if the stock was enough
-    for all workers at every moment, those that drain among them.
+    for all workers at every moment, those that drain among them. Of several LLMs `parts` are the days of
+    each, and `run` is the first one's.
     """
 
     workers: Ints
@@ -51,6 +52,7 @@ class DayRun:
     missed: tuple[int, ...]
     holds: bool
     fits: bool = True
+    parts: tuple[DayRun, ...] = ()
 
 
 class DayRuns:
@@ -91,6 +93,14 @@ class DayRuns:
     @property
     def requests(self) -> int:
         return len(self.trace)
+
+    def pools_of(self, window: int) -> range:
+        """The pools that decide whether a window holds."""
+        return range(len(self.fleet.pools))
+
+    def is_first(self, window: int) -> bool:
+        """Whether no window of the same traffic is before it."""
+        return window == 0
 
     def own_steps(self, window: int) -> range:
         """The steps during which a window lasts."""

@@ -165,6 +165,7 @@ class DayAnswer:
     capacity: CapacityTable | None
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    winner_name: str | None = None  # None: by what it costs; of several LLMs the one that is best for all
 
     @property
     def static(self) -> Ran:
@@ -173,11 +174,13 @@ class DayAnswer:
     @property
     def missed_usd(self) -> float:
         """What a missed window counts."""
-        return _missed_usd(self.question, self.static)
+        return missed_usd_of(self.question, self.static)
 
     @property
     def winner(self) -> Ran:
         """The one that costs least with what its missed windows count; of equal ones the simplest."""
+        if self.winner_name is not None:
+            return next(row for row in self.rows if row.name == self.winner_name)
         return min(self.rows, key=lambda row: scored(row, self.missed_usd))
 
     def regret_usd(self, row: Ran) -> float | None:
@@ -203,7 +206,7 @@ def study_day(
     seen = judged if train is None else train
     asked = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
-    deployment = _deployment(question, seen, train)
+    deployment = deployment_of(question, seen, train)
     capacity = deployment.capacity
     rows: list[Ran] = []
     left_out: list[tuple[str, str]] = []
@@ -211,10 +214,10 @@ def study_day(
         name = each.row.name
         progress(f"{name}: the day")
         try:
-            known = _in_hindsight(deployment, judged) if name == CRON and train is None else deployment
+            known = in_hindsight(deployment, judged) if name == CRON and train is None else deployment
             tuned, tried = each, 1
             if train is not None and name != STATIC:
-                missed_usd = _missed_usd(question, rows[0])
+                missed_usd = missed_usd_of(question, rows[0])
                 of_part = replace(question, trace=train)
                 tuned, tried = tune(of_part, each, deployment, missed_usd, deadline, progress)
             row = ran(asked, tuned, known)
@@ -231,7 +234,7 @@ def study_day(
             found = best_sizes(asked, rows, time_limit_s=deadline - time.monotonic(), progress=progress)
         except (InputError, InfeasibleError) as error:
             why = str(error)
-    warnings = _warnings(train, rows)
+    warnings = warnings_of(train, rows)
     return DayAnswer(question, judged, tuple(rows), found, why, capacity, tuple(left_out), warnings)
 
 
@@ -243,7 +246,7 @@ def best_sizes(
     Raises InfeasibleError where a window fails with the most workers all day.
     """
     fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
-    terms = _terms(question)
+    terms = terms_of(question)
     runs = DayRuns(fleet, trace, slo, pools, terms)
     found = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
     best, status = told(question, OPTIMUM, found.best.run, {}), found.status
@@ -256,7 +259,7 @@ def best_sizes(
     return Optimum(best, terms.edges_s, found.best.workers, bound_usd, found.proved_usd, status)
 
 
-def _terms(question: DayQuestion) -> DayTerms:
+def terms_of(question: DayQuestion) -> DayTerms:
     """The grid, and what workers cost."""
     asked = question.fleet, question.trace, question.slo, question.pools
     return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s, stock=question.stock)
@@ -278,7 +281,7 @@ def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
 
 
-def _missed_usd(question: DayQuestion, static: Ran) -> float:
+def missed_usd_of(question: DayQuestion, static: Ran) -> float:
     standing_usd = static.usd / len(static.windows)
     return standing_usd if question.missed_usd is None else question.missed_usd
 
@@ -301,7 +304,7 @@ def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
 def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
     """What a run came to."""
     slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
-    terms = _terms(question)
+    terms = terms_of(question)
     return Ran(
         name,
         dict(parameters),
@@ -403,7 +406,7 @@ def _history(trace: Trace) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
+def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
     """What controllers may know: what was seen before the judged traffic, where anything was."""
 
     def limit_s(*metrics: str) -> float | None:
@@ -439,7 +442,7 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
     )
 
 
-def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
+def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
     """For a timetable where nothing trains: made of the very traffic that it is judged by, as if the days
     before had been the same; hours that it does not reach had none.
     """
@@ -449,7 +452,7 @@ def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
     return replace(deployment, history=history, clock_s=days * DAY_S)
 
 
-def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
+def warnings_of(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:
         return ()
