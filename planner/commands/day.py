@@ -170,6 +170,9 @@ def print_answer(answer: DayAnswer) -> None:
         console.print(line, markup=False)
     head, rows = day_page.rows(answer)
     print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    if answer.fleets:
+        fleets = [dict(zip(day_page.FLEETS_HEAD, row, strict=True)) for row in day_page.fleet_rows(answer)]
+        print_rows(fleets, "fleets that could stand")
     for line in (*day_page.settings_lines(answer), *answer.warnings):
         console.print(line, markup=False)
 

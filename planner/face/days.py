@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from planner.documents.day import USUAL_EVERY_S, DaySection, parse_day
+from planner.documents.day import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, Slo, market_of, row_of
@@ -27,6 +27,7 @@ from planner.search.together import plan_together
 from planner.simulator.elastic import ElasticPool
 from planner.studies import day_page, day_together_page
 from planner.studies.day import DayAnswer, DayQuestion, study_day
+from planner.studies.day_fleets import THE_PLAN, cheapest_fleet, worth_standing
 from planner.studies.day_manifests import OUTDATED, manifests
 from planner.studies.day_together import JointAnswer, study_day_together
 from planner.studies.whatif import Study
@@ -36,6 +37,7 @@ from planner.traffic.trace import Trace, spread
 MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
 NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
 STATIC_SHARE = 0.4  # of the time for the fleet that stands all day
+OTHERS_SHARE = 0.2  # and for others that might
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -141,10 +143,11 @@ def day(
     """What controllers make of a day of traffic: cost, windows that keep the SLO, regret above the optimum.
 
     `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
-    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper; its pools are
-    what changes. An SLO without `every` is held in windows of ten minutes. With `llms` each has its pools and
-    controllers on one stock; `trace` is then one with a column `model`, or maps each entry to its own, and
-    `standing` the folder of a plan of all, or maps each entry to its fleet.
+    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper, and its
+    alternatives; the one whose day is cheapest is told. An SLO without `every` is held in windows of ten
+    minutes. With `llms` each has its pools and controllers on one stock; `trace` is then one with a column
+    `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each entry to
+    its fleet.
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the promise.
     """
@@ -160,12 +163,17 @@ def day(
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
     study = Study(read_trace(trace), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")
         found = study.ask(task)
-        fleet, promise, requests = found.fleet, found.problem.slo, found.problem.trace
+        promise, requests = found.problem.slo, found.problem.trace
+        fleets = {THE_PLAN: found.fleet}
+        if asked.fleets == ALL_FLEETS:
+            until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
+            fleets = worth_standing(study, task, found, until)
     else:
-        fleet, promise = read_fleet(standing, question.catalog), task.slo
+        fleets, promise = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
         if task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
@@ -173,16 +181,17 @@ def day(
         requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(
             spread(study.trace, seed=seed), seed=seed
         )
-    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
-    left_s = max(time_limit_s - (time.monotonic() - began), 1.0)
-    answer = study_day(
-        _question(fleet, replace(promise, every_s=every_s), requests, task, asked, facts),
-        asked.controllers,
-        time_limit_s=left_s,
-        optimum=asked.optimum,
-        progress=progress,
-    )
-    return DayResult(answer)
+
+    def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
+        return study_day(
+            _question(fleet, replace(promise, every_s=every_s), requests, task, asked, facts),
+            asked.controllers,
+            time_limit_s=left_s,
+            optimum=asked.optimum,
+            progress=progress,
+        )
+
+    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s))
 
 
 def _question(

@@ -151,6 +151,23 @@ class Optimum:
         return self.ran.usd
 
 
+@dataclass(frozen=True, slots=True)
+class FleetDay:
+    """What one fleet's day came to: standing, under the controller that is best for it, and at its optimum;
+    costs are None where it was not run, and `why` says why.
+    """
+
+    label: str
+    fleet: str
+    standing_usd: float | None = None
+    controller: str = ""
+    usd: float | None = None
+    missed: int = 0
+    optimum_usd: float | None = None
+    why: str = ""
+    is_chosen: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DayAnswer:
     """All that ran on the judged traffic, the fleet that stands all day first. `optimum` is None where there
@@ -166,6 +183,7 @@ class DayAnswer:
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     winner_name: str | None = None  # None: by what it costs; of several LLMs the one that is best for all
+    fleets: tuple[FleetDay, ...] = ()  # that could stand all day; empty where none was compared
 
     @property
     def static(self) -> Ran:
