@@ -28,9 +28,8 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet import read_fleet
 from planner.documents.task import parse_task
 from planner.documents.together import read_question
-from planner.errors import PlannerError
+from planner.errors import InputError, PlannerError
 from planner.face import simulating
-from planner.errors import InputError
 from planner.face.days import DayResult, day
 from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
