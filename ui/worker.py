@@ -308,12 +308,13 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
         written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
     found = schedule(market, asked, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
-    answer = found.answer
+    why = "this page does not simulate schedules; `plan schedule` does, with a trace per LLM"
+    answer = replace(found.answer, not_simulated=why)
     tell({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
         "answer": schedules.sentence(answer),
         "proof": schedules.proof_line(answer),
-        "compared_lines": schedules.compared_lines(answer),
+        "compared_lines": [*schedules.compared_lines(answer), *schedules.simulated_lines(answer)],
         "firm": schedules.FIRM,
         "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
         "charts": [_picture(figure.chart, figure.caption) for figure in schedules.figures(answer)],
