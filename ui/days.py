@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.controllers.table import CONTROLLERS
-from planner.documents.day import BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
+from planner.documents.day import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
 from ui.question import Asked
 from ui.store import Document
 
@@ -49,6 +49,8 @@ def of_section(given: object) -> Asked:
         "least": section.least,
         "most": section.most,
         "missed_usd": section.missed_usd,
+        "optimum": section.optimum,
+        "fleets": section.fleets,
     }
 
 
@@ -65,6 +67,8 @@ def section(asked: Mapping[str, Any]) -> Document:
     found |= {"warm": asked["warm"]} if asked["warm"] else {}
     if asked["missed_usd"] is not None:
         found["missed_window"] = asked["missed_usd"]
+    found |= {} if asked["optimum"] else {"optimum": False}
+    found |= {} if asked["fleets"] == ALL_FLEETS else {"fleets": asked["fleets"]}
     if "start" not in found:
         usual = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
         found |= {key: asked[key] for key, value in usual.items() if asked[key] != value}

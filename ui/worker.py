@@ -28,9 +28,9 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet import read_fleet
 from planner.documents.task import parse_task
 from planner.documents.together import read_question
-from planner.errors import PlannerError
+from planner.errors import InputError, PlannerError
 from planner.face import simulating
-from planner.face.days import day
+from planner.face.days import DayResult, day
 from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import schedule
@@ -308,12 +308,13 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
         written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
     found = schedule(market, asked, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
-    answer = found.answer
+    why = "this page does not simulate schedules; `plan schedule` does, with a trace per LLM"
+    answer = replace(found.answer, not_simulated=why)
     tell({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
         "answer": schedules.sentence(answer),
         "proof": schedules.proof_line(answer),
-        "compared_lines": schedules.compared_lines(answer),
+        "compared_lines": [*schedules.compared_lines(answer), *schedules.simulated_lines(answer)],
         "firm": schedules.FIRM,
         "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
         "charts": [_picture(figure.chart, figure.caption) for figure in schedules.figures(answer)],
@@ -332,7 +333,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         written["plan.yaml"] = text
     tell({"phase": "reading the trace"})
     trace = read_trace(request["trace"], seed=None)
-    answer = day(
+    found = day(
         question,
         trace,
         standing=standing,
@@ -340,7 +341,10 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
-    ).answer
+    )
+    if not isinstance(found, DayResult):
+        raise InputError("slo.yaml: llms: this page takes one LLM; ask `plan day` for all of them")
+    answer = found.answer
     tell({"phase": "drawing the charts"})
     document = day_page.to_json(answer) | {
         "answer": day_page.sentence(answer),

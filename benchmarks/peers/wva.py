@@ -3,9 +3,9 @@
     python benchmarks/peers/wva.py FILE [--requests 20000]
 
 FILE holds a list of cases, each with `params` (below), `rate_range`, what its model says at some rates
-(`analyze`: per rate [requests/s] the figures [ms]) and the rates it sizes for an `slo` (`size`). The model is
-solved here from its definition and must give each figure within 1e-6 of its value, rates within 1e-4 (theirs
-come out of a bisection that stops there). Exit code 1 if one does not.
+(`analyze`: per rate [requests/s] the figures [ms]) and the rates it sizes for an `slo` (`size`). The model of
+our controller (planner/controllers/wva_queue.py) must give each figure within 1e-6 of its value, rates within
+1e-4 (theirs come out of a bisection that stops there). Exit code 1 if one does not.
 
 Data   N  most requests in service      Q  most that wait        tin, tout  tokens of a request
        alpha + beta n     [ms]  a decode step of n requests
@@ -28,13 +28,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import brentq
 
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
+from planner.controllers.wva_queue import QueueModel, QueueTimes
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.forms import DistServeSteps
 from planner.simulator import simulate
@@ -42,63 +42,38 @@ from planner.traffic.trace import Trace
 
 Params = Mapping[str, float]
 FIGURE_FRAC, RATE_FRAC = 1e-6, 1e-4
-EDGE_FRAC = 1e-3  # of the slowest and the fastest service that the rates keep away from
 
 
-def prefill_ms(p: Params, n: float) -> float:
-    return p["gamma"] + p["delta"] * p["tin"] * n
-
-
-def decode_ms(p: Params, n: float) -> float:
-    return p["alpha"] + p["beta"] * n
-
-
-def service_per_s(p: Params, n: float) -> float:
-    """Requests/s of n in service."""
-    return 1e3 * n / (prefill_ms(p, n) + (p["tout"] - 1) * decode_ms(p, n))
-
-
-def rate_range(p: Params) -> tuple[float, float]:
-    """Rates [requests/s] that the model is asked for."""
-    return EDGE_FRAC * service_per_s(p, 1), (1 - EDGE_FRAC) * service_per_s(p, p["N"])
+def model_of(p: Params) -> QueueModel:
+    """The chain of a case."""
+    own = (float(p[name]) for name in ("alpha", "beta", "gamma", "delta", "tin", "tout"))
+    return QueueModel(QueueTimes(int(p["N"]), int(p["Q"]), *own))
 
 
 def analyze(p: Params, rate_rps: float) -> dict[str, float]:
-    """The model's figures at a rate, under its names; times in ms."""
-    in_service = np.minimum(np.arange(p["N"] + p["Q"] + 1), p["N"])
-    log_p = np.cumsum([0.0, *(np.log(rate_rps / service_per_s(p, n)) for n in in_service[1:])])
-    share = np.exp(log_p - log_p.max())
-    share /= share.sum()
-    tput = rate_rps * (1 - share[-1])
-    busy = float(in_service @ share)
-    wait, serv = 1e3 * (np.arange(len(share)) @ share - busy) / tput, 1e3 * busy / tput
-    alone = prefill_ms(p, 0) + (p["tout"] - 1) * decode_ms(p, 0)
-    per_request = p["delta"] * p["tin"] + (p["tout"] - 1) * p["beta"]
-    n = float(np.clip((serv - alone) / per_request, 0, p["N"])) if per_request else 0.0
+    """The model's figures at a rate, under the names of the cases; times in ms."""
+    found = model_of(p).at(rate_rps)
     return {
-        "tput": tput,
-        "wait": wait,
-        "serv": serv,
-        "resp": wait + serv,
-        "in_serv": busy,
-        "eff_conc": n,
-        "ttft": wait + prefill_ms(p, n),
-        "itl": decode_ms(p, n),
-        "rho": busy / p["N"],
+        "tput": found.throughput_rps,
+        "wait": found.wait_ms,
+        "serv": found.serve_ms,
+        "resp": found.wait_ms + found.serve_ms,
+        "in_serv": found.in_service,
+        "eff_conc": found.batch,
+        "ttft": found.ttft_ms,
+        "itl": found.itl_ms,
+        "rho": found.in_service / p["N"],
     }
 
 
 def size(p: Params, slo: Mapping[str, float]) -> dict[str, float]:
     """The highest rates [requests/s] at which mean TTFT, and mean ITL, are within `slo` [ms]."""
-    low, high = rate_range(p)
-
-    def highest(figure: str) -> float:
-        over: Callable[[float], float] = lambda rate_rps: analyze(p, rate_rps)[figure] - slo[figure]  # noqa: E731
-        if over(low) > 0:
-            return 0.0
-        return high if over(high) <= 0 else float(brentq(over, low, high, rtol=1e-12))
-
-    return {"ttft": highest("ttft"), "itl": highest("itl"), "tps": high}
+    model = model_of(p)
+    return {
+        "ttft": model.largest(lambda state: state.ttft_ms, slo["ttft"]),
+        "itl": model.largest(lambda state: state.itl_ms, slo["itl"]),
+        "tps": model.most_rps,
+    }
 
 
 def simulated(p: Params, rate_rps: float, requests: int) -> tuple[float, float]:
@@ -137,7 +112,8 @@ def main() -> int:
         p = case["params"]
         rates, at_rates = case["size"]
         sized = size(p, case["slo"])
-        pairs = [*zip(rate_range(p), case["rate_range"], strict=True), *((sized[k], rates[k]) for k in rates)]
+        ends_rps = model_of(p).least_rps, model_of(p).most_rps
+        pairs = [*zip(ends_rps, case["rate_range"], strict=True), *((sized[k], rates[k]) for k in rates)]
         worst_rate = max([worst_rate, *(abs(ours / theirs - 1) for ours, theirs in pairs)])
         asked = {float(rate): told for rate, told in case["analyze"].items()} | {
             min(rates.values()): at_rates

@@ -20,11 +20,12 @@ from planner.commands.common import (
     say_first,
     stdout_console,
 )
-from planner.commands.whatif import SloArgument, TraceArgument
+from planner.commands.whatif import SloArgument
 from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.studies.day import DayAnswer
+    from planner.studies.day_together import JointAnswer
 
 
 StorageOption = Annotated[
@@ -41,11 +42,20 @@ FolderOption = Annotated[
 
 def day(
     slo: SloArgument,
-    trace: TraceArgument,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            readable=False,
+            help="The traffic: CSV or JSONL, plain or .gz; with llms, where an entry has none of its own.",
+        ),
+    ] = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
-            "--fleet", readable=False, help="plan.yaml, its folder, or fleet.yaml: what stands all day."
+            "--fleet",
+            readable=False,
+            help="plan.yaml, its folder, or fleet.yaml: what stands all day; with llms their folder.",
         ),
     ] = None,
     controllers: Annotated[
@@ -75,9 +85,9 @@ def day(
     """Run a day of traffic through pools that change: under what stands all day, controllers, the optimum.
 
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
-    no fleet keeps the SLO.
+    no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
-    from planner.face.days import day
+    from planner.face.days import DayResult, day
     from planner.io.files import check_output_directory
     from planner.studies.day_page import NAMES
 
@@ -87,8 +97,8 @@ def day(
     given = {"controllers": controllers, "every": every, "train": train, "start": start}
     given |= {"storage": storage, "billing": billing}
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid)
-        progress(f"read {len(requests)} requests from {trace.name}")
+        requests = None if trace is None else read_requests(trace, drop_invalid=drop_invalid)
+        warnings = () if requests is None else requests.warnings
         found = day(
             slo,
             requests,
@@ -101,10 +111,13 @@ def day(
         )
         written = () if out is None else found.save(out)
     if json_output:
-        print_json(found.to_dict(), requests.warnings)
+        print_json(found.to_dict(), warnings)
         return
-    say_first(requests.warnings)
-    print_answer(found.answer)
+    say_first(warnings)
+    if isinstance(found, DayResult):
+        print_answer(found.answer)
+    else:
+        print_joint_answer(found.answer)
     if written:
         stdout_console(soft_wrap=True).print(f"{len(written)} files in {out}", markup=False)
 
@@ -122,7 +135,7 @@ def run_controller(
     as_json: bool,
 ) -> None:
     """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
-    from planner.face.days import day
+    from planner.face.days import DayResult, day
     from planner.io.files import write_file
     from planner.reports.output import requests_csv
 
@@ -137,6 +150,8 @@ def run_controller(
     with Progress() as progress:
         requests = read_requests(trace, drop_invalid=drop_invalid)
         found = day(slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress)
+        if not isinstance(found, DayResult):
+            raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")
         if out is not None:
             write_file(out, requests_csv(found.answer.rows[-1].run.simulation))
     if as_json:
@@ -155,5 +170,24 @@ def print_answer(answer: DayAnswer) -> None:
         console.print(line, markup=False)
     head, rows = day_page.rows(answer)
     print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    if answer.fleets:
+        fleets = [dict(zip(day_page.FLEETS_HEAD, row, strict=True)) for row in day_page.fleet_rows(answer)]
+        print_rows(fleets, "fleets that could stand")
     for line in (*day_page.settings_lines(answer), *answer.warnings):
+        console.print(line, markup=False)
+
+
+def print_joint_answer(answer: JointAnswer) -> None:
+    from planner.studies import day_page, day_together_page
+
+    console = stdout_console(soft_wrap=True)
+    console.print(day_together_page.sentence(answer), style="bold", markup=False)
+    for line in day_together_page.proof_lines(answer):
+        console.print(line, markup=False)
+    head, rows = day_together_page.rows(answer)
+    print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    for name, one in answer.each.items():
+        for line in day_page.settings_lines(one):
+            console.print(f"{name}: {line}", markup=False)
+    for line in answer.warnings:
         console.print(line, markup=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands.common import (
+    CatalogOption,
     DropOption,
     JsonOption,
     Progress,
@@ -54,16 +55,19 @@ def schedule(
             help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
         ),
     ] = None,
+    catalog: CatalogOption = None,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Schedule workers over a day or a week: reserved for the base, on demand and spot for the rest.
 
-    Compares with a fleet for the peak and with Aladdin's linear rule. Exit code 3: a limit is too tight.
+    Compares with a fleet for the peak and with Aladdin's linear rule. With --trace, and in schedule.yaml a
+    fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a
+    limit is too tight.
     4: the gap was not closed in time.
     """
-    from planner.face.scheduling import read_demand, read_market, schedule
+    from planner.face.scheduling import read_market, schedule
     from planner.io.files import check_output_directory, check_output_file
     from planner.reports.schedule import NAMES
 
@@ -83,9 +87,16 @@ def schedule(
         sold = read_market(market)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         warnings = [line for read in traces.values() for line in read.warnings]
-        asked = read_demand(demand or traces, window_s, seed)
-        progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
-        found = schedule(sold, asked, gap_frac=gap, time_limit_s=time_limit)
+        found = schedule(
+            sold,
+            demand or traces,
+            window=window,
+            gap_frac=gap,
+            time_limit_s=time_limit,
+            catalog=catalog,
+            seed=seed,
+            progress=progress,
+        )
         if out is not None:
             progress("drawing the charts")
             found.save(out)
@@ -123,5 +134,5 @@ def _print(answer: ScheduleAnswer) -> None:
         f"(gap {100 * found.gap_frac:.2f} %)",
         markup=False,
     )
-    for line in report.compared_lines(answer):
+    for line in (*report.compared_lines(answer), *report.simulated_lines(answer)):
         console.print(line, markup=False)

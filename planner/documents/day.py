@@ -11,6 +11,7 @@ day:
   least: 1                   # workers of every pool; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
   optimum: true              # or false: it is not looked for
+  fleets: all                # or plan: only the cheapest fleet that stands, not its alternatives
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from planner.io.values import Section, refused, share
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("image", "least", "most", "missed_window", "optimum"),
+    *("image", "least", "most", "missed_window", "optimum", "fleets"),
 )
 USUAL_EVERY_S = 600.0
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
 USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # a node that is new
+ALL_FLEETS, PLAN_ALONE = "all", "plan"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
 LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
 
@@ -55,6 +57,7 @@ class DaySection:
     most: int | None = None
     missed_usd: float | None = None
     optimum: bool = True
+    fleets: str = ALL_FLEETS
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
@@ -84,6 +87,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         most=most,
         missed_usd=asked.number("missed_window", None, least=0.0),
         optimum=asked.flag("optimum", True),
+        fleets=asked.one_of("fleets", (ALL_FLEETS, PLAN_ALONE), ALL_FLEETS),
     )
 
 

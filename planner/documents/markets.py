@@ -6,6 +6,8 @@
       - {llm: chat, worker: h100 tp4, gpu: h100-80g, gpus: 4, rate: 5.2 req/s, power: 2800 W, start: 5 min}
     spot: 0.25                                       # optional: most of an LLM's rate that spot may carry
     limits: {power: 80 kW, cost: 500 usd/h}          # optional
+    slo: {chat: {ttft: {p95: 2 s}, every: 10 min}}   # optional: with `fleet: plan.yaml` in each row of
+                                                     # capacity and a trace per LLM the schedule is simulated
 
 `rate` is what one worker sustains within the SLO, for instance a plan's traffic over its workers; those
 `interruptions` come per hour of one spot worker. Demand is a CSV with a column per LLM, one row per window,
@@ -21,16 +23,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from planner.documents.slo import parse_slo
 from planner.errors import InputError
 from planner.io.files import read_yaml
 from planner.io.tables import column, read_csv
-from planner.io.values import Section, Wording, mapping, rows, share
+from planner.io.values import Section, Wording, mapping, refuse_unknown, rows, share
 from planner.solvers.schedule import Capacity, Demand, Market, Offer
 from planner.traffic.trace import Trace
 
 DEFAULT_START_S = 300.0
 PRICES = ("on_demand", "reserved", "spot")
-CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start")
+CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
 LEAST_RATE_RPS = 1e-6
 MOST_INTERRUPTIONS_PER_H, MOST_STOCK, MOST_GPUS = 1e4, 10**7, 10**5
 WORDING = Wording(least="expected at least {:g}")
@@ -47,7 +50,7 @@ def read_market(path: Path) -> Market:
             "as `plan goodput` measures it"
         )
     try:
-        return parse_market(document)
+        return parse_market(document, file.parent)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -74,9 +77,9 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
     return Demand(tuple(traces), np.array(counts) / window_s, window_s)
 
 
-def parse_market(document: Mapping[str, Any]) -> Market:
-    """The same from a mapping."""
-    file = Section.of(document, "schedule", ("gpus", "capacity", "spot", "limits"), wording=WORDING)
+def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
+    """The same from a mapping; files that it names lie in `folder`."""
+    file = Section.of(document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING)
     gpus = file.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
@@ -84,12 +87,16 @@ def parse_market(document: Mapping[str, Any]) -> Market:
     limits = Section.of(file.get("limits"), "limits", ("power", "cost"), wording=WORDING)
     offers = tuple(_offer(str(name), row) for name, row in gpus.items())
     known = {offer.gpu for offer in offers}
+    capacities = tuple(_capacity(row, f"capacity[{i}]", known, folder) for i, row in enumerate(written))
+    slos = mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
+    refuse_unknown(slos, [each.llm for each in capacities], "slo")
     return Market(
         offers,
-        tuple(_capacity(row, f"capacity[{i}]", known) for i, row in enumerate(written)),
+        capacities,
         share(file.get("spot", 0.0), "spot"),
         limits.at_least("power", "w", None),
         limits.at_least("cost", "usd_per_h", None),
+        {llm: parse_slo(slo, where=f"slo: {llm}") for llm, slo in slos.items()},
     )
 
 
@@ -111,7 +118,7 @@ def _offer(gpu: str, row: object) -> Offer:
     )
 
 
-def _capacity(row: object, where: str, gpus: set[str]) -> Capacity:
+def _capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
     section = Section.of(mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING)
     llm, worker, gpu = (section.text(name) for name in ("llm", "worker", "gpu"))
     if gpu not in gpus:
@@ -125,4 +132,5 @@ def _capacity(row: object, where: str, gpus: set[str]) -> Capacity:
         section.at_least("rate", "rps", least=LEAST_RATE_RPS),
         section.at_least("power", "w", 0.0),
         section.at_least("start", "s", DEFAULT_START_S),
+        folder / section.text("fleet") if "fleet" in section else None,
     )

@@ -33,7 +33,7 @@ from planner.io.values import refuse_unknown, text
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 
-SHARED = ("fleet", "objective", "limits", "deploy")
+SHARED = ("fleet", "objective", "limits", "deploy", "day")
 
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
 

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import pandas as pd
 
-from planner.documents.day import USUAL_EVERY_S, DaySection, parse_day
+from planner.documents.day import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
-from planner.domain import SPOT, market_of, row_of
+from planner.domain import SPOT, Slo, market_of, row_of
 from planner.errors import InputError
-from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
+from planner.face.inputs import CatalogLike, FleetLike, Section, read_fleet, read_trace
+from planner.face.planning import TracesLike, questions_of
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result
 from planner.fleet import Fleet, Pool
 from planner.io.files import check_output_directory, write_files
 from planner.models.startup import StartTime
 from planner.search.problem import Progress, silent
+from planner.search.together import plan_together
 from planner.simulator.elastic import ElasticPool
-from planner.studies import day_page
+from planner.studies import day_page, day_together_page
 from planner.studies.day import DayAnswer, DayQuestion, study_day
+from planner.studies.day_fleets import THE_PLAN, cheapest_fleet, worth_standing
 from planner.studies.day_manifests import OUTDATED, manifests
+from planner.studies.day_together import JointAnswer, study_day_together
 from planner.studies.whatif import Study
 from planner.traffic.scaling import Asked
-from planner.traffic.trace import spread
+from planner.traffic.trace import Trace, spread
 
 MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
 NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
 STATIC_SHARE = 0.4  # of the time for the fleet that stands all day
+OTHERS_SHARE = 0.2  # and for others that might
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -75,44 +80,100 @@ class DayResult(Result):
         return tuple(written)
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class JointDayResult(Result):
+    """The day of several LLMs on one stock."""
+
+    answer: JointAnswer
+
+    @property
+    def winner(self) -> str:
+        """The controller that costs least for all LLMs with what its missed windows count."""
+        return self.answer.winner.name
+
+    def headline(self) -> str:
+        return day_together_page.sentence(self.answer)
+
+    def sentences(self) -> list[str]:
+        return [*day_together_page.proof_lines(self.answer), *self.answer.warnings]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan day --json` prints."""
+        return day_together_page.to_json(self.answer)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per controller and LLM: cost and windows missed; regret is of all LLMs together."""
+        rows = [
+            {
+                "name": row.name,
+                "llm": llm,
+                "usd": part.usd,
+                "windows": len(part.windows),
+                "missed": part.missed,
+            }
+            for row in self.answer.rows
+            for llm, part in zip(self.answer.each, row.parts, strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def report(self) -> str:
+        """The page day.html."""
+        return day_together_page.render(self.answer)["day.html"]
+
+    def save(self, folder: str | Path) -> tuple[str, ...]:
+        """Write day.html, day.json, and tables and manifests of each LLM into a folder, all or none."""
+        check_output_directory(Path(folder))
+        written = day_together_page.render(self.answer)
+        write_files(Path(folder), written, outdated=tuple(f"*/{path}" for path in OUTDATED))
+        return tuple(written)
+
+
 def day(
     slo: TaskDocument | Section | str | Path | None,
-    trace: TraceLike,
+    trace: TracesLike,
     *,
-    standing: FleetLike | None = None,
+    standing: FleetLike | Mapping[str, FleetLike] | None = None,
     terms: Mapping[str, Any] | None = None,
     catalog: CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: Progress = silent,
     **keys: Unpack[TaskKeys],
-) -> DayResult:
+) -> DayResult | JointDayResult:
     """What controllers make of a day of traffic: cost, windows that keep the SLO, regret above the optimum.
 
     `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
-    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper; its pools are
-    what changes. An SLO without `every` is held in windows of ten minutes.
+    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper, and its
+    alternatives; the one whose day is cheapest is told. An SLO without `every` is held in windows of ten
+    minutes. With `llms` each has its pools and controllers on one stock; `trace` is then one with a column
+    `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each entry to
+    its fleet.
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the promise.
     """
     began = time.monotonic()
     question = read_task(slo, catalog, **keys)
-    if question.has_several_llms:
-        raise InputError(
-            f"{question.path}: llms: `day` takes one LLM; write one of them into a file of its own"
-        )
     section = {**(question.document.get("day") or {}), **(terms or {})}
     asked = parse_day(section, f"{question.path}: day")
+    if question.has_several_llms:
+        return _day_together(question, trace, standing, asked, catalog, seed, began + time_limit_s, progress)
+    if trace is None or isinstance(trace, Mapping):
+        raise InputError("trace: missing; give the traffic, a file or a DataFrame")
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
     study = Study(read_trace(trace), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")
         found = study.ask(task)
-        fleet, promise, requests = found.fleet, found.problem.slo, found.problem.trace
+        promise, requests = found.problem.slo, found.problem.trace
+        fleets = {THE_PLAN: found.fleet}
+        if asked.fleets == ALL_FLEETS:
+            until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
+            fleets = worth_standing(study, task, found, until)
     else:
-        fleet, promise = read_fleet(standing, question.catalog), task.slo
+        fleets, promise = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
         if task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
@@ -120,26 +181,109 @@ def day(
         requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(
             spread(study.trace, seed=seed), seed=seed
         )
+
+    def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
+        return study_day(
+            _question(fleet, replace(promise, every_s=every_s), requests, task, asked, facts),
+            asked.controllers,
+            time_limit_s=left_s,
+            optimum=asked.optimum,
+            progress=progress,
+        )
+
+    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s))
+
+
+def _question(
+    fleet: Fleet, promise: Slo, requests: Trace, task: Task, asked: DaySection, facts: StartupFacts
+) -> DayQuestion:
+    assert promise.every_s is not None
+    return DayQuestion(
+        fleet=fleet,
+        pools=elastic_pools(fleet, asked, task, facts),
+        slo=promise,
+        trace=requests,
+        unit_s=asked.billed_s,
+        step_s=asked.every_s or promise.every_s,
+        train_frac=asked.train_frac,
+        missed_usd=asked.missed_usd,
+        start_notes=start_notes(fleet, asked, facts),
+        stock=stock_of(task),
+    )
+
+
+def _day_together(
+    question: TaskDocument,
+    trace: TracesLike,
+    standing: FleetLike | Mapping[str, FleetLike] | None,
+    asked: DaySection,
+    catalog: CatalogLike,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+) -> JointDayResult:
+    """The day of several LLMs."""
+    together = questions_of(question, trace)
+    parts = [
+        replace(part, task=replace(part.task, safety=None)) for part in together.parts
+    ]  # on paper, as for one
+    for part in parts:
+        if part.task.slowdowns is not None:
+            raise InputError(
+                f"{question.path}: llms: {part.name}: preset {part.task.preset}: is relative; give limits in "
+                "seconds"
+            )
+    if standing is None:
+        progress("the fleets that stand all day")
+        left_s = STATIC_SHARE * max(deadline - time.monotonic(), 1.0)
+        made = plan_together(
+            replace(together, parts=tuple(parts)),
+            question.catalog,
+            seed=seed,
+            time_limit_s=left_s,
+            progress=progress,
+        )
+        fleets = {name: plan.fleet for name, plan in made.plans.items()}
+    else:
+        fleets = _standing_of(standing, [part.name for part in parts], question)
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
-    left_s = max(time_limit_s - (time.monotonic() - began), 1.0)
-    answer = study_day(
-        DayQuestion(
-            fleet=fleet,
-            pools=elastic_pools(fleet, asked, task, facts),
-            slo=replace(promise, every_s=every_s),
-            trace=requests,
-            unit_s=asked.billed_s,
-            step_s=asked.every_s or every_s,
-            train_frac=asked.train_frac,
-            missed_usd=asked.missed_usd,
-            start_notes=start_notes(fleet, asked, facts),
-        ),
+    everys_s = {part.task.slo.every_s or USUAL_EVERY_S for part in parts}
+    if asked.every_s is None and len(everys_s) > 1:
+        found = ", ".join(f"{each:g} s" for each in sorted(everys_s))
+        raise InputError(
+            f"{question.path}: day: every: the SLOs have windows of {found}; name one grid for all"
+        )
+    questions = {}
+    for part in parts:
+        task = part.task
+        requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(
+            spread(part.trace, seed=seed), seed=seed
+        )
+        promise = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
+        questions[part.name] = _question(fleets[part.name], promise, requests, task, asked, facts)
+    answer = study_day_together(
+        questions,
         asked.controllers,
-        time_limit_s=left_s,
+        time_limit_s=max(deadline - time.monotonic(), 1.0),
         optimum=asked.optimum,
         progress=progress,
     )
-    return DayResult(answer)
+    return JointDayResult(answer)
+
+
+def _standing_of(
+    standing: FleetLike | Mapping[str, FleetLike], names: Sequence[str], question: TaskDocument
+) -> dict[str, Fleet]:
+    """The fleet of each LLM: of a mapping by name, or of the folders of a plan of all."""
+    if isinstance(standing, str | Path):
+        standing = {name: Path(standing) / name for name in names}
+    if not isinstance(standing, Mapping) or set(standing) != set(names):
+        found = f"{', '.join(standing)}" if isinstance(standing, Mapping) else type(standing).__name__
+        raise InputError(
+            f"fleet: with several LLMs, expected the folder of their plan, or a fleet for each of "
+            f"{', '.join(names)}; found {found}"
+        )
+    return {name: read_fleet(fleet, question.catalog) for name, fleet in standing.items()}
 
 
 def elastic_pools(
@@ -172,6 +316,11 @@ def elastic_pools(
             )
         )
     return tuple(found)
+
+
+def stock_of(task: Task) -> dict[str, int]:
+    """The GPUs that all pools share."""
+    return {gpu: count for gpu, count in task.stock_and_owned.items() if count is not None}
 
 
 def start_of(standing: Fleet, pool: Pool, asked: DaySection, facts: StartupFacts) -> StartTime:

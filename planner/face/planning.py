@@ -67,7 +67,7 @@ def plan(
         for name, is_set in (("explain", explain), ("prove", prove)):
             if is_set:
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
-        asked = _together(question, trace)
+        asked = questions_of(question, trace)
         shared = plan_together(
             asked, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
@@ -132,7 +132,7 @@ def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
     return PlanResult(found, None, command)
 
 
-def _together(question: TaskDocument, trace: TracesLike) -> Question:
+def questions_of(question: TaskDocument, trace: TracesLike) -> Question:
     """The question of several LLMs with their traces, those in memory among them."""
     document, own = dict(question.document), dict[str, Trace]()
     if isinstance(trace, Mapping):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from planner.documents import markets
 from planner.errors import InputError
-from planner.face.inputs import TraceLike, read_trace
+from planner.face.inputs import CatalogLike, TraceLike, read_catalog, read_fleet, read_trace
 from planner.face.results import Result
 from planner.io.files import check_output_directory, check_output_file, write_file, write_files
 from planner.reports import schedule as told
+from planner.search.problem import Progress, silent
+from planner.search.scheduled import Served, Simulated, simulate_schedule
 from planner.solvers import schedule as solver
 from planner.solvers.schedule import Demand, Market
-from planner.traffic.trace import spread
+from planner.traffic.trace import Trace, spread
 from planner.units import quantity
 
 if TYPE_CHECKING:
@@ -44,6 +47,13 @@ class ScheduleResult(Result):
         return self.answer.found.bound_usd_per_h
 
     @property
+    def simulated(self) -> Simulated | None:
+        """What was simulated and repaired of it; None where it was not, and `answer.not_simulated` says
+        why.
+        """
+        return self.answer.simulated
+
+    @property
     def is_optimal(self) -> bool:
         """Whether the gap asked for was closed in time."""
         return self.answer.is_optimal
@@ -52,7 +62,8 @@ class ScheduleResult(Result):
         return told.sentence(self.answer)
 
     def sentences(self) -> list[str]:
-        return [told.proof_line(self.answer), *told.compared_lines(self.answer)]
+        lines = [*told.compared_lines(self.answer), *told.simulated_lines(self.answer)]
+        return [told.proof_line(self.answer), *lines]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan schedule --json` prints."""
@@ -91,22 +102,59 @@ def schedule(
     window: str = "1 h",
     gap_frac: float = 0.005,
     time_limit_s: float = 60.0,
+    catalog: CatalogLike = None,
     seed: int = 0,
+    progress: Progress = silent,
 ) -> ScheduleResult:
     """Workers per window for demand that changes: reserved for the base, on demand and spot for the rest.
 
     `market` is schedule.yaml or its keys and values. `demand` is a CSV or a DataFrame with a row per window
-    and a column of requests/s per LLM, or maps each LLM to a trace.
+    and a column of requests/s per LLM, or maps each LLM to a trace. With traces, a `fleet` for each worker
+    type in use and an SLO for each LLM, the schedule is simulated over its windows, and repaired where one
+    misses its SLO; where it is not, the answer says why.
 
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is
-    returned.
+    returned; as long again simulations may take.
     """
     window_s = quantity(window, "s", where="window")
     if window_s < 1:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
-    return ScheduleResult(
-        solved(read_market(market), read_demand(demand, window_s, seed), gap_frac, time_limit_s)
-    )
+    sold, traces = read_market(market), dict[str, Trace]()
+    if isinstance(demand, Mapping):
+        traces = {llm: spread(read_trace(trace), seed=seed) for llm, trace in demand.items()}
+    asked = read_demand(traces or demand, window_s, seed)
+    progress(f"scheduling {len(asked.llms)} LLMs over {asked.rate_rps.shape[1]} windows")
+    answer = solved(sold, asked, gap_frac, time_limit_s)
+    if why := not_simulated(answer, traces):
+        return ScheduleResult(replace(answer, not_simulated=why))
+    served = [_served(answer, llm, traces[llm], catalog) for llm in asked.llms]
+    found = simulate_schedule(sold, asked, answer.found, served, time_limit_s=time_limit_s, progress=progress)
+    return ScheduleResult(replace(answer, simulated=found, not_simulated=""))
+
+
+def not_simulated(answer: told.ScheduleAnswer, traces: Mapping[str, Trace]) -> str:
+    """Why a schedule cannot be simulated; empty where it can."""
+    market = answer.market
+    if not traces:
+        return "the demand is rates, not requests; give a trace per LLM"
+    for c in told.used(answer):
+        if market.capacities[c].fleet is None:
+            return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
+    without = [llm for llm in answer.demand.llms if llm not in market.slos]
+    return f"slo: says nothing of {', '.join(without)}" if without else ""
+
+
+def _served(answer: told.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike) -> Served:
+    """Of an LLM what simulates it: its requests up to the end of the last window."""
+    known, market, demand = read_catalog(catalog), answer.market, answer.demand
+    units = {}
+    for c in told.used(answer):
+        capacity = market.capacities[c]
+        if capacity.llm == llm and capacity.fleet is not None:
+            units[c] = read_fleet(capacity.fleet, known)
+    end_s = demand.rate_rps.shape[1] * demand.window_s
+    inside = np.flatnonzero(trace.arrival_s < end_s) if trace.arrival_s[-1] >= end_s else slice(None)
+    return Served(llm, trace.select(np.arange(len(trace))[inside]), market.slos[llm], units)
 
 
 def solved(market: Market, demand: Demand, gap_frac: float, time_limit_s: float) -> told.ScheduleAnswer:

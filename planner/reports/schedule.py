@@ -16,7 +16,8 @@ from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import HOURS_PER_MONTH, Rows, listed, usd
+from planner.reports.words import HOURS_PER_MONTH, Rows, counted, listed, usd
+from planner.search.scheduled import Simulated
 from planner.solvers.schedule import Demand, Market, Schedule, cost_by_window
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
@@ -31,7 +32,8 @@ FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be in
 class ScheduleAnswer:
     """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
 
-    It is optimal if its gap is no more than `asked_gap_frac`.
+    It is optimal if its gap is no more than `asked_gap_frac`. `simulated` is what was simulated of it on its
+    requests; None where it was not, and `not_simulated` says why.
     """
 
     market: Market
@@ -39,6 +41,8 @@ class ScheduleAnswer:
     found: Schedule
     others: Mapping[str, Schedule | None]
     asked_gap_frac: float
+    simulated: Simulated | None = None
+    not_simulated: str = "it was not asked for"
 
     @property
     def is_optimal(self) -> bool:
@@ -74,12 +78,57 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
             for c, capacity in enumerate(market.capacities)
         ],
         "compared": {name: other and other.cost_usd_per_h for name, other in answer.others.items()},
+        "simulated": None if answer.simulated is None else _simulated_json(answer, answer.simulated),
+        "not_simulated": answer.not_simulated,
     }
 
 
+def _simulated_json(answer: ScheduleAnswer, found: Simulated) -> dict[str, Any]:
+    market = answer.market
+    gpus = [offer.gpu for offer in market.offers]
+    return {
+        "cost_usd_per_h": found.cost_usd_per_h,
+        "reserved_usd_per_h": found.reserved_usd_per_h,
+        "on_demand_usd_per_h": found.on_demand_usd_per_h,
+        "spot_usd_per_h": found.spot_usd_per_h,
+        "cost_before_repair_usd_per_h": found.cost_before_usd_per_h,
+        "reserved_gpus": dict(zip(gpus, found.reserved_gpus.tolist(), strict=True)),
+        "held_gpus": dict(zip(gpus, found.held_gpus.tolist(), strict=True)),
+        "added_worker_windows": found.added,
+        "spot_workers_taken": found.taken,
+        "slo": [
+            {
+                "llm": each.llm,
+                "windows": each.windows,
+                "missed_before_repair": each.missed_before,
+                "missed": len(each.missed),
+                "missed_at_s": list(each.missed),
+                "unfinished": each.unfinished,
+            }
+            for each in found.kept
+        ],
+        "why_missed": found.why_left,
+        "workers": [
+            {"llm": capacity.llm, "worker": capacity.name, "firm": found.schedule.workers[c].tolist()}
+            for c, capacity in enumerate(market.capacities)
+        ],
+    }
+
+
+def used(answer: ScheduleAnswer) -> list[int]:
+    """The worker types in use."""
+    found = answer.found
+    return [c for c in range(len(found.workers)) if found.workers[c].any() or found.spot_workers[c].any()]
+
+
+def to_run(answer: ScheduleAnswer) -> Schedule:
+    """The schedule to run: as repaired, where it was simulated."""
+    return answer.found if answer.simulated is None else answer.simulated.schedule
+
+
 def to_csv(answer: ScheduleAnswer) -> str:
-    """window, llm, worker, firm, spot: a row for every worker type in use in a window."""
-    text, found = io.StringIO(), answer.found
+    """window, llm, worker, firm, spot: a row for every worker type in use in a window, as repaired."""
+    text, found = io.StringIO(), to_run(answer)
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("window", "llm", "worker", "firm", "spot"))
     for t in range(found.workers.shape[1]):
@@ -157,6 +206,36 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
     return lines
 
 
+def simulated_lines(answer: ScheduleAnswer) -> list[str]:
+    """What the simulated hours say: windows kept, what the repair added, what is paid; or why not."""
+    found, rate = answer.simulated, answer.found.cost_usd_per_h
+    if found is None:
+        return [f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."]
+    lines = []
+    for each in found.kept:
+        missed, windows = len(each.missed), each.windows
+        line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {counted(windows, 'window')}"
+        if each.missed_before > missed:
+            line += f", {windows - each.missed_before} before the repair"
+        lines.append(
+            line + (f"; {counted(each.unfinished, 'request')} never served" if each.unfinished else "")
+        )
+    if found.added:
+        more = usd(found.cost_before_usd_per_h)
+        lines.append(f"The repair adds {found.added} workers x windows; without it {more}/h are paid.")
+    if found.missed:
+        lines.append(f"Windows that are missed still: {found.why_left}.")
+    parts = (("reserved", found.reserved_usd_per_h), ("on demand", found.on_demand_usd_per_h))
+    told = ", ".join(f"{usd(part)} {name}" for name, part in (*parts, ("spot", found.spot_usd_per_h)) if part)
+    lines.append(
+        f"Paid on the simulated hours: {usd(found.cost_usd_per_h)}/h ({told}); by rates alone {usd(rate)}/h."
+    )
+    limit = answer.market.cost_usd_per_h
+    if limit is not None and found.cost_usd_per_h > limit:
+        lines.append(f"That is more than limits: cost, {usd(limit)}/h.")
+    return lines
+
+
 def gpu_rows(answer: ScheduleAnswer) -> Rows:
     """GPU, reserved, on demand on average and at most."""
     found = answer.found
@@ -203,6 +282,7 @@ def _html(answer: ScheduleAnswer) -> str:
             f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
             f"<h1>{escape(sentence(answer))}</h1><p class=lead>{escape(proof_line(answer))}</p></header>",
             headline(cells),
+            section("Simulated", bullets(simulated_lines(answer))),
             section("Against others", bullets(compared_lines(answer))),
             section("Over time", drawn(figures(answer))),
             section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),

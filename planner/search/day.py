@@ -69,6 +69,8 @@ class Runs(Protocol):
     def windows(self) -> int: ...
     def own_steps(self, window: int) -> range: ...
     def later_steps(self, window: int) -> range: ...
+    def pools_of(self, window: int) -> range: ...
+    def is_first(self, window: int) -> bool: ...
     @property
     def requests(self) -> int: ...
     def least_paid(self) -> LeastPaid: ...
@@ -134,7 +136,8 @@ class _Search:
     def look(self, workers: Ints) -> DayRun:
         """Simulate a day; one that holds may be the best."""
         found = self.runs.day(workers)
-        if found.holds and found.usd < self.best_usd * (1 - 1e-12) and is_within_stock(self.terms, workers):
+        is_allowed = found.fits and is_within_stock(self.terms, workers)
+        if found.holds and is_allowed and found.usd < self.best_usd * (1 - 1e-12):
             self.best = found
         return found
 
@@ -249,7 +252,7 @@ def _least_sizes(search: _Search) -> None:
     runs, floor = search.runs, search.terms.least
     for c, pool in enumerate(search.terms.pools):
         last = pool.least
-        for window in range(runs.windows):
+        for window in (each for each in range(runs.windows) if c in runs.pools_of(each)):
             own = runs.own_steps(window)
             for steps in (own, *(range(t, t + 1) for t in own if len(own) > 1)):
                 if search.out_of_time():
@@ -288,9 +291,9 @@ def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int
     return high
 
 
-def _first_of_each_run(missed: Sequence[int]) -> list[int]:
+def _first_of_each_run(runs: Runs, missed: Sequence[int]) -> list[int]:
     """Windows that fail behind one that holds: the others may fail because of these."""
-    return [window for window in missed if window - 1 not in missed]
+    return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
 def _explained(search: _Search, workers: Ints, window: int) -> Cut:
@@ -305,12 +308,13 @@ def _explained(search: _Search, workers: Ints, window: int) -> Cut:
         ),
         None,
     )
+    raised = terms.most  # of other LLMs
+    raised[:, runs.pools_of(window)] = workers[:, runs.pools_of(window)]
     if first is None:  # the day has shown it, no slice does: because of any step up to the window
-        return _cut(terms, workers, range(later.stop))
-    raised = workers.copy()
+        return _cut(terms, raised, range(later.stop))
     raised[later.stop :] = terms.most[later.stop :]
     by_time = [*range(first, own.start), *later, *own]
-    for t, c in itertools.product(by_time, range(len(terms.pools))):
+    for t, c in itertools.product(by_time, runs.pools_of(window)):
         size, most = int(raised[t, c]), terms.pools[c].most
 
         def fails(more: int, t: int = t, c: int = c) -> bool:
@@ -335,7 +339,10 @@ def _cut(terms: DayTerms, workers: Ints, steps: range) -> Cut:
 
 def _cut_off(search: _Search, workers: Ints, found: DayRun) -> list[tuple[int, Cut]]:
     """Cuts for the windows that are missed with these workers; where there is none, they are left out."""
-    cuts = [(window, _explained(search, workers, window)) for window in _first_of_each_run(found.missed)]
+    cuts = [
+        (window, _explained(search, workers, window))
+        for window in _first_of_each_run(search.runs, found.missed)
+    ]
     cuts = [(window, cut) for window, cut in cuts if cut]
     search.cuts += [cut for _, cut in cuts]
     if not cuts:  # of no window: the backlog grows, or somebody is never served

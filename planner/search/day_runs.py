@@ -9,7 +9,7 @@ if more workers and less work before never hurt; nothing else rests on slices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from planner.simulator.replay import judged_windows_s
 from planner.solvers.master import Option, paid_usd_per_h
 from planner.solvers.nodes import node_of
 from planner.solvers.paid_work import Always, LeastPaid, least_paid
-from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd
+from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, lives_within_stock
 from planner.traffic.trace import Trace, measured_window
 
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,9 @@ UNFINISHED = 2  # in replay.STATUS
 @dataclass(frozen=True, slots=True, eq=False)
 class DayRun:
     """A day with a sequence of sizes: the run, its bill, the windows that miss the SLO. `holds` if none does,
-    the backlog is steady, and every request was served that a worker can hold.
+    the backlog is steady, and every request was served that a worker can hold. `fits` if the stock was enough
+    for all workers at every moment, those that drain among them. Of several LLMs `parts` are the days of
+    each, and `run` is the first one's.
     """
 
     workers: Ints
@@ -49,6 +51,8 @@ class DayRun:
     usd: float
     missed: tuple[int, ...]
     holds: bool
+    fits: bool = True
+    parts: tuple[DayRun, ...] = ()
 
 
 class DayRuns:
@@ -89,6 +93,14 @@ class DayRuns:
     @property
     def requests(self) -> int:
         return len(self.trace)
+
+    def pools_of(self, window: int) -> range:
+        """The pools that decide whether a window holds."""
+        return range(len(self.fleet.pools))
+
+    def is_first(self, window: int) -> bool:
+        """Whether no window of the same traffic is before it."""
+        return window == 0
 
     def own_steps(self, window: int) -> range:
         """The steps during which a window lasts."""
@@ -173,8 +185,9 @@ class DayRuns:
         missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
         is_served = bool((run.simulation.status != UNFINISHED).all())
         holds = not missed and is_served and judge(run.simulation, self.slo, values=False).holds
-        lives = ((span.pool, span.asked_s, span.gone_s) for span in run.spans)
-        return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds)
+        lives = [(span.pool, span.asked_s, span.gone_s) for span in run.spans]
+        fits = lives_within_stock(self.terms, lives)
+        return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds, fits)
 
 
 def _all_alike(pool: ElasticPool) -> ElasticPool:
@@ -198,7 +211,7 @@ def day_terms(
     *,
     step_s: float | None = None,
     unit_s: float = 0.0,
-    stock: dict[str, int] | None = None,
+    stock: Mapping[str, int] | None = None,
 ) -> DayTerms:
     """The terms of the master problem for a fleet's pools; steps last `step_s`, or as the SLO's windows."""
     last_s = float(trace.arrival_s[-1])

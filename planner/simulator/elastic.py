@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Limit
+from planner.domain import Limit, row_of
 from planner.errors import InputError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Pool
 from planner.policies import FLIP, POOLS, STEPWISE
 from planner.simulator import kernel, layout, readings
 from planner.simulator.layout import State
@@ -155,6 +155,38 @@ class ElasticRun:
     end_s: float = 0.0  # when the last worker was gone, or the run over
 
 
+class Stock:
+    """GPUs by name that pools of one fleet, or of several, share: who starts takes its own, and gives them
+    back once it is gone.
+
+    The stock of "h100-80g" counts "h100-80g@spot" and "h100-80g@owned" too, as `master.Limits` says.
+    """
+
+    def __init__(self, gpus: Mapping[str, int]):
+        self.left = dict(gpus)
+        self.draining: list[_Run] = []  # one for each worker who will give its own back
+        self.waiting: list[_Run] = []  # runs that want more than is left
+
+    def claims(self, pool: Pool) -> dict[str, int]:
+        """What one worker of a pool takes of each."""
+        gpu = pool.type.gpu.name
+        return {name: pool.type.gpus for name in {gpu, row_of(gpu)} if name in self.left}
+
+    def has(self, claims: Mapping[str, int]) -> bool:
+        return all(self.left[name] >= count for name, count in claims.items())
+
+    def take(self, claims: Mapping[str, int], workers: int = 1) -> None:
+        """So many workers' GPUs; given back where it is negative."""
+        for name, count in claims.items():
+            self.left[name] -= workers * count
+
+    def wake(self, now_s: float) -> None:
+        """Have everybody who waits look again."""
+        woken, self.waiting = self.waiting, []
+        for run in woken:
+            run.push(now_s, _LOOKS)
+
+
 LIMBO_PATIENCE_S = 3600.0  # and a start: so long requests wait for a worker after the last one arrived
 _PATIENCE_S = 86400.0  # ... for the next of them to finish, where workers are busy
 _ROOM_LOOK_S = 1.0  # how often it is looked whether a draining worker has made room for another
@@ -197,8 +229,8 @@ def simulate_elastic(
     runs = 8 * len(trace) + 1024 if record else 0
     while True:
         state = elastic_state(room, trace, sizes, limits=limits, every_s=every_s, runs=runs)
-        run = _Run(state, room, pools, controller)
-        run.to_the_end(sizes, stop_early)
+        run = _Run(state, room, pools, controller, Stock({}))
+        to_the_end([run], [sizes], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])
         if not record or needed <= runs:
             return run.result(results(run.state, room, trace, tuple(limits)))
@@ -224,9 +256,56 @@ def simulate_in_windows(
     state.window[:] = edges_s[0], edges_s[-1]
     within = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
     within[:] = state.limits[:, None]
-    run = _Run(state._replace(edges_s=edges_s, in_windows=within), room, pools, controller)
-    run.to_the_end(sizes, stop_early=False)
+    run = _Run(state._replace(edges_s=edges_s, in_windows=within), room, pools, controller, Stock({}))
+    to_the_end([run], [sizes])
     return run.result(results(run.state, room, trace, tuple(limits)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of several fleets with its own traffic and controller, as in `simulate_elastic`."""
+
+    fleet: Fleet
+    trace: Trace
+    pools: Sequence[ElasticPool]
+    controller: Controller
+    limits: tuple[Limit, ...] = ()
+    every_s: float | None = None
+
+
+def simulate_together(parts: Sequence[Part], stock: Mapping[str, int]) -> list[ElasticRun]:
+    """Fleets, or one, side by side in time, that share nothing but the GPUs in `stock`.
+
+    Of these all pools together never hold more, those that start or drain among them. Where there are too
+    few, the pool of a fleet goes first that has the smallest part of what is wanted, and the others wait;
+    between fleets, who asked first.
+    """
+    shared, runs, sizes = Stock(stock), [], []
+    for each in parts:
+        _check(each.fleet, each.trace, each.pools)
+        _check_controller(each.controller)
+        room = _room(each.fleet, each.pools)
+        sizes.append(_first_sizes(each.fleet, each.pools))
+        state = elastic_state(room, each.trace, sizes[-1], limits=each.limits, every_s=each.every_s, runs=0)
+        runs.append(_Run(state, room, each.pools, each.controller, shared))
+    to_the_end(runs, sizes)
+    return [
+        run.result(results(run.state, _room(each.fleet, each.pools), each.trace, each.limits))
+        for run, each in zip(runs, parts, strict=True)
+    ]
+
+
+def to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop_early: bool = False) -> None:
+    """Always let the run go on whose next pause is first: what one gives back, another has from then on."""
+    steps = [run.steps(first, stop_early) for run, first in zip(runs, sizes, strict=True)]
+    times = [(next(step), i) for i, step in enumerate(steps)]
+    heapq.heapify(times)
+    while times:
+        _, i = heapq.heappop(times)
+        if (next_s := next(steps[i], None)) is not None:
+            times.append((next_s, i))
+        times = [(runs[k].pause_s(), k) for _, k in times]  # who waited may have been woken
+        heapq.heapify(times)
 
 
 def _room(fleet: Fleet, pools: Sequence[ElasticPool]) -> Fleet:
@@ -300,8 +379,9 @@ class _Run:
     """One simulation: the kernel runs from one pause to the next, at which workers come and go."""
 
     def __init__(
-        self, state: State, fleet: Fleet, pools: Sequence[ElasticPool], controller: Controller
+        self, state: State, fleet: Fleet, pools: Sequence[ElasticPool], controller: Controller, stock: Stock
     ) -> None:
+        self.stock, self.claims = stock, [stock.claims(pool) for pool in fleet.pools]
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
         self.timed = controller if isinstance(controller, Timed) else None
         self.slots: list[_Slot] = []
@@ -343,15 +423,26 @@ class _Run:
             self.push(max(time_s - lag_s, self.now_s), _READS)
         self.push(time_s, _DECIDES)
 
-    def to_the_end(self, sizes: Sequence[int], stop_early: bool) -> None:
+    def steps(self, sizes: Sequence[int], stop_early: bool) -> Iterator[float]:
+        """The run, from pause to pause; it yields when the next one will be. What cannot start within the
+        stock raises InputError.
+        """
         for p, size in enumerate(sizes):
+            self.stock.take(self.claims[p], size)
             for slot in self.of_pool[p][:size]:
                 slot.phase = _READY
                 self.draw_interruption(slot)
+        for name, left in self.stock.left.items():
+            if left < 0:
+                raise InputError(
+                    f"stock of {name}: the workers at time zero take {-left} more GPUs than there are; allow "
+                    "more, or begin with fewer workers"
+                )
         self.wanted = list(sizes)
         self.controller.start(list(sizes))
         self.push(0.0, _READS)
         self.plan_decisions(-math.inf)
+        yield self.pause_s()
         while self.advance(stop_early):
             kind = self.events[0][1]
             while self.events and self.events[0][0] <= self.now_s and self.events[0][1] != _BEGINS:
@@ -361,6 +452,7 @@ class _Run:
                 self.happen(kind, s, life)
             if self.is_stuck():
                 break
+            yield self.pause_s()
         self.see_who_is_gone()
 
     def plan_decisions(self, time_s: float) -> None:
@@ -379,8 +471,8 @@ class _Run:
             self.push_decision(self.decisions * every_s)
             self.decisions += 1
 
-    def advance(self, stop_early: bool) -> bool:
-        """Let the kernel run to the next pause. False where the run is over instead."""
+    def pause_s(self) -> float:
+        """When the next pause will be; the kernel is told who is ready until then."""
         while self.events and self.events[0][1] == _BEGINS:
             time_s, _, _, s, life = heapq.heappop(self.events)
             slot = self.slots[s]
@@ -388,7 +480,11 @@ class _Run:
                 slot.phase = _READY
                 self.rows.append((time_s, layout.UP, slot.first))
                 self.draw_interruption(slot)
-        pause_s = self.events[0][0] if self.events else math.inf
+        return self.events[0][0] if self.events else math.inf
+
+    def advance(self, stop_early: bool) -> bool:
+        """Let the kernel run to the next pause. False where the run is over instead."""
+        pause_s = self.pause_s()
         self.rows.append((pause_s, layout.PAUSE, 0))
         rows = self.state.disturbances
         if len(rows) < len(self.rows) + 1:
@@ -446,6 +542,7 @@ class _Run:
     def begin(self, slot: _Slot) -> None:
         pool = self.pools[slot.pool]
         warm = sum(each.is_warm for each in self.of_pool[slot.pool] if each.phase == _STARTING)
+        self.stock.take(self.claims[slot.pool])
         slot.phase, slot.is_warm = _STARTING, warm < pool.warm
         slot.asked_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
@@ -461,6 +558,8 @@ class _Run:
     def drain(self, slot: _Slot, limit_s: float) -> None:
         if slot.phase == _READY:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
+            self.stock.draining.append(self)
+            self.stock.wake(self.now_s)
             self.rows.append((self.now_s, layout.DRAIN, slot.first))
         if self.is_empty(slot):
             self.end(slot, self.now_s)
@@ -484,6 +583,10 @@ class _Run:
     def close(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
         """A life is over: its number is free."""
         self.spans.append(self.span(slot, slot.given_up_s, gone_s, was_stopped))
+        if slot.phase == _DRAINING:
+            self.stock.draining.remove(self)
+        self.stock.take(self.claims[slot.pool], -1)
+        self.stock.wake(self.now_s)
         slot.phase = _OFF
         slot.lives += 1
 
@@ -556,19 +659,38 @@ class _Run:
         self.plan_decisions(self.now_s)
 
     def resize(self) -> None:
-        """Start workers, or give them up, until each pool has what is wanted."""
-        is_short = False
+        """Start workers, or give them up, until each pool has what is wanted, or the stock is used up."""
+        alive = []
         for slots, wanted in zip(self.of_pool, self.wanted, strict=True):
-            alive = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
-            off = [slot for slot in slots if slot.phase == _OFF]
-            for slot in off[: max(wanted - len(alive), 0)]:
-                self.begin(slot)
-            is_short |= wanted - len(alive) > len(off)
-            for slot in sorted(alive, key=_cheap_to_give_up)[: max(len(alive) - wanted, 0)]:
+            own = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
+            for slot in sorted(own, key=_cheap_to_give_up)[: max(len(own) - wanted, 0)]:
                 self.give_up(slot)
-        if is_short and not self.is_looking:
+            alive.append(min(len(own), wanted))
+        is_short, without = False, False
+        missing = {p for p, wanted in enumerate(self.wanted) if alive[p] < wanted}
+        while missing:
+            p = min(missing, key=lambda p: (alive[p] / self.wanted[p], p))
+            off = next((slot for slot in self.of_pool[p] if slot.phase == _OFF), None)
+            if off is None or not self.stock.has(self.claims[p]):
+                is_short, without = is_short or off is None, without or off is not None
+                missing.discard(p)
+                continue
+            self.begin(off)
+            alive[p] += 1
+            if alive[p] == self.wanted[p]:
+                missing.discard(p)
+        if without and self not in self.stock.waiting:
+            self.stock.waiting.append(self)
+        if is_short or (without and self.stock.draining):
+            self.look(self.now_s + _ROOM_LOOK_S)
+        for run in self.stock.draining if without else ():  # it sees at its pauses who is gone
+            run.look(self.now_s + _ROOM_LOOK_S)
+
+    def look(self, time_s: float) -> None:
+        """Look then whether there is room."""
+        if not self.is_looking:
             self.is_looking = True
-            self.push(self.now_s + _ROOM_LOOK_S, _LOOKS)
+            self.push(time_s, _LOOKS)
 
     def result(self, simulation: Simulation) -> ElasticRun:
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))

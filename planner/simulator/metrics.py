@@ -294,7 +294,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         lines.append(Line(limit, value, kept, holds, worst))
     attainment = _attainment(simulation, slo) if values or slo.attainment_frac is not None else float("nan")
     needed_frac = slo.attainment_frac or 0.0
-    attained = [] if slo.attainment_frac is None else _attained(simulation, slo, edges_s)
+    attained = [] if slo.attainment_frac is None else attained_in_windows(simulation, slo, edges_s)
     patient_frac, patience_s = _last_tenth(simulation, slo)
     return Verdict(
         lines=tuple(lines),
@@ -349,7 +349,7 @@ def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[in
     """The windows between `edges_s` (V + 1,) in which a limit or the attainment is missed."""
     found = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
     if slo.attainment_frac is not None:
-        found.append(_attained(simulation, slo, edges_s))
+        found.append(attained_in_windows(simulation, slo, edges_s))
     return [v for v in range(len(edges_s) - 1) if not all(each[v].holds for each in found)]
 
 
@@ -389,8 +389,10 @@ def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, floa
     return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
 
 
-def _attained(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[InWindow]:
-    """The share of requests that keep all limits at once in each window; nothing without windows."""
+def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[InWindow]:
+    """The share of requests that keep all limits at once in each window (`slo: attainment` says how many
+    must); nothing without windows.
+    """
     if not len(edges_s):
         return []
     of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)

@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csc_matrix
 
+from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import Program, minimise
 from planner.solvers.nodes import Node
@@ -76,7 +77,7 @@ class PoolTerms:
 @dataclass(frozen=True, slots=True, eq=False)
 class DayTerms:
     """`edges_s` (T + 1,) of the steps, from 0 on; `unit_s` that is billed as soon as it is begun (0: no
-    rounding); `stock` of GPUs by name.
+    rounding); `stock` of GPUs by name, that of "h100-80g" counts "h100-80g@spot" too.
     """
 
     edges_s: Floats
@@ -127,6 +128,10 @@ class DayTerms:
         first = np.searchsorted(self.edges_s[1:], begins + SAME_S, "right")
         last = np.searchsorted(self.edges_s[:-1], begins + self.pools[c].start_s + SAME_S, "right")
         return [range(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+
+    def on(self, gpu: str) -> list[int]:
+        """The pools that take from a stock."""
+        return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
 
     def kinds(self) -> dict[str, tuple[Node, list[int]]]:
         """The nodes sold whole, each kind at its dearest, with the pools on it."""
@@ -247,8 +252,21 @@ def is_within_stock(day: DayTerms, workers: Ints) -> bool:
     """Whether there are GPUs enough for these workers (T, C), those that start among them."""
     paid = asked(day, workers)
     for gpu, count in day.stock.items():
-        own = [c for c, pool in enumerate(day.pools) if pool.gpu == gpu]
+        own = day.on(gpu)
         if (paid[:, own] @ np.array([day.pools[c].gpus for c in own], np.int64) > count).any():
+            return False
+    return True
+
+
+def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> bool:
+    """Whether there are GPUs enough for workers, each of a pool and there from one moment to another."""
+    lives = list(lives)
+    for gpu, count in day.stock.items():
+        gpus = {c: day.pools[c].gpus for c in day.on(gpu)}
+        own = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
+        changes = [each for n, since_s, until_s in own for each in ((since_s, n), (until_s, -n))]
+        held = np.cumsum([change for _, change in sorted(changes)])  # at one moment who goes is first
+        if len(held) and held.max() > count:
             return False
     return True
 
@@ -274,12 +292,6 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
         idle = -gpus[:-1] % node.gpus
         total += float(idle @ np.diff(times_s)) * node.idle_usd_per_h / 3600
     return float(total)
-
-
-def gpu_hours(day: DayTerms, workers: Ints) -> float:
-    """GPU hours asked for, those of idle GPUs of whole nodes not among them."""
-    gpus = asked(day, workers) @ np.array([pool.gpus for pool in day.pools])
-    return float(np.diff(day.cells_s()) / 3600 @ gpus)
 
 
 def solve(
@@ -402,7 +414,7 @@ def _paid(rows: _Rows) -> Ints:
             for t in steps:
                 rows.at_least({int(paid[q, c]): 1.0, int(rows.x[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
-        own = [c for c, pool in enumerate(day.pools) if pool.gpu == gpu]
+        own = day.on(gpu)
         if sum(day.pools[c].gpus * day.pools[c].most for c in own) > count:
             for row in paid:
                 rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in own}, -float(count))

@@ -30,13 +30,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import COST, POWER, FleetLimit
+from planner.domain import COST, POWER, FleetLimit, Slo
 from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
 from planner.solvers.schedule_pricing import Cover, Windows, search
@@ -69,7 +70,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start."""
+    """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
+
+    `fleet` is the file whose pools one worker is: only who simulates it reads that.
+    """
 
     llm: str
     name: str
@@ -78,17 +82,19 @@ class Capacity:
     rate_rps: float
     power_w: float = 0.0
     start_s: float = 300.0
+    fleet: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """Everything but the demand."""
+    """Everything but the demand. `slos`, by LLM, are only for who simulates a schedule."""
 
     offers: tuple[Offer, ...]
     capacities: tuple[Capacity, ...]
     most_spot_frac: float = 0.0
     power_w: float | None = None
     cost_usd_per_h: float | None = None
+    slos: Mapping[str, Slo] = field(default_factory=dict)
 
     def offer(self, capacity: Capacity) -> Offer:
         return next(offer for offer in self.offers if offer.gpu == capacity.gpu)

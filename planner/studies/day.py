@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,8 @@ from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
 from planner.search.load_rules import load_rules
 from planner.search.problem import Progress, silent
-from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_elastic
-from planner.simulator.metrics import in_windows, keeps_all
+from planner.simulator.elastic import ElasticPool, ElasticRun, Part, simulate_together
+from planner.simulator.metrics import attained_in_windows, in_windows, keeps_all
 from planner.simulator.replay import Simulation
 from planner.solvers.nodes import node_of
 from planner.solvers.pool_sizes import DayTerms, billed_usd
@@ -43,6 +43,7 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
+ALL_AT_ONCE = "all limits at once"  # what `slo: attainment` is about
 BUCKET_S = 300.0  # of the arrivals that controllers learn from
 LEAST_OPTIMUM_S = 20.0  # of its own, however long the controllers took
 MOST_VARIANTS = 40  # parameters tried of one controller
@@ -51,7 +52,8 @@ MOST_VARIANTS = 40  # parameters tried of one controller
 @dataclass(frozen=True, slots=True, eq=False)
 class DayQuestion:
     """What is asked: a fleet at the sizes that stand all day, how its pools may change, the SLO with its
-    windows, the traffic, by what workers are billed (0: by the second), and the grid of the optimum.
+    windows, the traffic, by what workers are billed (0: by the second), the grid of the optimum, and the
+    `stock` of GPUs that all pools share, as `elastic.Stock` counts it.
     """
 
     fleet: Fleet
@@ -63,6 +65,7 @@ class DayQuestion:
     train_frac: float = 0.0
     missed_usd: float | None = None  # that a window which is missed counts; None: what one costs standing
     start_notes: tuple[str, ...] = ()  # what the start-up times rest on
+    stock: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def every_s(self) -> float:
@@ -72,8 +75,8 @@ class DayQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one window of the SLO came to: it holds if every limit does; `short_limit` is the one with the
-    fewest values within it, of which `kept_frac` are.
+    """What one window of the SLO came to: it holds if every limit does, and its attainment where the SLO has
+    one; `short_limit` is the one with the fewest values within it, of which `kept_frac` are.
     """
 
     start_s: float
@@ -148,6 +151,23 @@ class Optimum:
         return self.ran.usd
 
 
+@dataclass(frozen=True, slots=True)
+class FleetDay:
+    """What one fleet's day came to: standing, under the controller that is best for it, and at its optimum;
+    costs are None where it was not run, and `why` says why.
+    """
+
+    label: str
+    fleet: str
+    standing_usd: float | None = None
+    controller: str = ""
+    usd: float | None = None
+    missed: int = 0
+    optimum_usd: float | None = None
+    why: str = ""
+    is_chosen: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DayAnswer:
     """All that ran on the judged traffic, the fleet that stands all day first. `optimum` is None where there
@@ -162,6 +182,8 @@ class DayAnswer:
     capacity: CapacityTable | None
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    winner_name: str | None = None  # None: by what it costs; of several LLMs the one that is best for all
+    fleets: tuple[FleetDay, ...] = ()  # that could stand all day; empty where none was compared
 
     @property
     def static(self) -> Ran:
@@ -170,11 +192,13 @@ class DayAnswer:
     @property
     def missed_usd(self) -> float:
         """What a missed window counts."""
-        return _missed_usd(self.question, self.static)
+        return missed_usd_of(self.question, self.static)
 
     @property
     def winner(self) -> Ran:
         """The one that costs least with what its missed windows count; of equal ones the simplest."""
+        if self.winner_name is not None:
+            return next(row for row in self.rows if row.name == self.winner_name)
         return min(self.rows, key=lambda row: scored(row, self.missed_usd))
 
     def regret_usd(self, row: Ran) -> float | None:
@@ -200,7 +224,7 @@ def study_day(
     seen = judged if train is None else train
     asked = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
-    deployment = _deployment(question, seen, train)
+    deployment = deployment_of(question, seen, train)
     capacity = deployment.capacity
     rows: list[Ran] = []
     left_out: list[tuple[str, str]] = []
@@ -208,10 +232,10 @@ def study_day(
         name = each.row.name
         progress(f"{name}: the day")
         try:
-            known = _in_hindsight(deployment, judged) if name == CRON and train is None else deployment
+            known = in_hindsight(deployment, judged) if name == CRON and train is None else deployment
             tuned, tried = each, 1
             if train is not None and name != STATIC:
-                missed_usd = _missed_usd(question, rows[0])
+                missed_usd = missed_usd_of(question, rows[0])
                 of_part = replace(question, trace=train)
                 tuned, tried = tune(of_part, each, deployment, missed_usd, deadline, progress)
             row = ran(asked, tuned, known)
@@ -228,7 +252,7 @@ def study_day(
             found = best_sizes(asked, rows, time_limit_s=deadline - time.monotonic(), progress=progress)
         except (InputError, InfeasibleError) as error:
             why = str(error)
-    warnings = _warnings(train, rows)
+    warnings = warnings_of(train, rows)
     return DayAnswer(question, judged, tuple(rows), found, why, capacity, tuple(left_out), warnings)
 
 
@@ -240,7 +264,7 @@ def best_sizes(
     Raises InfeasibleError where a window fails with the most workers all day.
     """
     fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
-    terms = _terms(question)
+    terms = terms_of(question)
     runs = DayRuns(fleet, trace, slo, pools, terms)
     found = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
     best, status = told(question, OPTIMUM, found.best.run, {}), found.status
@@ -253,10 +277,10 @@ def best_sizes(
     return Optimum(best, terms.edges_s, found.best.workers, bound_usd, found.proved_usd, status)
 
 
-def _terms(question: DayQuestion) -> DayTerms:
+def terms_of(question: DayQuestion) -> DayTerms:
     """The grid, and what workers cost."""
     asked = question.fleet, question.trace, question.slo, question.pools
-    return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s)
+    return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s, stock=question.stock)
 
 
 def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
@@ -275,7 +299,7 @@ def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
 
 
-def _missed_usd(question: DayQuestion, static: Ran) -> float:
+def missed_usd_of(question: DayQuestion, static: Ran) -> float:
     standing_usd = static.usd / len(static.windows)
     return standing_usd if question.missed_usd is None else question.missed_usd
 
@@ -289,9 +313,8 @@ def scored(row: Ran, missed_usd: float) -> tuple[float, int]:
 def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
     """One controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
-    run = simulate_elastic(
-        question.fleet, question.trace, question.pools, controller, limits=slo.limits, every_s=slo.every_s
-    )
+    part = Part(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
+    (run,) = simulate_together([part], question.stock)
     row = told(question, chosen.row.name, run, chosen.parameters())
     return replace(row, chosen=chosen, deployment=deployment)
 
@@ -299,7 +322,7 @@ def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
 def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
     """What a run came to."""
     slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
-    terms = _terms(question)
+    terms = terms_of(question)
     return Ran(
         name,
         dict(parameters),
@@ -335,14 +358,15 @@ def tune(
 
 def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[Kept, ...]:
     """Every window between these edges, from a simulation that counted them."""
-    by_limit = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
+    by_name = {limit.name: in_windows(simulation, k, edges_s) for k, limit in enumerate(slo.limits)}
+    if slo.attainment_frac is not None:
+        by_name[ALL_AT_ONCE] = attained_in_windows(simulation, slo, edges_s)
     found = []
     for v in range(len(edges_s) - 1):
-        each = [rows[v] for rows in by_limit]
-        short = min(range(len(each)), key=lambda k: (each[k].holds, each[k].kept_frac))
-        holds = all(row.holds for row in each)
-        name, kept_frac = slo.limits[short].name, each[short].kept_frac
-        found.append(Kept(float(edges_s[v]), float(edges_s[v + 1]), holds, name, kept_frac))
+        each = {name: rows[v] for name, rows in by_name.items()}
+        short = min(each, key=lambda name: (each[name].holds, each[name].kept_frac))
+        holds, kept_frac = all(row.holds for row in each.values()), each[short].kept_frac
+        found.append(Kept(float(edges_s[v]), float(edges_s[v + 1]), holds, short, kept_frac))
     return tuple(found)
 
 
@@ -400,7 +424,7 @@ def _history(trace: Trace) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
+def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
     """What controllers may know: what was seen before the judged traffic, where anything was."""
 
     def limit_s(*metrics: str) -> float | None:
@@ -436,7 +460,7 @@ def _deployment(question: DayQuestion, seen: Trace, train: Trace | None) -> Depl
     )
 
 
-def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
+def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
     """For a timetable where nothing trains: made of the very traffic that it is judged by, as if the days
     before had been the same; hours that it does not reach had none.
     """
@@ -446,7 +470,7 @@ def _in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
     return replace(deployment, history=history, clock_s=days * DAY_S)
 
 
-def _warnings(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
+def warnings_of(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:
         return ()

@@ -8,11 +8,13 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from planner.domain import row_of
 from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
@@ -73,6 +75,29 @@ def rows(answer: DayAnswer) -> Rows:
     if answer.optimum is not None:
         told.insert(0, _row(answer, answer.optimum.ran))
     return HEAD, told
+
+
+FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows missed", "Optimum: USD")
+
+
+def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
+    """A row for every fleet that could stand all day, that of this page first."""
+
+    def told(usd: float | None) -> str:
+        return "-" if usd is None else f"{usd:,.2f}"
+
+    return [
+        (
+            each.label + (", taken" if each.is_chosen else ""),
+            each.fleet,
+            told(each.standing_usd),
+            each.controller or f"not run: {each.why}",
+            told(each.usd),
+            "-" if each.usd is None else str(each.missed),
+            told(each.optimum_usd),
+        )
+        for each in sorted(answer.fleets, key=lambda each: not each.is_chosen)
+    ]
 
 
 def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
@@ -162,6 +187,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             "sizes": answer.capacity.sizes.tolist(),
             "made": answer.capacity.made,
         },
+        "fleets": [asdict(each) for each in answer.fleets],
         "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
         "warnings": list(answer.warnings),
     }
@@ -314,6 +340,12 @@ def _html(answer: DayAnswer) -> str:
         bullets(answer.warnings) if answer.warnings else "",
         headline(cells),
         section("Controllers", table(head, told, caption="Controllers", numeric=(1, 2, 3))),
+        section(
+            "Fleets that could stand",
+            table(FLEETS_HEAD, fleet_rows(answer), caption="Fleets", numeric=(2, 4, 5, 6)),
+        )
+        if answer.fleets
+        else "",
         section("Over the day", drawn(figures(answer))),
         section(f"Windows that {best.name} misses", bullets(missed, "None.")),
         section("Settings", bullets(settings_lines(answer))),
@@ -352,6 +384,11 @@ def basis_lines(answer: DayAnswer) -> list[str]:
         "after they are asked for and paid from then on"
         + (f"; {each.warm} at a time after {each.warm_start_s:.0f} s" if each.warm else "")
         for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+    ]
+    lines += [
+        f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
+        for gpu, count in question.stock.items()
+        if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
     lines += [

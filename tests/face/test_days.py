@@ -65,6 +65,23 @@ def test_what_is_saved(found: DayResult, tmp_path: Path) -> None:
         assert there == kept
 
 
+def test_fleets_that_could_stand_are_compared() -> None:
+    """Of two GPUs: each fleet's day is run, and that of the cheapest is told, which no other is below."""
+    whole = SLO | {"fleet": {"gpus": {"l40s": 6, "a10g": 8}}}
+    whole["day"] = SLO["day"] | {"optimum": False}
+    result = fleetplan.day(whole, traffic(4))
+    assert isinstance(result, DayResult)
+    rows, answer = result.to_dict()["fleets"], result.answer
+    assert len(rows) >= 2 and sum(row["is_chosen"] for row in rows) == 1
+    chosen = next(row for row in rows if row["is_chosen"])
+    assert chosen["usd"] == answer.winner.usd and chosen["standing_usd"] == answer.static.usd
+    assert {row["fleet"].count("l40s") for row in rows} == {0, 1}
+    alone = fleetplan.day(whole | {"day": whole["day"] | {"fleets": "plan"}}, traffic(4))
+    assert alone.to_dict()["fleets"] == [] and "Fleets that could stand" in result.report()
+    one = next(row for row in rows if row["label"] == "the plan")
+    assert one["standing_usd"] == pytest.approx(alone.answer.static.usd)
+
+
 def test_one_controller_by_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same as `day` without the optimum; requests.csv is of the controller's run."""
     (tmp_path / "slo.yaml").write_text(json.dumps(SLO))

@@ -39,7 +39,7 @@ SIGNATURES = {
     "read_task": "task, catalog, **keys",
     "read_trace": "trace, *, drop_invalid",
     "replace": "task, changes, value",
-    "schedule": "market, demand, *, window, gap_frac, time_limit_s, seed",
+    "schedule": "market, demand, *, window, gap_frac, time_limit_s, catalog, seed, progress",
     "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
 }

@@ -23,8 +23,16 @@ from simulations import (
 
 from planner.domain import Limit
 from planner.errors import InputError
-from planner.fleet import Disturbance, Fleet, Network, Policies
-from planner.simulator.elastic import LIMBO_PATIENCE_S, ElasticPool, ElasticRun, Reading, simulate_elastic
+from planner.fleet import Disturbance, Fleet, Network, Policies, Role
+from planner.simulator.elastic import (
+    LIMBO_PATIENCE_S,
+    ElasticPool,
+    ElasticRun,
+    Part,
+    Reading,
+    simulate_elastic,
+    simulate_together,
+)
 from planner.simulator.replay import STATUS, Simulation, simulate
 from planner.traffic.trace import Trace
 
@@ -333,6 +341,59 @@ def test_a_draining_worker_keeps_its_place() -> None:
     first, second = run.spans
     assert (first.given_up_s, first.gone_s) == (2.0, 10.0)
     assert 10.0 <= second.asked_s <= 11.0 and second.worker == 0
+
+
+def two_pools() -> Fleet:
+    """One pool that prefills, one that decodes, of the same GPU."""
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    return Fleet(LLM, tuple(make_pool(make_latency(), role=role, count=1, name=role) for role in roles))
+
+
+def test_pools_of_one_gpu_share_its_stock() -> None:
+    """Three GPUs; three of each pool are wanted from 0 on: the third goes to the first pool. It gives one up
+    at 10 and the other has it, ready 4 s later; the third of that one never comes."""
+    trace = make_trace([0.0, 40.0], [1, 1], [2, 2])
+    pools = [ElasticPool(4.0, most=3)] * 2
+    script = Script(10.0, [[3, 3], [1, 3]])
+    (run,) = simulate_together([Part(two_pools(), trace, pools, script)], {"paper": 3})
+    lives = sorted((s.pool, s.asked_s, s.ready_s) for s in run.spans)
+    assert lives == [(0, 0.0, 0.0), (0, 0.0, 4.0), (1, 0.0, 0.0), (1, 10.0, 14.0)]
+    free = simulate_elastic(two_pools(), trace, pools, Script(10.0, [[3, 3], [1, 3]]))
+    assert len(free.spans) == 6
+
+
+def test_fleets_side_by_side_share_a_stock() -> None:
+    """Three GPUs. The first fleet gives one of two up at 5, where it is busy until 7 s: the second fleet,
+    which wants two from 2 on, asks for it within two seconds after 7."""
+    long, short = make_trace([0.0, 0.0, 30.0], [1, 1, 1], [10, 7, 1]), make_trace([0.0, 30.0], [1, 1], [1, 1])
+    pools = [ElasticPool(1.0, most=2)]
+    parts = [
+        Part(one(2), long, pools, Script(5.0, [[2], [1]])),
+        Part(one(1), short, pools, Script(2.0, [[1], [2]])),
+    ]
+    first, second = simulate_together(parts, {"paper": 3})
+    assert [s.gone_s for s in first.spans] == [31.0, 7.0]
+    assert second.spans[0].asked_s == 0.0 and 7.0 <= second.spans[1].asked_s <= 9.0
+    for part, together in zip(parts, simulate_together(parts, {}), strict=True):
+        alone = simulate_elastic(part.fleet, part.trace, part.pools, part.controller)
+        same_bytes(alone.simulation, together.simulation)
+        assert alone.spans == together.spans
+    with pytest.raises(InputError, match="stock of paper: the workers at time zero take 1 more GPUs"):
+        simulate_together(parts, {"paper": 2})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_stock_is_never_exceeded(seed: int) -> None:
+    """Workers that start and drain count; and nothing is lost for want of a worker."""
+    fleet, trace, _, _ = random_ranked_case(seed, dyadic=False)
+    pools, script = churn(seed, len(fleet.pools))
+    gpus = [pool.type.gpus for pool in fleet.pools]
+    first = sum(own * (each.first or 0) for own, each in zip(gpus, pools, strict=True))
+    stock = max(first, sum(gpus))
+    (run,) = simulate_together([Part(fleet, trace, pools, script)], {"paper": stock})
+    for at_s in {span.asked_s for span in run.spans}:
+        assert sum(gpus[span.pool] for span in run.spans if span.asked_s <= at_s < span.gone_s) <= stock
+    check_conserved(run, trace)
 
 
 def test_spot_workers_are_taken_with_notice() -> None:

@@ -18,7 +18,6 @@ from planner.solvers.pool_sizes import (
     closed,
     cost_usd,
     filled,
-    gpu_hours,
     is_within_stock,
     lives,
     solve,
@@ -44,7 +43,6 @@ def test_a_worker_is_paid_from_when_it_is_asked_for() -> None:
     """One all of three hours, a second in the last, asked for half an hour before: 3 + 1 + 0.5."""
     day, workers = hours(1, 1, 2, start_h=0.5)
     assert cost_usd(day, workers) == pytest.approx(4.5)
-    assert gpu_hours(day, workers) == pytest.approx(4.5)
 
 
 def test_a_start_may_take_longer_than_a_step() -> None:

@@ -24,9 +24,9 @@ CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
 def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
     """Of one random day the runs that keep every window, what is proved, and the optimum; none where even
     the most workers miss one."""
-    day = random_day(seed, disaggregated=seed % 2 == 1, windows=4, most=3)
+    day = random_day(seed, disaggregated=seed % 2 == 1, windows=3, most=2)
     pools = tuple(replace(pool, least=max(pool.least, 1)) for pool in day.pools)
-    fleet = replace(day.fleet, pools=tuple(replace(pool, count=3) for pool in day.fleet.pools))
+    fleet = replace(day.fleet, pools=tuple(replace(pool, count=2) for pool in day.fleet.pools))
     question = DayQuestion(fleet, pools, day.slo, day.trace, day.unit_s, day.edges_s[1] - day.edges_s[0])
     deployment = Deployment(pools, tuple(pool.role for pool in fleet.pools))
     rows = [ran(question, parse_controller(*each), deployment) for each in CONTROLLERS]
@@ -38,11 +38,18 @@ def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
     return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
 
 
+FEW, MANY = 40, 500
+
+
 @pytest.mark.parametrize(
-    "seeds", [range(3), *(pytest.param(range(k, k + 8), marks=pytest.mark.slow) for k in range(3, 35, 8))]
+    "seeds",
+    [range(FEW), *(pytest.param(range(k, k + 46), marks=pytest.mark.slow) for k in range(FEW, MANY, 46))],
 )
 def test_no_controller_costs_less(seeds: range) -> None:
+    kept = 0
     for seed in seeds:
         for row, proved_usd, optimum_usd in kept_days(seed):
             assert row.usd >= proved_usd * (1 - 1e-9), (seed, row.name)
             assert row.usd >= optimum_usd * (1 - 1e-9), (seed, row.name)
+            kept += 1
+    assert kept > len(seeds) / 3  # or nothing is tested

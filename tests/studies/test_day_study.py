@@ -15,10 +15,10 @@ from simulations import LLM, make_latency, make_pool, make_trace
 from planner.controllers.table import parse_controllers
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Role
 from planner.simulator import simulate
 from planner.simulator.elastic import ElasticPool
-from planner.simulator.metrics import judge
+from planner.simulator.metrics import judge, keeps_all, missed_windows
 from planner.studies import day_page
 from planner.studies.day import DayAnswer, DayQuestion, kept_in_windows, parted, study_day, workers_over_time
 from planner.traffic.trace import Trace
@@ -110,6 +110,24 @@ def test_windows_are_those_of_the_slo(answer: DayAnswer) -> None:
     assert kept_in_windows(alone, SLO, edges_s) == answer.static.windows
 
 
+def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
+    """A day on which some requests miss the TTFT: no window holds in which one does, with 100 % asked for."""
+    asked, row = answer.question, max(answer.rows, key=lambda each: each.missed)
+    run, windows = row.run.simulation, row.windows
+    kept, strict = keeps_all(run, SLO), replace(SLO, attainment_frac=1.0)
+    assert any(each.holds for each in windows) and not kept.all()
+    edges_s = np.array([*(each.start_s for each in windows), windows[-1].end_s])
+    found = kept_in_windows(run, strict, edges_s)
+    missed = [v for v, each in enumerate(found) if not each.holds]
+    assert missed == missed_windows(run, strict, edges_s)
+    first, last = (
+        np.searchsorted(run.arrival_s, edge) for edge in (edges_s[missed[0]], edges_s[missed[0] + 1])
+    )
+    assert found[missed[0]].short_limit == "all limits at once"
+    assert found[missed[0]].kept_frac == pytest.approx(kept[first:last].mean(), abs=0.01)
+    assert len(asked.trace) == len(kept)
+
+
 def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
     trace = a_day(windows=24, seed=1)
     found = study_day(
@@ -140,6 +158,31 @@ def test_no_workers_suffice_is_told(answer: DayAnswer) -> None:
     found = study_day(few, parse_controllers("static"), time_limit_s=20)
     assert found.optimum is None and "allow more workers" in found.no_optimum
     assert not found.static.keeps and found.winner is found.static
+
+
+def test_pools_of_one_gpu_share_its_stock() -> None:
+    """Four GPUs for both pools, of which each alone may take three: nobody holds more at any moment, the
+    optimum neither, and what it may do is less than without the stock."""
+    latency = make_latency((0.02, 0.12), knots=(1, 256), d=1e-5, b=2e-3)
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    fleet = Fleet(
+        LLM, tuple(make_pool(latency, role=each, count=2, budget=256, seats=8, name=each) for each in roles)
+    )
+    pools = (ElasticPool(start_s=20.0, least=1, most=3),) * 2
+    trace = a_day(8)
+    asked = DayQuestion(fleet, pools, SLO, trace, 0.0, EVERY_S, stock={"paper": 4})
+    chosen = parse_controllers({"hpa": {"metric": "concurrency", "target": 1}})
+    found = study_day(asked, chosen, time_limit_s=20)
+    runs = [row.run for row in found.rows] + ([found.optimum.ran.run] if found.optimum else [])
+    for run in runs:
+        for at_s in {span.asked_s for span in run.spans}:
+            assert sum(span.asked_s <= at_s < span.gone_s for span in run.spans) <= 4
+    free = study_day(replace(asked, stock={}), chosen, time_limit_s=20)
+    most = max(
+        sum(span.asked_s <= at.asked_s < span.gone_s for span in free.rows[1].run.spans)
+        for at in free.rows[1].run.spans
+    )
+    assert most > 4
 
 
 def test_files(answer: DayAnswer) -> None:

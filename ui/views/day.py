@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from planner.documents.day import BILLED_S, USUAL_EVERY_S
+from planner.documents.day import ALL_FLEETS, BILLED_S, PLAN_ALONE, USUAL_EVERY_S
 from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import parse_task
 from planner.errors import InputError, PlannerError
@@ -232,6 +232,14 @@ def _search() -> Asked:
             key=f"{PLACE}_train",
             placeholder="no training",
             help="Parameters are chosen there; the rest of the traffic judges.",
+        ),
+        "optimum": st.checkbox("Look for the optimum", key=f"{PLACE}_optimum"),
+        "fleets": st.radio(
+            "Fleets",
+            (ALL_FLEETS, PLAN_ALONE),
+            horizontal=True,
+            key=f"{PLACE}_fleets",
+            help="Where none is given: all that are worth standing, or the cheapest one alone.",
         ),
         "every_s": st.number_input(
             "The optimum changes sizes every [s]",

@@ -1,0 +1,358 @@
+"""A schedule of workers simulated on the traffic that it is for, and repaired where windows miss the SLO.
+
+A schedule counts workers by the rate that one sustains. Here each LLM's requests run through its workers,
+which are asked for a start before their window begins and drain after it, on the GPUs that all LLMs share.
+A window of the SLO that is missed gets firm workers more, of the kind that is cheapest for its rate: in the
+window of the schedule in which it lies, and, if it is missed again, in the one before it too. In the end each
+of these is left out again that is not needed. What is paid is paid for the GPUs that workers really held: the
+cheapest number of reserved ones, on demand above it, spot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.controllers.timetable import Timetable
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+from planner.search.problem import Progress, silent
+from planner.simulator.elastic import ElasticPool, ElasticRun, Part, simulate_together
+from planner.simulator.metrics import missed_windows
+from planner.solvers.schedule import Demand, Market, Schedule, bought, broken
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+REPAIRS = 12
+MORE_FRAC = 0.1  # of the workers that are there: so many more at a time, at least one
+NOTICE_S = 120.0  # before a spot worker is taken away
+LOOK_S = 60.0  # in which one that was taken away is asked for again
+MISSED_ANYWAY = 3  # repairs after which a window is left as it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """How one LLM of a schedule is simulated: its requests, its SLO, and for each worker type of the market
+    (by its number) the fleet whose pools one such worker is.
+    """
+
+    llm: str
+    trace: Trace
+    slo: Slo
+    units: Mapping[int, Fleet]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What the windows of one LLM's SLO came to, before the repair and after it."""
+
+    llm: str
+    windows: int
+    missed_before: int
+    missed: tuple[float, ...]  # when those begin that are missed still [s]
+    unfinished: int  # requests
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """The schedule as repaired, with what was simulated of it. `held_gpus` (G, T) are firm GPUs on average in
+    each window, those that start or drain among them; costs in USD/h on average.
+    """
+
+    schedule: Schedule
+    kept: tuple[Kept, ...]
+    added: int  # workers times windows
+    cost_before_usd_per_h: float
+    reserved_usd_per_h: float
+    on_demand_usd_per_h: float
+    spot_usd_per_h: float
+    reserved_gpus: Counts
+    held_gpus: Floats
+    taken: int  # spot workers that the market took away
+    why_left: str  # why windows are missed still; empty where none is
+
+    @property
+    def cost_usd_per_h(self) -> float:
+        return self.reserved_usd_per_h + self.on_demand_usd_per_h + self.spot_usd_per_h
+
+    @property
+    def missed(self) -> int:
+        return sum(len(each.missed) for each in self.kept)
+
+
+def simulate_schedule(
+    market: Market,
+    demand: Demand,
+    found: Schedule,
+    served: Sequence[Served],
+    *,
+    time_limit_s: float = 60.0,
+    progress: Progress = silent,
+) -> Simulated:
+    """Simulate, and repair until every window holds, a limit forbids more, or the time is up.
+
+    Raises InputError where a fleet is not what the market says of its worker.
+    """
+    _check(market, demand, served)
+    deadline, firm = time.monotonic() + time_limit_s, found.workers.copy()
+    first = _run(market, demand, firm, found.spot_workers, served)
+    runs, failed, why = first, dict[tuple[int, int], int](), ""
+    for repair in range(REPAIRS + 1):
+        missed = _missed(served, runs)
+        open_ones = [each for each in missed if failed.get(each, 0) < MISSED_ANYWAY]
+        if not open_ones:
+            why = "more workers do not help" if missed else ""
+            break
+        if repair == REPAIRS or time.monotonic() > deadline:
+            why = f"the time was up after {repair} repairs"
+            break
+        progress(f"simulated: {len(missed)} windows miss the SLO")
+        more = _repaired(market, demand, firm, found, served, runs, open_ones, failed)
+        if (more == firm).all():
+            why = "no limit leaves room for more workers"
+            break
+        firm = more
+        runs = _run(market, demand, firm, found.spot_workers, served)
+    if not why:
+        firm, runs = _trimmed(market, demand, firm, found, served, runs, deadline)
+    end_s = demand.rate_rps.shape[1] * demand.window_s
+    reserved, paid = _paid(market, runs, end_s)
+    return Simulated(
+        schedule=replace(bought(market, demand, firm, found.spot_workers), bound_usd_per_h=0.0),
+        kept=tuple(_kept(served, first, runs)),
+        added=int((firm - found.workers).sum()),
+        cost_before_usd_per_h=sum(_paid(market, first, end_s)[1]),
+        reserved_usd_per_h=paid[0],
+        on_demand_usd_per_h=paid[1],
+        spot_usd_per_h=paid[2],
+        reserved_gpus=reserved,
+        held_gpus=_in_windows(demand, _held(market, runs, end_s, is_spot=False)),
+        taken=sum(span.was_taken for ran in runs for span in ran.run.spans),
+        why_left=why,
+    )
+
+
+def _check(market: Market, demand: Demand, served: Sequence[Served]) -> None:
+    for each in served:
+        first = next(iter(each.units.values()))
+        for c, unit in each.units.items():
+            capacity = market.capacities[c]
+            where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
+            if (gpus := sum(pool.count * pool.type.gpus for pool in unit.pools)) != capacity.gpus:
+                raise InputError(f"{where}: gpus is {capacity.gpus}, its fleet has {gpus}; make them one")
+            if (unit.llm, unit.policies) != (first.llm, first.policies):
+                raise InputError(
+                    f"{where}: its fleet serves {unit.llm.name} with policies of its own; all workers of an "
+                    "LLM must serve it alike"
+                )
+        if each.slo.every_s is not None and each.slo.every_s > demand.window_s:
+            raise InputError(
+                f"slo: {each.llm}: every is {each.slo.every_s:g} s, must be at most a window of the schedule "
+                f"({demand.window_s:g} s)"
+            )
+
+
+class _KeptUp(Timetable):
+    """A timetable that asks again, within LOOK_S, for workers that were taken away."""
+
+    def next_s(self, time_s: float) -> float:
+        return min(super().next_s(time_s), time_s + LOOK_S)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Own:
+    """One pool of an LLM: whether on spot, how it may change, its sizes in the windows (T,)."""
+
+    pool: Pool
+    is_spot: bool
+    elastic: ElasticPool
+    sizes: Counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ran:
+    run: ElasticRun
+    pools: tuple[_Own, ...]
+
+
+def _pools(market: Market, firm: Counts, spot: Counts, each: Served) -> Iterator[_Own]:
+    """The pools of an LLM; GPUs are named as the market's stock counts them."""
+    for counts, is_spot in ((firm, False), (spot, True)):
+        for c, unit in each.units.items():
+            capacity = market.capacities[c]
+            offer = market.offer(capacity)
+            for pool in unit.pools if counts[c].any() else ():
+                sizes = counts[c] * pool.count
+                worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))
+                name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
+                elastic = ElasticPool(
+                    start_s=capacity.start_s,
+                    most=2 * int(sizes.max()),
+                    interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
+                    notice_s=NOTICE_S if is_spot else 0.0,
+                )
+                yield _Own(replace(pool, name=name, count=1, type=worker), is_spot, elastic, sizes)
+
+
+def _run(market: Market, demand: Demand, firm: Counts, spot: Counts, served: Sequence[Served]) -> list[_Ran]:
+    parts, owned = [], []
+    times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
+    for each in served:
+        own = tuple(_pools(market, firm, spot, each))
+        make = _KeptUp if any(row.is_spot for row in own) else Timetable
+        table = make(
+            times_s, np.array([row.sizes for row in own]).T.tolist(), [row.elastic.start_s for row in own]
+        )
+        first = table.asked(0.0)
+        pools = [replace(row.elastic, first=size) for row, size in zip(own, first, strict=True)]
+        fleet = replace(next(iter(each.units.values())), pools=tuple(row.pool for row in own))
+        every_s = each.slo.every_s or demand.window_s
+        parts.append(Part(fleet, each.trace, pools, table, each.slo.limits, every_s))
+        owned.append(own)
+    stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
+    return [_Ran(run, own) for run, own in zip(simulate_together(parts, stock), owned, strict=True)]
+
+
+def _missed(served: Sequence[Served], runs: Sequence[_Ran]) -> list[tuple[int, int]]:
+    """LLM and window of each that is missed."""
+    simulations = [ran.run.simulation for ran in runs]
+    return [
+        (m, v)
+        for m, (each, one) in enumerate(zip(served, simulations, strict=True))
+        for v in missed_windows(one, each.slo, one.edges_s)
+    ]
+
+
+def _kept(served: Sequence[Served], first: Sequence[_Ran], runs: Sequence[_Ran]) -> Iterator[Kept]:
+    before, after = _missed(served, first), _missed(served, runs)
+    for m, (each, ran) in enumerate(zip(served, runs, strict=True)):
+        edges_s, status = ran.run.simulation.edges_s, ran.run.simulation.status
+        missed = tuple(float(edges_s[v]) for own, v in after if own == m)
+        was = sum(own == m for own, _ in before)
+        yield Kept(each.llm, len(edges_s) - 1, was, missed, int((status == 2).sum()))
+
+
+def _repaired(
+    market: Market,
+    demand: Demand,
+    firm: Counts,
+    found: Schedule,
+    served: Sequence[Served],
+    runs: Sequence[_Ran],
+    missed: Sequence[tuple[int, int]],
+    failed: dict[tuple[int, int], int],
+) -> Counts:
+    """More firm workers for the windows that are missed, as far as the limits allow."""
+    wanted: set[tuple[int, int]] = set()
+    for m, v in missed:
+        failed[m, v] = failed.get((m, v), 0) + 1
+        edges_s = runs[m].run.simulation.edges_s
+        first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - 1e-6))
+        first -= failed[m, v] > 1
+        wanted |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
+    firm = firm.copy()
+    without_budget = replace(market, cost_usd_per_h=None)
+    for m, t in sorted(wanted):
+        for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
+            more = firm.copy()
+            more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
+            if broken(without_budget, demand, bought(market, demand, more, found.spot_workers)) is None:
+                firm = more
+                break
+    return firm
+
+
+def _trimmed(
+    market: Market,
+    demand: Demand,
+    firm: Counts,
+    found: Schedule,
+    served: Sequence[Served],
+    runs: list[_Ran],
+    deadline: float,
+) -> tuple[Counts, list[_Ran]]:
+    """Without those workers of the repair that no window needs: each is left out once."""
+    for c, t in np.argwhere(firm > found.workers).tolist():
+        while firm[c, t] > found.workers[c, t] and time.monotonic() < deadline:
+            less = firm.copy()
+            less[c, t] -= 1
+            tried = _run(market, demand, less, found.spot_workers, served)
+            if _missed(served, tried):
+                break
+            firm, runs = less, tried
+    return firm, runs
+
+
+def _usd_per_rate(market: Market, c: int) -> float:
+    """What a firm worker costs at most, through what it sustains."""
+    capacity = market.capacities[c]
+    return capacity.gpus * market.offer(capacity).highest_usd_per_h / capacity.rate_rps
+
+
+def _held(
+    market: Market, runs: Sequence[_Ran], end_s: float, *, is_spot: bool
+) -> list[tuple[Floats, Floats]]:
+    """For each GPU of the market how many are held from each moment on: times (K,), counts (K,), to the end.
+
+    Who is there when a run is over stays to the end.
+    """
+    found = []
+    for offer in market.offers:
+        changes = []
+        for ran in runs:
+            for span in ran.run.spans:
+                own = ran.pools[span.pool]
+                if own.pool.type.gpu.name != offer.gpu or own.is_spot != is_spot:
+                    continue
+                gpus = own.pool.type.gpus
+                changes.append((min(span.asked_s, end_s), gpus))
+                if span.gone_s < ran.run.end_s:
+                    changes.append((min(span.gone_s, end_s), -gpus))
+        ordered = sorted([(0.0, 0), *changes, (end_s, 0)])
+        found.append((np.array([at_s for at_s, _ in ordered]), np.cumsum([more for _, more in ordered])))
+    return found
+
+
+def _paid(market: Market, runs: Sequence[_Ran], end_s: float) -> tuple[Counts, tuple[float, float, float]]:
+    """Reserved GPUs (G,) that make the bill least, and USD/h reserved, on demand and on spot."""
+    reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
+    firm, spot = (_held(market, runs, end_s, is_spot=each) for each in (False, True))
+    for g, offer in enumerate(market.offers):
+        times_s, gpus = firm[g]
+        lasts = np.diff(times_s) / end_s
+        levels = [0, *np.unique(gpus[:-1]).tolist()] if offer.reserved_usd_per_h is not None else [0]
+        if offer.on_demand_usd_per_h is None:
+            levels = [int(gpus.max())]
+        if offer.stock is not None:
+            room = offer.stock - int(spot[g][1].max())
+            levels = [level for level in levels if level <= room] or levels[:1]
+        bills = [
+            (
+                (offer.reserved_usd_per_h or 0.0) * level,
+                (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus[:-1] - level, 0) @ lasts),
+            )
+            for level in levels
+        ]
+        best = min(range(len(levels)), key=lambda k: sum(bills[k]))
+        reserved[g] = levels[best]
+        spot_s, spot_gpus = spot[g]
+        spot_mean = float(spot_gpus[:-1] @ np.diff(spot_s)) / end_s
+        totals += (*bills[best], (offer.spot_usd_per_h or 0.0) * spot_mean)
+    return reserved, (float(totals[0]), float(totals[1]), float(totals[2]))
+
+
+def _in_windows(demand: Demand, held: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """GPUs (G, T) on average in each window."""
+    edges_s = np.arange(demand.rate_rps.shape[1] + 1) * demand.window_s
+    found = []
+    for times_s, gpus in held:
+        until = np.concatenate(([0.0], np.cumsum(gpus[:-1] * np.diff(times_s))))
+        found.append(np.diff(np.interp(edges_s, times_s, until)) / demand.window_s)
+    return np.array(found)

@@ -1,0 +1,144 @@
+"""A schedule that is simulated on the requests it is for, and repaired where windows miss the SLO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fleetplan
+from planner.face.scheduling import ScheduleResult
+
+ONE = {
+    "llm": "meta-llama/Llama-3.1-8B",
+    "workers": [{"name": "mixed", "role": "mixed", "gpu": "a100-80g", "tp": 1, "count": 1}],
+}
+SLO = {"ttft": {"p90": "1 s"}, "tbt": {"p95": "100 ms"}}
+
+
+def traffic(minutes: int = 6, busy: int = 720, seed: int = 0) -> pd.DataFrame:
+    """2 and 12 requests/s, every other minute."""
+    rng = np.random.default_rng(seed)
+    counts = [120 if k % 2 else busy for k in range(minutes)]
+    at_s = np.concatenate([60 * k + np.sort(rng.uniform(0, 60, n)) for k, n in enumerate(counts)])
+    at_s[-1] = 60 * minutes
+    lengths = rng.integers(200, 1500, len(at_s)), rng.integers(20, 200, len(at_s))
+    return pd.DataFrame({"arrival_s": at_s, "input_tokens": lengths[0], "output_tokens": lengths[1]})
+
+
+def market(
+    folder: Path, *, rate: str = "12 req/s", stock: int = 6, llms: tuple[str, ...] = ("chat",), **more: Any
+) -> dict[str, Any]:
+    (folder / "one.yaml").write_text(json.dumps(ONE))
+    row = {
+        "worker": "tp1",
+        "gpu": "a100-80g",
+        "rate": rate,
+        "start": "10 s",
+        "fleet": str(folder / "one.yaml"),
+    }
+    return {
+        "gpus": {"a100-80g": {"on_demand": "2 usd/h", "reserved": "1 usd/h", "stock": stock, **more}},
+        "capacity": [{"llm": llm, **row} for llm in llms],
+        "slo": dict.fromkeys(llms, SLO),
+    }
+
+
+def asked(sold: Mapping[str, Any], **traces: pd.DataFrame) -> ScheduleResult:
+    return fleetplan.schedule(sold, traces, window="1 min")
+
+
+def test_busy_windows_get_workers_until_they_hold(tmp_path: Path) -> None:
+    """One worker is said to sustain 12 requests/s and does not: the busy minutes miss, and hold with more.
+    The calm ones stay as they were."""
+    found = asked(market(tmp_path), chat=traffic())
+    told = found.simulated
+    assert told is not None and found.to_dict()["workers"][0]["firm"] == [1] * 6
+    (kept,) = told.kept
+    assert kept.windows == 5 and kept.missed_before >= 3 and not kept.missed and told.added >= 3
+    assert min(told.schedule.workers[0]) == 1 < told.schedule.workers[0][0]
+    assert told.cost_usd_per_h > told.cost_before_usd_per_h
+    assert "window,llm,worker,firm,spot\n0,chat,tp1," in told_csv(found, tmp_path)
+    assert any("keeps its SLO in 5 of 5" in line for line in found.sentences())
+    assert found.to_dict()["simulated"]["added_worker_windows"] == told.added
+
+
+def told_csv(found: ScheduleResult, folder: Path) -> str:
+    found.save(folder / "w.csv")
+    return (folder / "w.csv").read_text()
+
+
+def test_what_is_paid_is_what_is_held(tmp_path: Path) -> None:
+    """Two workers at first and last, one between, ready in time: asked for 10 s before the fourth minute. By
+    hand: 60 + 50 s with two or, from 170 s on, two again to 240 s; one is reserved for 1 USD/h."""
+    frame = traffic(4, busy=120)
+    sold = market(tmp_path, rate="2.1 req/s")
+    more = frame.iloc[:120].copy()
+    more["arrival_s"] = np.linspace(180.5, 239.5, 120)
+    more[["input_tokens", "output_tokens"]] = 10
+    frame = pd.concat([frame, more]).sort_values("arrival_s", ignore_index=True)
+    found = asked(sold, chat=frame)
+    told = found.simulated
+    assert told is not None and told.added == 0
+    assert told.schedule.workers[0].tolist() == [1, 1, 1, 2] and told.reserved_gpus.tolist() == [1]
+    assert told.reserved_usd_per_h == pytest.approx(1.0)
+    assert told.on_demand_usd_per_h == pytest.approx(2 * 70 / 240)
+    assert told.held_gpus[0] == pytest.approx([1, 1, 1 + 10 / 60, 2])
+
+
+def test_llms_share_the_stock(tmp_path: Path) -> None:
+    """Both want two in the busy minutes, of three GPUs: what cannot be mended is said."""
+    sold = market(tmp_path, stock=3, llms=("chat", "code"))
+    found = asked(sold, chat=traffic(), code=traffic(seed=1))
+    told = found.simulated
+    assert told is not None and told.missed > 0
+    assert (told.held_gpus.sum(axis=0) <= 3 + 1e-9).all()
+    assert told.why_left == "no limit leaves room for more workers" or "do not help" in told.why_left
+    assert any(line.startswith("Windows that are missed still") for line in found.sentences())
+
+
+def test_spot_workers_are_taken_and_asked_for_again(tmp_path: Path) -> None:
+    sold = market(tmp_path, rate="3 req/s", spot="0.5 usd/h", interruptions=60) | {"spot": 0.5}
+    told = asked(sold, chat=traffic()).simulated
+    assert told is not None and told.taken > 0 and told.spot_usd_per_h > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda sold: sold["capacity"][0].pop("fleet"), r"capacity\[0\] names no fleet"),
+        (lambda sold: sold.pop("slo"), "slo: says nothing of chat"),
+    ],
+)
+def test_why_it_is_not_simulated(tmp_path: Path, change: Any, why: str) -> None:
+    sold = market(tmp_path)
+    change(sold)
+    found = asked(sold, chat=traffic(2))
+    assert found.simulated is None
+    with pytest.raises(AssertionError, match=why):
+        assert not found.answer.not_simulated, found.answer.not_simulated
+    rates = fleetplan.schedule(sold, pd.DataFrame({"chat": [2.0, 12.0]}))
+    assert "is rates, not requests" in rates.to_dict()["not_simulated"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpus": 2}, "gpus is 2, its fleet has 1"),
+        ({"fleet": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"flet": "one.yaml"}, "fleet"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    sold = market(tmp_path)
+    sold["capacity"][0] |= change
+    with pytest.raises(fleetplan.PlannerError, match=said):
+        asked(sold, chat=traffic(2))
+    strict = market(tmp_path) | {"slo": {"chat": SLO | {"every": "2 min"}}}
+    with pytest.raises(fleetplan.PlannerError, match="at most a window"):
+        asked(strict, chat=traffic(2))
