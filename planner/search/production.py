@@ -55,9 +55,13 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
 
 def limited(problem: Problem, most: float) -> Problem:
     """The same question, to be searched with so much effort from here on."""
-    oracle = problem.oracle
-    of_fleets = SEARCH_FLEETS * len(oracle.trace) * len(oracle.futures)
-    return replace(problem, most_effort=oracle.effort() + float(np.clip(of_fleets, LEAST_SEARCH, most)))
+    return replace(problem, most_effort=problem.oracle.effort() + _effort(problem, most))
+
+
+def _effort(problem: Problem, most: float) -> float:
+    """What a search may cost."""
+    of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.futures)
+    return float(np.clip(of_fleets, LEAST_SEARCH, most))
 
 
 def cheapest_kept(
@@ -92,16 +96,18 @@ def cheaper_kept(
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.futures))
     hard = set(numbers[: oracle.may_miss + HARDEST])
+    left = _effort(problem, most)
     while True:
         some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
-        found = search_again(limited(some, most), known, is_mixed=is_mixed)
+        found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
+        left -= some.oracle.effort()
         oracle.told.update(some.oracle.told)
         if found is None or named(found) == (best and named(best)):
             return best
         missed = set(numbers) - set(_kept(oracle, found, numbers))
-        if len(missed) <= oracle.may_miss or len(hard) == len(numbers):
+        if len(missed) <= oracle.may_miss:
             return found
-        hard = hard | missed if len(hard) < len(numbers) // 2 else set(numbers)
+        hard |= set(sorted(missed - hard)[:HARDEST])
 
 
 def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
