@@ -330,7 +330,7 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
             or not problem.oracle.holds([counts])[0]
         ):
             continue
-        end = ends(problem.oracle, counts).headroom
+        end = ends(problem.oracle, counts, least_frac=beyond).headroom
         best, room = counts, min(end.traffic_frac, end.steps_frac)
     return best
 

@@ -21,6 +21,7 @@ from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
+from planner.search.one_pool import WAVE
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
@@ -104,7 +105,7 @@ def cheaper_kept(
         oracle.told.update(some.oracle.told)
         if found is None or named(found) == (best and named(best)):
             return best
-        missed = set(numbers) - set(_kept(oracle, found, numbers))
+        missed = _missed(oracle, found)
         if len(missed) <= oracle.may_miss:
             return found
         hard |= set(sorted(missed - hard)[:HARDEST])
@@ -151,6 +152,17 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
             step = 1
         else:
             return ordered(), None
+
+
+def _missed(oracle: Oracle, counts: Counts) -> set[int]:
+    """Those of the futures in which a fleet misses the SLO, as far as they decide whether it keeps enough."""
+    missed, count = set[int](), len(oracle.futures)
+    for first in range(0, count, WAVE):
+        if len(missed) + count - first <= oracle.may_miss or len(missed) > oracle.may_miss:
+            break
+        wave = range(first, min(first + WAVE, count))
+        missed |= set(wave) - set(_kept(oracle, counts, wave))
+    return missed
 
 
 def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
