@@ -86,14 +86,16 @@ class Test:
         return int(np.clip(BESIDE_REQUESTS // len(self.oracle.trace), BESIDE_LEAST, BESIDE_FUTURES))
 
     def run(self, counts: Counts) -> KeptIn:
-        """Until it is decided, TEST_MOST futures at most."""
+        """Until it is decided, or can no longer be passed; TEST_MOST futures at most."""
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
-        kept, number = 0, 0
-        said = self._said(0, 0)
+        kept, number, said = 0, 0, self._said(0, 0)
+        may_pass = self._said(most, most).decision == "holds"
         while number < most and said.decision == "open" and not self.out_of_time():
             kept += self._holds(self.oracle, counts, number)
             number += 1
             said = self._said(kept, number)
+            if may_pass and self._said(kept + most - number, most).decision != "holds":
+                break
         return said
 
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
@@ -135,13 +137,14 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     futures = asked.oracle.futures
     problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
     asked, least = cheapest_kept(asked, paper, start)
+    is_searched = True
     for attempt in range(TRIES):
         if least is None and problem.out_of_time():
             return None
         if least is None:
             raise unreachable(asked, paper)
         problem.progress("production: on futures that the search has not seen")
-        best = _roomier(asked, paper, least)
+        best = _roomier(asked, paper, least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best) if attempt == 0 else ():
@@ -154,7 +157,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
         asked = in_most(problem, futures, may_miss(safety, len(futures)))
         asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
-        if least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best):
+        is_searched = least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best)
+        if is_searched:
             least = cheaper_kept(asked, paper, least, start)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
