@@ -52,9 +52,7 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
     )
 
 
-def _most(
-    at: Callable[[float], tuple[Oracle, Counts]], least_frac: float
-) -> tuple[float, tuple[Limit, ...]]:
+def _most(at: Callable[[float], tuple[Oracle, Counts]], least_frac: float) -> tuple[float, tuple[Limit, ...]]:
     def holds(frac: float) -> bool:
         if frac <= least_frac:
             return True

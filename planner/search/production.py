@@ -103,12 +103,17 @@ def cheaper_kept(
         found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
         left -= some.oracle.effort()
         oracle.told.update(some.oracle.told)
-        if found is None or named(found) == (best and named(best)):
+        if found is None or (best is not None and _is_no_cheaper(found, best)):
             return best
         missed = _missed(oracle, found)
         if len(missed) <= oracle.may_miss:
             return found
         hard |= set(sorted(missed - hard)[:HARDEST])
+
+
+def _is_no_cheaper(found: Counts, best: Counts) -> bool:
+    """The same fleet, or a dearer one: others may cost the same."""
+    return named(found) == named(best) or objective(found) > objective(best) * (1 + 1e-9)
 
 
 def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
