@@ -937,6 +937,7 @@ Remark = Literal[
     "all-too-few",
     "is-the-plan",
     "cheaper-alone",
+    "on-paper",
 ]
 
 

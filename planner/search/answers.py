@@ -305,12 +305,12 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
         for option, _ in best
     ]
     below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
-    fleets = []
+    fleets: list[Counts] = []
     for way in itertools.islice(itertools.product(*ways), MOST_WAYS):
-        counts = dict(best)
+        workers = dict(best)
         for option, more in itertools.chain(*way):
-            counts[option] = counts.get(option, 0) + more
-        fleets.append(owned_first(lossy, in_order(counts.items(), paper.level0.options)))
+            workers[option] = workers.get(option, 0) + more
+        fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
     fleets = [counts for counts in fleets if objective(counts) < below and lossy.allows(counts)]
     for counts in sorted(fleets, key=objective)[:MOST_OTHERS]:
         if lossy.out_of_time():
