@@ -55,7 +55,7 @@ AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
 NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
-BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 8, 1_000  # of other types, beside production, that stand a loss
+BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000  # of other types, beside production, that stand a loss
 MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
 
 
@@ -272,14 +272,14 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 
 def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | None]:
     """Production with one worker more in each pool stands any loss; searched is what does and costs less,
-    with a few workers of other types beside production, then with one worker type per pool.
+    with one worker type per pool, then with a few workers of other types beside production.
     """
     asked = production.asked
     lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
     more = owned_first(asked, with_more(production.best, 1))
     known = more if asked.allows(more) else None
-    known = _with_other_types(lossy, paper, production.best, known)
     found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
+    found = _with_other_types(lossy, paper, production.best, found)
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)
