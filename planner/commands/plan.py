@@ -177,9 +177,7 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
         )
         if alternative.fleet is not None and alternative.label.startswith("only "):
             value += f": {describe(alternative.fleet)}"
-        console.print(
-            f"  {'on paper, ' if certificate.answers else ''}{alternative.label}: {value}", markup=False
-        )
+        console.print(f"  {alternative.label}: {value}", markup=False)
     for fact in certificate.assumptions:
         if isinstance(fact, UncheckedLeftOut):
             console.print(sentence(fact), markup=False)

@@ -945,6 +945,7 @@ Remark = Literal[
     "all-too-few",
     "is-the-plan",
     "cheaper-alone",
+    "on-paper",
 ]
 
 

@@ -46,7 +46,8 @@ def alternatives(plan: Plan) -> list[Figure]:
     others = [a for a in plan.alternatives if a.fleet != plan.fleet]
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
-    bars += [charts.Bar(other.label, other.objective) for other in others if other.is_priced]
+    where = ", on paper" if certificate.answers else ""
+    bars += [charts.Bar(other.label + where, other.objective) for other in others if other.is_priced]
     if len(bars) == 1 + bool(certificate.answers):
         return []
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."

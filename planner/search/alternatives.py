@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.documents.certificate import Alternative
@@ -28,11 +28,16 @@ ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
 
 _PRICE_STEP = 1.3
 
+ONE_GPU = "one GPU type only"
 
-def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -> tuple[Alternative, ...]:
+
+def alternatives(
+    problem: Problem, level0: Level0, best: Counts, value: float, made: Counts = ()
+) -> tuple[Alternative, ...]:
     """The best of simpler kinds, and the cheapest of every GPU type alone in one mixed pool.
 
-    Each is a fleet that holds, with its price, or is said to be not priced. The plan itself is none of them.
+    Each is a fleet that holds, with its price, or is said to be not priced. The plan itself is none of them,
+    neither `best`, on paper, nor what was `made` of it for production.
     """
     asked, search = on_all_draws(problem), level0.search
     oracle, rows = asked.oracle, []
@@ -45,7 +50,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
             of_one.append((level0.one_gpu[1], counts))
         _, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
-        kinds.append(("one GPU type only", cheapest))
+        kinds.append((ONE_GPU, cheapest))
     if not is_mixed:
         _, cheapest = min(
             ((found.cost, found.counts) for found in alone.values()),
@@ -55,7 +60,7 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         kinds.append(("mixed pools only", cheapest))
     kinds.append(("one worker type per pool (level 0)", search.best))
     for label, counts in kinds:
-        if counts == best:
+        if counts in (best, made):
             continue
         if counts is None:
             rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
@@ -68,9 +73,14 @@ def alternatives(problem: Problem, level0: Level0, best: Counts, value: float) -
         label = f"{gpu}, mixed"
         if found.counts is None:
             rows.append(Alternative(label, None, found.least, found.notes, at_least=True))
-        elif (counts := owned_first(problem, found.counts)) != best:
+        elif (counts := owned_first(problem, found.counts)) not in (best, made):
             rows.append(Alternative(label, oracle.fleet(counts), paid(problem, counts), found.notes))
     return tuple(rows)
+
+
+def as_on_paper(rows: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """The same rows, beside a plan for production."""
+    return tuple(replace(row, notes=(*row.notes, Remarked("on-paper"))) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ was asked. Of fleets that cost the same, or up to NEAR_FRAC more, the one that h
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,8 +23,9 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
+from planner.search.beyond import best_settings
 from planner.search.bill import bill
-from planner.search.fleets import Counts, by_gpu, counts_named, named, objective
+from planner.search.fleets import Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
@@ -53,6 +55,7 @@ AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
 NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
+BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000  # of other types, beside production, that stand a loss
 MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
 
 
@@ -86,14 +89,16 @@ class Test:
         return int(np.clip(BESIDE_REQUESTS // len(self.oracle.trace), BESIDE_LEAST, BESIDE_FUTURES))
 
     def run(self, counts: Counts) -> KeptIn:
-        """Until it is decided, TEST_MOST futures at most."""
+        """Until it is decided, or can no longer be passed; TEST_MOST futures at most."""
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
-        kept, number = 0, 0
-        said = self._said(0, 0)
+        kept, number, said = 0, 0, self._said(0, 0)
+        may_pass = self._said(most, most).decision == "holds"
         while number < most and said.decision == "open" and not self.out_of_time():
             kept += self._holds(self.oracle, counts, number)
             number += 1
             said = self._said(kept, number)
+            if may_pass and self._said(kept + most - number, most).decision != "holds":
+                break
         return said
 
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
@@ -135,13 +140,14 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     futures = asked.oracle.futures
     problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
     asked, least = cheapest_kept(asked, paper, start)
+    is_searched = True
     for attempt in range(TRIES):
         if least is None and problem.out_of_time():
             return None
         if least is None:
             raise unreachable(asked, paper)
         problem.progress("production: on futures that the search has not seen")
-        best = _roomier(asked, paper, least)
+        best = _roomier(asked, paper, least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
         for counts in _nearly(asked, paper, best) if attempt == 0 else ():
@@ -154,7 +160,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
         asked = in_most(problem, futures, may_miss(safety, len(futures)))
         asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
-        if least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best):
+        is_searched = least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best)
+        if is_searched:
             least = cheaper_kept(asked, paper, least, start)
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
@@ -264,16 +271,53 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 
 
 def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | None]:
-    """Production with one worker more in each pool stands any loss; searched is what does and costs less."""
+    """Production with one worker more in each pool stands any loss; searched is what does and costs less,
+    with one worker type per pool, then with a few workers of other types beside production.
+    """
     asked = production.asked
     lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
     more = owned_first(asked, with_more(production.best, 1))
     known = more if asked.allows(more) else None
     found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
+    found = _with_other_types(lossy, paper, production.best, found)
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)
     return _answered(lossy, "with-a-loss", found, kept_in), found
+
+
+def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts | None) -> Counts | None:
+    """The cheapest fleet that stands a loss of these: production with a worker more of each pool, or up to
+    BESIDE_WORKERS of another GPU or degree in its role, that cost less than what is known. MOST_OTHERS are
+    tried.
+    """
+    settings = best_settings(lossy, paper.level0, {})
+    ways = [
+        [
+            ((option, 1),),
+            *(
+                ((other, count),)
+                for other in settings
+                if other.role == option.role and hardware(other) != hardware(option)
+                for count in range(1, BESIDE_WORKERS + 1)
+            ),
+        ]
+        for option, _ in best
+    ]
+    below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
+    fleets: list[Counts] = []
+    for way in itertools.islice(itertools.product(*ways), MOST_WAYS):
+        workers = dict(best)
+        for option, more in itertools.chain(*way):
+            workers[option] = workers.get(option, 0) + more
+        fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
+    fleets = [counts for counts in fleets if objective(counts) < below and lossy.allows(counts)]
+    for counts in sorted(fleets, key=objective)[:MOST_OTHERS]:
+        if lossy.out_of_time():
+            break
+        if lossy.oracle.holds([counts])[0]:
+            return counts
+    return known
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
@@ -330,7 +374,7 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
             or not problem.oracle.holds([counts])[0]
         ):
             continue
-        end = ends(problem.oracle, counts).headroom
+        end = ends(problem.oracle, counts, least_frac=beyond).headroom
         best, room = counts, min(end.traffic_frac, end.steps_frac)
     return best
 

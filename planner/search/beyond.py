@@ -74,7 +74,7 @@ def search_beyond(
     if best is None and any(math.isinf(problem.limits.most(worker)) for worker in problem.types):
         return Beyond(None, math.inf, 0, False, False, False)  # there may be any number, and none is enough
     capacities = _stock_bound_counts(problem, level0)
-    options = _of_one_drafter(_best_settings(problem, level0, capacities), level0)
+    options = _of_one_drafter(best_settings(problem, level0, capacities), level0)
     shares = [expected_share(option, level0, capacities) for option in options]
     cuts: list[tuple[int, ...]] = []
     is_exhausted = is_hopeless = False
@@ -266,7 +266,7 @@ def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
     return lambda count: oracle.holds([((option, count),)])[0]
 
 
-def _best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
+def best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
     """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known.
 
     Where nothing is known, the largest steps that keep the limits on gaps.

@@ -16,7 +16,7 @@ from planner.domain import FleetLimit
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
-from planner.search.alternatives import alternatives
+from planner.search.alternatives import alternatives, as_on_paper
 from planner.search.answers import TRIES, Production, not_certified, production
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
@@ -150,7 +150,7 @@ def certified(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=(*alternatives(problem, found.level0, found.best, found.value), *beyond.alternatives),
+        alternatives=_alternatives(problem, found, made, beyond),
         max_model_len=problem.longest_tokens,
         prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
@@ -173,6 +173,14 @@ def certified(
         else (),
         on_paper=oracle.fleet(found.best),
     )
+
+
+def _alternatives(
+    problem: Problem, found: Found, made: Production | None, beyond: _Further
+) -> tuple[Alternative, ...]:
+    fleet = () if made is None else made.best
+    rows = (*alternatives(problem, found.level0, found.best, found.value, fleet), *beyond.alternatives)
+    return rows if made is None else as_on_paper(rows)
 
 
 def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:

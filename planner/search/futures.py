@@ -29,6 +29,7 @@ from planner.traffic.trace import Trace, spread
 SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
 SEARCH_REQUESTS = 1_000_000  # of all futures that a search sees,
 SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
+KEPT_REQUESTS = 4_000_000  # of all futures of one kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,8 @@ class Future:
 
 @dataclass(slots=True, eq=False)
 class Futures:
-    """Futures of one kind by number. Those that a search sees are kept, others drawn whenever asked for.
+    """Futures of one kind by number. Those that a search sees are kept, and KEPT_REQUESTS of the others, so
+    that what was simulated in them is known; what is beyond is drawn whenever it is asked for.
 
     `trace` is the whole one, as it was read. The first `count` have step times that are evenly spread.
     """
@@ -60,7 +62,7 @@ class Futures:
         if number in self._drawn:
             return self._drawn[number]
         future = Future(self._traffic(number), self._z(number))
-        if number < self.count:
+        if number < self.count or (len(self._drawn) + 1) * len(future.trace) <= KEPT_REQUESTS:
             self._drawn[number] = future
         return future
 

@@ -18,8 +18,10 @@ from planner.search.oracle import Answers, Ends, Oracle, side_by_side
 from planner.traffic.scaling import rescale
 
 
-def ends(oracle: Oracle, counts: Counts) -> Ends:
-    """Of a fleet that holds: on what the oracle asks, without its draws and futures."""
+def ends(oracle: Oracle, counts: Counts, *, least_frac: float = 0.0) -> Ends:
+    """Of a fleet that holds: on what the oracle asks, without its draws and futures. With `least_frac` more
+    traffic, and longer steps, it is known to hold too.
+    """
     alone, known = oracle.alone(), oracle.answers.ends
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
     asked = (*oracle.of_question(), oracle.slo, losses, counts)
@@ -28,7 +30,7 @@ def ends(oracle: Oracle, counts: Counts) -> Ends:
     found: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
     def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
-        found[what] = _most(at)
+        found[what] = _most(at, least_frac)
 
     side_by_side(
         [
@@ -50,8 +52,10 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
     )
 
 
-def _most(at: Callable[[float], tuple[Oracle, Counts]]) -> tuple[float, tuple[Limit, ...]]:
+def _most(at: Callable[[float], tuple[Oracle, Counts]], least_frac: float) -> tuple[float, tuple[Limit, ...]]:
     def holds(frac: float) -> bool:
+        if frac <= least_frac:
+            return True
         oracle, counts = at(frac)
         return oracle.holds([counts])[0]
 

@@ -12,36 +12,20 @@ added within the limits and below the best: what fails with them fails with less
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import COST
 from planner.fleet import Role
-from planner.search.fleets import (
-    Counts,
-    Named,
-    count_below,
-    in_order,
-    is_within,
-    may_hand_over,
-    named,
-    objective,
-    workers_of,
-)
+from planner.search.filling import Vectors, filled
+from planner.search.fleets import Counts, Named, in_order, is_within, may_hand_over, named, objective
 from planner.search.options import by_hardware, hardware
 from planner.search.oracle import Oracle, stripped
-from planner.solvers.master import Limits, Option, largest
-
-MOST_CANDIDATES = 4_000  # fleets that are compared at once
+from planner.solvers.master import Limits, Option
 
 MOST_TYPES = 4  # of a fleet, after those of three
-
-MOST_COUNTS = 12  # of an option, beside the counts of others
 
 LEAST_SHARE = 0.5  # expected share of the traffic below which none is tried
 
@@ -52,7 +36,6 @@ ALIKE_FRAC = 0.5  # ... and those of its other settings, as a share of that
 MARGIN_FRAC = 0.03  # how far beyond the traffic an answer says that the share lies
 
 Shares = npt.NDArray[np.float64]
-Vectors = npt.NDArray[np.int32]
 
 
 def improved(
@@ -155,35 +138,6 @@ def _learn(
         learned *= (target / estimate) ** (LEARNING_RATE * rates)
 
 
-def filled(options: Sequence[Option], limits: Limits, value: float, most_types: int) -> Vectors:
-    """Fleets (C, J) of up to so many of these options, below `value`, to which no worker can be added.
-
-    Of the first options alone where all have more than MOST_CANDIDATES.
-    """
-    found: list[Vectors] = []
-    count, rows = 0, limits.rows()
-    left = [amount * (1 + 1e-9) for _, amount in rows]
-    uses = {option.name: [limits.use(row, option.type) for row, _ in rows] for option in options}
-    possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
-    for many, at in enumerate(possible):
-        for size in range(most_types):
-            for others in itertools.combinations(possible[:many], size):
-                chosen = [options[j] for j in (*others, at)]
-                if not _serve(chosen) or objective([(option, 1) for option in chosen]) >= value:
-                    continue
-                numbers = list(_filled_by([(option, uses[option.name]) for option in chosen], left, value))
-                if limits.pays_nodes or any(option.node for option in chosen):
-                    numbers = _on_whole_nodes(chosen, numbers, limits, value)
-                if numbers:
-                    vectors = np.zeros((len(numbers), len(options)), np.int32)
-                    vectors[:, [*others, at]] = numbers
-                    found.append(vectors)
-                    count += len(numbers)
-                if count > MOST_CANDIDATES:
-                    return np.concatenate(found)
-    return np.concatenate(found) if found else np.zeros((0, len(options)), np.int32)
-
-
 def _serve(options: Sequence[Option]) -> bool:
     """Whether these serve anything together, and none is there for nothing."""
     roles = {option.role for option in options}
@@ -191,62 +145,6 @@ def _serve(options: Sequence[Option]) -> bool:
         return False
     handing = [option.type for option in options if option.role != "mixed"]
     return ("prefill" in roles) == ("decode" in roles) and may_hand_over(handing)
-
-
-def _on_whole_nodes(
-    options: Sequence[Option], numbers: Iterable[tuple[int, ...]], limits: Limits, value: float
-) -> list[tuple[int, ...]]:
-    """These counts, of the last option as many as are below the value and within the limits where whole nodes
-    are paid; without those of which one is too many.
-    """
-    most_usd_per_h = (limits.cost_usd_per_h or 0.0) * (1 + 1e-9)
-
-    def is_paid(counts: Counts) -> bool:
-        """Whole nodes take more of money alone: of all else these counts take no more than there is."""
-        return not limits.pays_nodes or limits.used(COST, workers_of(counts)) <= most_usd_per_h
-
-    found = []
-    for *others, most in numbers:
-        beside = tuple(zip(options, others, strict=False))
-
-        def fits(n: int, beside: Counts = beside) -> bool:
-            counts = (*beside, (options[-1], n))
-            return objective(counts) < value * (1 - 1e-9) and is_paid(counts)
-
-        if (count := largest(most, fits)) > 0:
-            found.append((*others, count))
-    return found
-
-
-def _filled_by(
-    options: Sequence[tuple[Option, Sequence[float]]], left: Sequence[float], value: float
-) -> Iterator[tuple[int, ...]]:
-    """Counts, one at least of each of these options; of the last as many as there can be. Each comes with
-    what a worker takes of the amounts that are `left`.
-    """
-
-    def grow(counts: tuple[int, ...], spent: float, left: Sequence[float]) -> Iterator[tuple[int, ...]]:
-        option, uses = options[len(counts)]
-        largest = count_below(option.objective, value, spent)
-        for amount, use in zip(left, uses, strict=True):
-            if use > 0:
-                largest = min(largest, amount // use)
-        if not 1 <= largest < math.inf:
-            return
-        if len(counts) == len(options) - 1:
-            yield (*counts, int(largest))
-            return
-        for n in _spread(int(largest)):
-            rest = [amount - n * use for amount, use in zip(left, uses, strict=True)]
-            yield from grow((*counts, n), spent + n * option.objective, rest)
-
-    yield from grow((), 0.0, left)
-
-
-@cache
-def _spread(largest: int) -> list[int]:
-    """Every count from 1 on, or where they are many some of them."""
-    return sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})
 
 
 def near(best: Counts, limits: Limits, oracle: Oracle, may_go_on: Callable[[], bool]) -> Counts:

@@ -200,14 +200,30 @@ class Oracle:
 
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
-        answers = [
-            all(oracle._survives(counts) for oracle in (self, *self._others))
-            and self.missed(counts, self.may_miss) <= self.may_miss
-            for counts in fleets
-        ]
+        answers = [self._holds(counts) for counts in fleets]
         for counts, answer in zip(fleets, answers, strict=True):
             self.told[named(counts)] = answer
         return answers
+
+    def _holds(self, counts: Counts) -> bool:
+        """Futures are asked first: a fleet for which they matter mostly holds on what is written."""
+        written = (self, *self._others)
+        return (
+            not any(oracle._is_known_to_fail(counts) for oracle in written)
+            and self._keeps_enough(counts)
+            and all(oracle._survives(counts) for oracle in written)
+        )
+
+    def _keeps_enough(self, counts: Counts) -> bool:
+        """In the futures, which are asked until it is decided."""
+        missed, left = 0, len(self._in_futures)
+        for oracle in self._in_futures:
+            if missed + left <= self.may_miss:
+                return True
+            missed, left = missed + (not oracle._survives(counts)), left - 1
+            if missed > self.may_miss:
+                return False
+        return True
 
     def missed(self, counts: Counts, most: int) -> int:
         """In how many futures a fleet misses the SLO; more than `most` are not counted."""
@@ -326,14 +342,20 @@ class Oracle:
             ]
         return found
 
+    def _is_known_to_fail(self, counts: Counts) -> bool:
+        """Whether an earlier simulation says that it misses the SLO after some loss."""
+        if not self._in_futures:
+            return False
+        keys = (_key(left) for left in self._losses(counts))
+        return any(self.answers.look_up((*self.of_question(), *key), self.slo) is False for key in keys)
+
     def _simulated(self, counts: Counts) -> bool:
         roles = {option.role for option, count in counts if count > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
-        key = tuple(_alike((option.role, _machine(option), count) for option, count in counts if count > 0))
-        return self._answer(key, lambda: self.fleet(counts), self.trace, self._requests, self.slo)
+        return self._answer(_key(counts), lambda: self.fleet(counts), self.trace, self._requests, self.slo)
 
     def _leads_alone(self, option: Option, count: int) -> bool:
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
@@ -377,6 +399,11 @@ class Oracle:
             known = simulation is not None and judge(simulation, slo, values=False).holds
             self.answers.add(key, slo, holds=known)
         return known
+
+
+def _key(counts: Counts) -> tuple[object, ...]:
+    """A fleet as far as a simulation depends on it."""
+    return tuple(_alike((option.role, _machine(option), count) for option, count in counts if count > 0))
 
 
 def _alike(pools: Iterable[tuple[Role, Any, int]]) -> Iterator[tuple[Role, Any, int]]:

@@ -21,6 +21,7 @@ from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
+from planner.search.one_pool import WAVE
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
@@ -55,9 +56,13 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
 
 def limited(problem: Problem, most: float) -> Problem:
     """The same question, to be searched with so much effort from here on."""
-    oracle = problem.oracle
-    of_fleets = SEARCH_FLEETS * len(oracle.trace) * len(oracle.futures)
-    return replace(problem, most_effort=oracle.effort() + float(np.clip(of_fleets, LEAST_SEARCH, most)))
+    return replace(problem, most_effort=problem.oracle.effort() + _effort(problem, most))
+
+
+def _effort(problem: Problem, most: float) -> float:
+    """What a search may cost."""
+    of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.futures)
+    return float(np.clip(of_fleets, LEAST_SEARCH, most))
 
 
 def cheapest_kept(
@@ -92,16 +97,23 @@ def cheaper_kept(
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.futures))
     hard = set(numbers[: oracle.may_miss + HARDEST])
+    left = _effort(problem, most)
     while True:
         some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
-        found = search_again(limited(some, most), known, is_mixed=is_mixed)
+        found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
+        left -= some.oracle.effort()
         oracle.told.update(some.oracle.told)
-        if found is None or named(found) == (best and named(best)):
+        if found is None or (best is not None and _is_no_cheaper(found, best)):
             return best
-        missed = set(numbers) - set(_kept(oracle, found, numbers))
-        if len(missed) <= oracle.may_miss or len(hard) == len(numbers):
+        missed = _missed(oracle, found)
+        if len(missed) <= oracle.may_miss:
             return found
-        hard = hard | missed if len(hard) < len(numbers) // 2 else set(numbers)
+        hard |= set(sorted(missed - hard)[:HARDEST])
+
+
+def _is_no_cheaper(found: Counts, best: Counts) -> bool:
+    """The same fleet, or a dearer one: others may cost the same."""
+    return named(found) == named(best) or objective(found) > objective(best) * (1 + 1e-9)
 
 
 def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
@@ -145,6 +157,17 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
             step = 1
         else:
             return ordered(), None
+
+
+def _missed(oracle: Oracle, counts: Counts) -> set[int]:
+    """Those of the futures in which a fleet misses the SLO, as far as they decide whether it keeps enough."""
+    missed, count = set[int](), len(oracle.futures)
+    for first in range(0, count, WAVE):
+        if len(missed) + count - first <= oracle.may_miss or len(missed) > oracle.may_miss:
+            break
+        wave = range(first, min(first + WAVE, count))
+        missed |= set(wave) - set(_kept(oracle, counts, wave))
+    return missed
 
 
 def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:

@@ -29,7 +29,8 @@ from planner.search.level0 import designs_of
 from planner.search.oracle import side_by_side
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, Progress, silent
-from planner.search.production import MOST_SEARCH, cheaper_kept, in_most, may_miss
+from planner.search.production import MOST_SEARCH, cheaper_kept, in_most, in_production, may_miss
+from planner.search.shared_kept import InCommon, most_in_common
 from planner.search.shared_paper import slice_of
 from planner.solvers.master import Limits
 
@@ -95,7 +96,11 @@ def share_production(
     known: list[_Llm] = []
     for k, one in enumerate(llms):
         progress(f"{one.name}: production, with all of the fleet for itself")
-        if (found := _alone(one, slice_of(deadline, len(llms) - k))) is None:
+        try:
+            found = _alone(one, slice_of(deadline, len(llms) - k))
+        except InfeasibleError as error:
+            raise _with_share(error, llms, limits, deadline, progress) from None
+        if found is None:
             return None
         known.append(found)
     fleets, shared, tries = [llm.alone for llm in known], None, 0
@@ -124,6 +129,29 @@ def _alone(one: OnPaper, until: float) -> _Llm | None:
         return None
     holds = is_passed(found.kept_in, found.test.safety)
     return _Llm(one, found.asked, found.best, found.test, found.kept_in, holds)
+
+
+def _with_share(
+    error: InfeasibleError, llms: Sequence[OnPaper], limits: Limits, deadline: float, progress: Progress
+) -> InfeasibleError:
+    """The error with the largest share of futures that all LLMs keep together."""
+    asked = [replace(in_production(one.problem), deadline=deadline, progress=silent) for one in llms]
+    common = _in_common(llms, asked, limits, deadline, progress)
+    return InfeasibleError(
+        f"{error}; {common}",
+        kind=error.kind,
+        constraint=error.constraints,
+        relaxation=f"{common.relaxation}, more stock, or safety: none",
+        is_proved=error.is_proved,
+    )
+
+
+def _in_common(
+    llms: Sequence[OnPaper], asked: Sequence[Problem], limits: Limits, deadline: float, progress: Progress
+) -> InCommon:
+    progress("production: the largest share of futures that all LLMs keep together")
+    on_paper = [one.paper.best for one in llms]
+    return most_in_common(asked, on_paper, limits, lambda: time.monotonic() > deadline)
 
 
 def _together(
@@ -186,10 +214,15 @@ def _chosen(
     if mixed is not None:
         return mixed, shared
     ask = Asking(designs, lambda: time.monotonic() > deadline, progress)
-    raise _infeasible(llms, limits, ways_to_fit(ask, rows))
+    ways = ways_to_fit(ask, rows)
+    problems = [replace(llm.asked, deadline=deadline) for llm in llms]
+    common = _in_common([llm.on_paper for llm in llms], problems, limits, deadline, progress)
+    raise _infeasible(llms, limits, ways, common)
 
 
-def _infeasible(llms: Sequence[_Llm], limits: Limits, ways: Sequence[Sequence[Change]]) -> InfeasibleError:
+def _infeasible(
+    llms: Sequence[_Llm], limits: Limits, ways: Sequence[Sequence[Change]], common: InCommon
+) -> InfeasibleError:
     """What the fleets take that each LLM would have alone, and the least more of each limit that would do."""
     alone = [(option.type, count) for llm in llms for option, count in llm.alone]
     over = [
@@ -201,10 +234,10 @@ def _infeasible(llms: Sequence[_Llm], limits: Limits, ways: Sequence[Sequence[Ch
     return InfeasibleError(
         "safety: kept_in: each LLM can be served in production alone, but no fleets were found that keep the "
         "SLOs of all in enough futures within the limits they share: those they would have alone take "
-        f"{', '.join(over)}. Ask for a smaller kept_in, or safety: none.{more}",
+        f"{', '.join(over)}; {common}. Ask for a smaller kept_in, or safety: none.{more}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way] or "safety: kept_in",
-        relaxation="" if ways else "a smaller safety: kept_in, more of the limits, or safety: none",
+        relaxation="" if ways else f"{common.relaxation}, more of the limits, or safety: none",
         ways=ways,
         is_proved=False,
     )

@@ -27,7 +27,7 @@ from planner.search.fleets import (
     objectives_of_pairs,
 )
 from planner.search.one_pool import Bounded, Holds, Search
-from planner.solvers.master import Floats, Limits, Option
+from planner.solvers.master import Floats, Limits, Option, largest_of_each
 from planner.solvers.nodes import idle_usd_per_h, node_of
 
 MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
@@ -74,23 +74,14 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
             most[left < 0] = -1
     if np.isfinite(value) and (p.option.node or d.option.node):
         below = value * (1 - 1e-9)
-        most = _most(d.least, most, lambda n: objectives_of_pairs(p.option, d.option, n_p, n) < below)
+        most = largest_of_each(
+            d.least, most, lambda n: objectives_of_pairs(p.option, d.option, n_p, n) < below
+        )
     if search.limits.pays_nodes:
-        most = _most(d.least, most, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits))
+        most = largest_of_each(
+            d.least, most, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits)
+        )
     return n_p, np.maximum(most - d.least + 1, 0)
-
-
-def _most(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """The largest counts (P,) from `least` to `most` that fit, `least` - 1 where none does."""
-    if not np.isfinite(most).all():
-        return most
-    low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
-    while (high - low > 1).any():
-        middle = np.maximum(np.floor((low + high) / 2), least)
-        is_open, holds = high - low > 1, fits(middle)
-        low = np.where(is_open & holds, middle, low)
-        high = np.where(is_open & ~holds, middle, high)
-    return low
 
 
 def _within_budget(p: Option, d: Option, n_p: Floats, n_d: Floats, limits: Limits) -> npt.NDArray[np.bool_]:

@@ -172,6 +172,19 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
+def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
+    """The largest counts (P,) from `least` to `most` that fit, `least` - 1 where none does."""
+    if not np.isfinite(most).all():
+        return most
+    low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
+    while (high - low > 1).any():
+        middle = np.maximum(np.floor((low + high) / 2), least)
+        is_open, holds = high - low > 1, fits(middle)
+        low = np.where(is_open & holds, middle, low)
+        high = np.where(is_open & ~holds, middle, high)
+    return low
+
+
 def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
     """Least seconds of dense-layer time per token over steps of at most `most_tokens`: min f(N) / N."""
     tokens = np.unique([t for t in (*latency.knots_tokens, most_tokens) if t <= most_tokens])

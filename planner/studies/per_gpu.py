@@ -16,6 +16,7 @@ from planner.documents.facts import NoneAlone, Note, Remarked
 from planner.documents.task import Task
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
+from planner.search.alternatives import ONE_GPU, as_on_paper
 from planner.search.best_fleet import best_of, search_policies
 from planner.search.owned import paid
 from planner.search.plan import Plan
@@ -54,7 +55,14 @@ def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> P
     answered = {
         f"{gpu}, mixed" for row, stock in zip(rows, types.values(), strict=True) for gpu in _names(row, stock)
     }
-    kept = [row for row in found.alternatives if row.label not in answered]
+    cheapest = min((row.objective for row in rows if row.is_priced), default=math.inf)
+    kept = [
+        row
+        for row in found.alternatives
+        if row.label not in answered and not (row.label == ONE_GPU and row.objective >= cheapest * (1 - 1e-9))
+    ]
+    if found.certificate.answers:
+        rows = list(as_on_paper(rows))
     return replace(found, alternatives=(*kept, *rows))
 
 

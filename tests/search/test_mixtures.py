@@ -7,9 +7,10 @@ import pytest
 from random_questions import question
 
 from planner.search.beyond import search_beyond
+from planner.search.filling import filled
 from planner.search.fleets import Counts, in_order, named, objective
 from planner.search.level0 import search_level0
-from planner.search.mixtures import estimated, filled, near
+from planner.search.mixtures import estimated, near
 from planner.search.options import decode_options, mixed_options, prefill_options
 from planner.search.oracle import Answers
 from planner.search.pose import pose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from functools import cache
 from typing import Any
 
@@ -153,6 +154,7 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
         plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
     assert not caught.value.is_proved and "stock of h100-80g from 4 to 8" in caught.value.relaxation
     assert "8 of 4 GPUs (stock of h100-80g)" in str(caught.value)
+    assert re.search(r"kept by all together is \d+ %, for [\d.]+ USD/h", str(caught.value))
     plan_together(question(stock | {"h100-80g": 8}), CATALOG, time_limit_s=LONG_S)
 
 
