@@ -30,6 +30,7 @@ from planner.commands.common import (
     traffic_option,
 )
 from planner.domain import Slo
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.face.validating import ValidationKeys, ValidationResult
@@ -53,6 +54,12 @@ ConfigOption = Annotated[
 WeightsOption = Annotated[str, typer.Option("--weights", help="dummy, or real: loaded as vLLM finds them.")]
 EngineOption = Annotated[
     str, typer.Option("--engine", help="vllm, or rehearsal: processes that only keep time, as the fit says.")
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="Measure this OpenAI-compatible endpoint; https://host/v1. Nothing is started."
+    ),
 ]
 
 
@@ -84,6 +91,35 @@ def validate(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit code 6 where the prediction does not agree.")
     ] = False,
+    url: UrlOption = None,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with its key.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="As the endpoint calls it; default: the plan's LLM.")
+    ] = None,
+    max_usd: Annotated[
+        float | None, typer.Option("--max-usd", help="Most that all requests may cost, at --usd-per-million.")
+    ] = None,
+    usd_per_million: Annotated[
+        str | None,
+        typer.Option(
+            "--usd-per-million", metavar="INPUT,OUTPUT", help="Prices of a million prompt and output tokens."
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", help="Most to send, probes and warm-up included.")
+    ] = None,
+    max_failed: Annotated[
+        float, typer.Option("--max-failed", help="Share of the last 50 that may fail before the run ends.")
+    ] = 0.1,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request to the endpoint.")] = (
+        600.0
+    ),
+    prometheus: Annotated[
+        list[str] | None,
+        typer.Option("--prometheus", metavar="URL", help="An engine's /metrics, or a Prometheus server."),
+    ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     png: PngOption = False,
@@ -91,6 +127,9 @@ def validate(
     json_output: JsonOption = False,
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
+
+    With --url no engine is started: the traffic goes to a deployment that others run, over OpenAI's API,
+    within --max-requests and --max-usd.
 
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
@@ -101,33 +140,49 @@ def validate(
 
     need_aiohttp()
     check_output_directory(out)
-    with Progress() as progress:
+    how: ValidationKeys = {
+        "engine": engine,
+        "weights": weights,
+        "config": config,
+        "is_slice": slice_,
+        "tolerance_p50_frac": tolerance_p50,
+        "tolerance_p90_frac": tolerance_p90,
+        "png": png,
+        "url": url,
+        "api_key_env": api_key_env,
+        "model": model,
+        "max_usd": max_usd,
+        "usd_per_million": _prices(usd_per_million),
+        "max_requests": max_requests,
+        "prometheus": prometheus or (),
+    }
+    if url is not None:
+        how |= {"max_failed_frac": max_failed, "timeout_s": timeout}
+    with Progress() as how["progress"]:
         known, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
         read_fleet(file, known)  # before a long trace is read
         read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
         found = validate(
-            file,
-            out,
-            read,
-            slo,
-            traffic=traffic,
-            catalog=known,
-            seed=seed,
-            engine=engine,
-            weights=weights,
-            config=config,
-            is_slice=slice_,
-            tolerance_p50_frac=tolerance_p50,
-            tolerance_p90_frac=tolerance_p90,
-            png=png,
-            progress=progress,
+            file, out, read, slo, traffic=traffic, catalog=known, seed=seed, progress=progress, **how
         )
     _tell(found, out, read.warnings, json_output=json_output)
     if found.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
     if strict and not found.agrees:
         raise typer.Exit(OFF)
+
+
+def _prices(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        per_input, per_output = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--usd-per-million: expected INPUT,OUTPUT such as 0.15,0.6, found {text[:60]!r}"
+        ) from None
+    return per_input, per_output
 
 
 def _tell(found: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
@@ -173,7 +228,6 @@ def serve(
     from planner.face.validating import need_aiohttp
 
     need_aiohttp()
-    from planner.errors import InputError
     from planner.io.files import check_output_directory
     from planner.manifests.engine import undeployable
     from planner.runtime.remote import parse_workers
