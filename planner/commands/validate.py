@@ -163,9 +163,7 @@ def validate(
         traffic = traffic_option(rate, scale, window)
         read_fleet(file, known)  # before a long trace is read
         read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
-        found = validate(
-            file, out, read, slo, traffic=traffic, catalog=known, seed=seed, progress=progress, **how
-        )
+        found = validate(file, out, read, slo, traffic=traffic, catalog=known, seed=seed, **how)
     _tell(found, out, read.warnings, json_output=json_output)
     if found.slo_holds is False:
         raise typer.Exit(SLO_MISSED)

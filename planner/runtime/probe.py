@@ -31,6 +31,7 @@ PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16
 MOST_ADDED_TOKENS = 8  # of a prompt of token ids: what begins a text
 WORD_COUNTS = (32, 256)  # of the two prompts by which text is measured
 MOST_TOKENS_PER_WORD = 8.0
+PROBE_SEED = 2**31  # no prompt of the traffic begins like one of these
 ROUND_TRIPS = 5
 LISTED = 8
 NOT_TAKEN = (400, 404, 405, 415, 422, 500, 501)  # codes after which it is asked in another way
@@ -137,7 +138,7 @@ class Probing:
         tried: list[str] = []
         for dialects in (COMPLETION_DIALECTS, CHAT_DIALECTS):
             for dialect in dialects:
-                prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=0)
+                prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
                 answer = await self._put(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
                 added = answer.input_tokens - PROBE_TOKENS if answer.input_tokens else 0
                 if answer.is_good and dialect.by_ids and not 0 <= added <= MOST_ADDED_TOKENS:
@@ -161,7 +162,7 @@ class Probing:
         """With the tokens of a word and those that are added, by two prompts; as it was if nobody counts."""
         counts = []
         for words in WORD_COUNTS:
-            text = dialect.prompt(words, self.sent, seed=0)
+            text = dialect.prompt(words, self.sent, seed=PROBE_SEED)
             answer = await self._put(model, dialect, text, 1)
             if not answer.is_good:
                 raise EndpointError(f"a prompt of {words} words: {refused(self.endpoint, answer)}")
