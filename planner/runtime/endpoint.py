@@ -6,7 +6,6 @@ followed, and every text of the server is cleaned of the key before anybody sees
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError, PlannerError
 from planner.runtime.router import is_loopback
@@ -30,6 +30,7 @@ SHOWN = 200  # characters of a server's text in a message
 READ_BYTES = 64 * 1024  # of an answer that is no stream
 MODELS_BYTES = 4 * 2**20
 LINE_BYTES = 2**20  # of a stream
+UNREADABLE = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError)
 SPARE_TOKENS = 64  # beyond what was asked for, before an answer is broken off
 
 
@@ -227,7 +228,7 @@ async def put(
             found.trouble = (
                 f"no answer within {timeout_s:g} s, or no connection within {CONNECT_TIMEOUT_S:g} s"
             )
-    except (aiohttp.ClientError, OSError, ValueError, RecursionError, asyncio.IncompleteReadError) as error:
+    except UNREADABLE as error:
         found.trouble = unreachable(endpoint, error)
     return found
 

@@ -20,7 +20,7 @@ import aiohttp
 
 from planner.errors import InputError
 from planner.imports.prometheus import HISTOGRAMS, Samples, samples_of, statistics
-from planner.runtime.endpoint import EndpointError, read_text, session
+from planner.runtime.endpoint import UNREADABLE, EndpointError, read_text, session
 
 SCRAPE_TIMEOUT_S = 20.0
 SCRAPE_BYTES = 64 * 2**20
@@ -132,7 +132,7 @@ class EngineClock:
                 text = await read_text(answer, SCRAPE_BYTES)
         except TimeoutError:
             raise EndpointError(f"--prometheus {url}: no answer within {SCRAPE_TIMEOUT_S:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except UNREADABLE as error:
             raise EndpointError(f"--prometheus {url}: {type(error).__name__}: {error}") from None
         if answer.status != 200:
             raise EndpointError(f"--prometheus {url}: HTTP {answer.status}")

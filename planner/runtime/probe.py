@@ -17,6 +17,7 @@ from planner.runtime.endpoint import (
     LIST_TIMEOUT_S,
     MODELS_BYTES,
     PROBE_TIMEOUT_S,
+    UNREADABLE,
     Answer,
     Endpoint,
     EndpointError,
@@ -118,7 +119,7 @@ class Probing:
                     raise EndpointError(redirected(endpoint, answer))
         except TimeoutError:
             raise EndpointError(f"{where}: no answer within {timeout.total:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except UNREADABLE as error:
             raise EndpointError(f"{where}: {unreachable(endpoint, error)}") from None
         if code in (404, 405, 501):
             return None

@@ -28,6 +28,7 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 import numpy as np
+from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError
 from planner.runtime.launch import WORKER_HEADER
@@ -38,6 +39,7 @@ FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which eve
 LEAD_S = 1.0  # from the start of a replay to its first request
 TIMEOUT_S = 600.0
 PROGRESS_EVERY_S = 10.0
+READ_BUFFER_BYTES = 2**22  # the first event names every token of a prompt
 FORMAT = 2  # of the journal
 
 
@@ -215,7 +217,9 @@ async def replay(
     headers = {"Authorization": f"Bearer {how.key}"} if how.key else {}
     timeout = aiohttp.ClientTimeout(total=how.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as client:
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES
+    ) as client:
         sender = _ToRouter(trace, client, url, model, how)
         return await play(trace, requests, sender, journal, part=how.part, progress=progress)
 
@@ -434,7 +438,7 @@ async def send(
                 if not reason and len(token_s) != expected:
                     reason = f"{len(token_s)} of {expected} tokens came"
                 status = "failed" if reason else "finished"
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, HttpProcessingError, TimeoutError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
     return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
 

@@ -150,7 +150,7 @@ def test_what_cannot_be_measured_is_one_line_before_any_traffic(
 ) -> None:
     with gateway(**how) as found:
         line = refusal(run(found.url, "--timeout", "1"))
-    assert pytest.approx(0, abs=10) == len(found.bodies)
+    assert len(found.bodies) <= 9
     assert re.search(said, line), line
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_measured_is_one_line_before_any_traffic(
         ("401", "HTTP 401"),
         ("404", "HTTP 404"),
         ("redirect", "redirects are not followed"),
-        ("429", r"limits requests: .* got HTTP 429 \(Retry-After: 7\).* --rate"),
+        ("429", r"limits requests: .* got HTTP 429 \(Retry-After: 7\).*--rate"),
         ("500", r"of the last \d+ requests failed, the last with .HTTP 500: you said Bearer \[key\]"),
         ("dies", r"of the last \d+ requests failed"),
         ("dies in the middle", r"of the last \d+ requests failed"),
@@ -173,27 +173,31 @@ def test_what_cannot_be_measured_is_one_line_before_any_traffic(
 def test_a_gateway_that_goes_wrong_in_the_middle_ends_the_run(
     run: Run, folder: Path, what: str, said: str
 ) -> None:
-    """After ten good requests. What had come is in the journal; the same command goes on once all is well."""
-    with gateway(behaviour=after(10, what), redirects_to="http://127.0.0.1:9") as found:
-        line = refusal(run(found.url, "--timeout", "1", "--rate", "150"))
-        assert re.search(said, line), line
-        ended = len(journal_rows(folder, "status"))
-        assert 8 <= ended <= REQUESTS
+    """After ten good requests; those are in the journal."""
+    with gateway(key=KEY, behaviour=after(10, what), redirects_to="http://127.0.0.1:9") as found:
+        line = refusal(run(found.url, "--timeout", "1"))
+    assert re.search(said, line), line
+    assert 8 <= len(journal_rows(folder, "status")) <= REQUESTS
+
+
+def test_a_run_goes_on_once_its_gateway_is_well(run: Run) -> None:
+    """Those that failed have failed; the others are sent as a second part."""
+    with gateway(behaviour=after(10, "dies")) as found:
+        refusal(run(found.url))
         found.behaviour = always("well")
-        done = run(found.url, "--timeout", "1", "--rate", "150", "--json", "--max-failed", "1")
+        done = run(found.url, "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert told["finished"] + told["failed"] + told["rejected"] == told["requests"] == REQUESTS
-    assert [part["part"] for part in told["parts"]] == [0, 1]
+    assert told["failed"] >= 6 and [part["part"] for part in told["parts"]] == [0, 1]
 
 
 def test_a_key_follows_to_no_other_host(run: Run) -> None:
-    with gateway(key="") as other, gateway(redirects_to=other.url) as found:
+    with gateway(key="") as other, gateway(redirects_to=other.url, models="redirect") as found:
         line = refusal(run(found.url))
         assert f"redirects to {other.url}/v1/models" in line and "redirects are not followed" in line
-        found.redirects_to, found.behaviour = other.url, always("redirect")
-        found.models = None
-        found._models = None  # type: ignore[method-assign, assignment]
+        found.models, found.behaviour = None, always("redirect")
+        assert f"redirects to {other.url}/v1/completions" in refusal(run(found.url))
     assert other.keys == [] and other.bodies == []
 
 
@@ -206,9 +210,9 @@ def test_refusals_that_the_user_wants_to_count_are_outcomes(run: Run) -> None:
     assert told["finished"] == told["rejected"] == REQUESTS // 2 and len(found.bodies) == REQUESTS + 2
 
 
-@pytest.mark.parametrize("most", [5, 12, 41])
-def test_no_more_requests_are_sent_than_allowed(run: Run, most: int) -> None:
-    """Probes and warm-up among them; what was sent is compared."""
+def test_no_more_requests_are_sent_than_allowed(run: Run) -> None:
+    """Probes and warm-up among them; what was sent is compared. With more allowed the run goes on."""
+    most = 12
     with gateway() as found:
         done = run(found.url, "--json", "--max-requests", str(most))
         assert len(found.bodies) == most

@@ -30,8 +30,8 @@ class Gateway:
     """What happens to the n-th request is `behaviour`: "well", an HTTP status, or one of the names in `_do`.
 
     It counts `tokens_per_word` and `added_tokens` for text. Where it `refuses` a request of this path and
-    body, it answers 400. `served` holds (input, output) tokens of each request it answered, `keys` the Authorization
-    of all that came.
+    body, it answers 400. `served` holds (input, output) tokens of each request it answered, `keys` the
+    Authorization of all that came.
     """
 
     behaviour: Behaviour = lambda _, __: "well"
@@ -70,7 +70,7 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._is_wrong(request):
             return self._refusal(401, f"wrong key {request.headers.get('Authorization')}")
-        if self.redirects_to:
+        if self.models == "redirect":
             raise web.HTTPTemporaryRedirect(f"{self.redirects_to}/v1/models")
         if isinstance(self.models, str):
             return web.Response(text=self.models, content_type="text/html")
@@ -166,6 +166,7 @@ def serving(app: web.Application) -> Iterator[str]:
         yield asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     finally:
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.02), loop).result(10)  # sockets close a turn later
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
