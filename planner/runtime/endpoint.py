@@ -95,14 +95,8 @@ class Endpoint:
         key = self.key
         if key:
             coded = base64.b64encode(key.encode()).decode()
-            for form in {
-                key,
-                quote(key),
-                quote(key, safe=""),
-                json.dumps(key)[1:-1],
-                coded,
-                coded.rstrip("="),
-            }:
+            forms = (key, quote(key), quote(key, safe=""), json.dumps(key)[1:-1], coded.rstrip("="))
+            for form in sorted(set(forms), key=len, reverse=True):
                 text = text.replace(form, "[key]")
         return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:SHOWN]
 

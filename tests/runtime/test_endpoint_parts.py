@@ -42,7 +42,7 @@ def test_a_text_of_a_server_is_one_short_line_without_the_key() -> None:
     said = endpoint.clean(
         f'you\nsent {endpoint.key}, sk-%22a/b%2Bc%22, sk-\\"a/b+c\\", c2stImEvYitjIg==\x1b[31m!'
     )
-    assert said == "you sent [key], [key], [key], [key] [31m!"
+    assert said == "you sent [key], [key], [key], [key]== [31m!"
     assert len(endpoint.clean("x" * 1000)) == 200
     assert KEY not in repr(Endpoint(URL, KEY))
 
