@@ -61,6 +61,42 @@ UrlOption = Annotated[
         "--url", help="Measure this OpenAI-compatible endpoint; https://host/v1. Nothing is started."
     ),
 ]
+KeyOption = Annotated[
+    str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with its key.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="As the endpoint calls it; default: the plan's LLM.")
+]
+MostUsdOption = Annotated[
+    float | None, typer.Option("--max-usd", help="Most that all requests may cost, at --usd-per-million.")
+]
+PricesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--usd-per-million", metavar="INPUT,OUTPUT", help="Prices of a million prompt and output tokens."
+    ),
+]
+MostRequestsOption = Annotated[
+    int | None, typer.Option("--max-requests", help="Most to send, probes and warm-up included.")
+]
+MostFailedOption = Annotated[
+    float, typer.Option("--max-failed", help="Share of the last 50 that may fail before the run ends.")
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds for one request to the endpoint.")]
+PrometheusOption = Annotated[
+    list[str] | None,
+    typer.Option("--prometheus", metavar="URL", help="An engine's /metrics, or a Prometheus server."),
+]
+SliceOption = Annotated[
+    bool, typer.Option("--slice", help="One worker of each type, with its share of the traffic.")
+]
+P50Option = Annotated[
+    float | None, typer.Option(min=0.0, help="Allowed relative error at P50; 0.05, on a CPU 0.2.")
+]
+P90Option = Annotated[float | None, typer.Option(min=0.0, help="Likewise at P90; 0.09, on a CPU 0.3.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit code 6 where the prediction does not agree.")
+]
 
 
 def validate(
@@ -73,53 +109,25 @@ def validate(
         typer.Option("--trace", readable=False, help=TRACE_HELP + " Default: the plan's own, beside it."),
     ] = None,
     slo: SloOption = None,
-    slice_: Annotated[
-        bool, typer.Option("--slice", help="One worker of each type, with its share of the traffic.")
-    ] = False,
+    slice_: SliceOption = False,
     config: ConfigOption = None,
     weights: WeightsOption = "dummy",
     engine: EngineOption = "vllm",
     rate: RateOption = None,
     scale: ScaleOption = "superpose",
     window: WindowOption = None,
-    tolerance_p50: Annotated[
-        float | None, typer.Option(min=0.0, help="Allowed relative error at P50; 0.05, on a CPU 0.2.")
-    ] = None,
-    tolerance_p90: Annotated[
-        float | None, typer.Option(min=0.0, help="Likewise at P90; 0.09, on a CPU 0.3.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 6 where the prediction does not agree.")
-    ] = False,
+    tolerance_p50: P50Option = None,
+    tolerance_p90: P90Option = None,
+    strict: StrictOption = False,
     url: UrlOption = None,
-    api_key_env: Annotated[
-        str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with its key.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="As the endpoint calls it; default: the plan's LLM.")
-    ] = None,
-    max_usd: Annotated[
-        float | None, typer.Option("--max-usd", help="Most that all requests may cost, at --usd-per-million.")
-    ] = None,
-    usd_per_million: Annotated[
-        str | None,
-        typer.Option(
-            "--usd-per-million", metavar="INPUT,OUTPUT", help="Prices of a million prompt and output tokens."
-        ),
-    ] = None,
-    max_requests: Annotated[
-        int | None, typer.Option("--max-requests", help="Most to send, probes and warm-up included.")
-    ] = None,
-    max_failed: Annotated[
-        float, typer.Option("--max-failed", help="Share of the last 50 that may fail before the run ends.")
-    ] = 0.1,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request to the endpoint.")] = (
-        600.0
-    ),
-    prometheus: Annotated[
-        list[str] | None,
-        typer.Option("--prometheus", metavar="URL", help="An engine's /metrics, or a Prometheus server."),
-    ] = None,
+    api_key_env: KeyOption = None,
+    model: ModelOption = None,
+    max_usd: MostUsdOption = None,
+    usd_per_million: PricesOption = None,
+    max_requests: MostRequestsOption = None,
+    max_failed: MostFailedOption = 0.1,
+    timeout: TimeoutOption = 600.0,
+    prometheus: PrometheusOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     png: PngOption = False,
@@ -193,6 +201,9 @@ def _tell(found: ValidationResult, out: Path, warnings: Iterable[str], *, json_o
     stdout_console(soft_wrap=True).print(found.headline(), style="bold", markup=False)
     print_rows(rows(found.validation), *found.sentences())
     counts = {key: told[key] for key in STATUSES if told[key]}
+    if told["endpoint"] is not None:
+        for note in told["notes"]:
+            stdout_console(soft_wrap=True).print(note, markup=False)
     print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
 
 

@@ -188,7 +188,12 @@ async def measure(
         record: dict[str, Any] = {"part": part, "events": [], "router": {}, "engines": []}
         record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "spare_cores": None}
         try:
-            await play(wanted.trace, missing, sender, journal, part=part, progress=progress)
+            sent = await play(wanted.trace, missing, sender, journal, part=part, progress=progress)
+            if sender.is_spent and not sent and not part:
+                raise EndpointError(
+                    f"the budget does not last for one request of the traffic ({budget.reached()} used "
+                    "before it); raise --max-requests or --max-usd"
+                )
             if sender.is_spent:
                 journal.write({"budget_ended": budget.limits()})
             record["engine_clock"] = await clock.end(progress)

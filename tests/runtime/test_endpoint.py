@@ -240,7 +240,10 @@ def test_no_more_money_is_spent_than_allowed(run: Run) -> None:
 def test_a_budget_that_does_not_last_for_the_probes_is_refused(run: Run) -> None:
     with gateway() as found:
         line = refusal(run(found.url, "--max-usd", "0.00001", "--usd-per-million", "3,15"))
-    assert "does not last for the requests before the traffic" in line and found.bodies == []
+        assert "does not last for the requests before the traffic" in line and found.bodies == []
+        line = refusal(run(found.url, "--max-requests", "1"))
+        assert "does not last for one request of the traffic (1 of at most 1 requests" in line
+        assert len(found.bodies) == 1
 
 
 def words_only(path: str, body: dict[str, Any]) -> bool:

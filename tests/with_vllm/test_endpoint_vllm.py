@@ -1,7 +1,7 @@
-"""`plan validate --url` against a vLLM that was started by hand, with its own /metrics beside: `make test-vllm`.
+"""`plan validate --url` against a vLLM that was started by hand, with its /metrics beside: `make test-vllm`.
 
-What is asserted holds on a busy machine: nothing is lost, tokens are as many as were asked for by the client's,
-the engine's and the trace's count, and the engine's clock lies within the client's.
+What is asserted holds on a busy machine: nothing is lost, tokens are as many as were asked for by the
+client's, the engine's and the trace's count, and the engine's clock lies within the client's.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_two_hundred_requests_and_nothing_is_lost(
 
 
 def test_a_chat_is_measured_by_text(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word is a token here, and the template adds one: prompts come out exactly as long as the traffic's."""
+    """A word is a token here, and the template adds one: prompts are exactly as long as the traffic's."""
     monkeypatch.setattr(probe, "COMPLETION_DIALECTS", ())
     wanted = a_wanted(url, 30)
     told = document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
