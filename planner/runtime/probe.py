@@ -35,7 +35,9 @@ MOST_TOKENS_PER_WORD = 8.0
 PROBE_SEED = 2**31  # no prompt of the traffic begins like one of these
 ROUND_TRIPS = 5
 LISTED = 8
-NOT_TAKEN = (400, 404, 405, 415, 422, 500, 501)  # codes after which it is asked in another way
+NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # codes after which it is asked in another way
+NO_SUCH_PATH = (403, 404, 405, 501)  # or no such model: the other path tells
+MOST_BROKEN = 2  # answers of 500, which some servers give to a parameter they do not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class Probing:
     async def _dialect(self, model: str) -> tuple[Dialect, Answer]:
         """The first that the endpoint takes, and its answer."""
         tried: list[str] = []
+        broken = 0
         for dialects in (COMPLETION_DIALECTS, CHAT_DIALECTS):
             for dialect in dialects:
                 prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
@@ -148,12 +151,13 @@ class Probing:
                 if answer.is_good:
                     return replace(dialect, added_tokens=float(added if dialect.by_ids else 0)), answer
                 trouble = refused(self.endpoint, answer)
-                if answer.code not in NOT_TAKEN:
+                broken += answer.code == 500
+                if answer.code not in NOT_TAKEN or broken > MOST_BROKEN:
                     raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {trouble}")
                 if trouble not in tried:
                     tried.append(trouble)
-                if answer.code in (404, 405, 501):
-                    break  # no such path, or no such model: the other path tells
+                if answer.code in NO_SUCH_PATH:
+                    break
         raise EndpointError(
             f"{self.endpoint.host} takes neither completions nor chat completions for {model!r}: "
             f"{self.endpoint.clean('; '.join(reversed(tried[-2:])))}"

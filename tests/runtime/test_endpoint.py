@@ -20,7 +20,11 @@ from runtime_fakes import fleet_of, random_trace
 from planner import cli
 from planner.documents.fleet import fleet_document
 from planner.io.files import to_yaml
-from planner.runtime import elsewhere, replay
+from planner.reports.output import requests_csv
+from planner.runtime import elsewhere, replay, validate
+from planner.runtime.analysis import Validation
+from planner.runtime.document import document
+from planner.runtime.report import render
 
 REQUESTS, RATE_RPS = 40, 150.0
 BOUNDED_S = 20.0  # for a test that would hang; a busy machine needs some of it
@@ -57,13 +61,19 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process, with a key; nothing that it says or writes may hold the key."""
+    """The command in this process, with a key; nothing that it says or writes may hold the key. Without
+    `page` it draws none."""
     monkeypatch.setattr(replay, "LEAD_S", 0.05)
     monkeypatch.setattr(elsewhere, "MOST_WARM_UPS", 1)
     monkeypatch.setenv(VARIABLE, KEY)
 
-    def run_command(url: str, *more: str) -> Outcome:
+    def figures_alone(found: Validation) -> dict[str, str]:
+        told = json.dumps(document(found))
+        return {"validation.json": told, "requests.csv": requests_csv(found.comparison.measured.requests)}
+
+    def run_command(url: str, *more: str, page: bool = False) -> Outcome:
         monkeypatch.chdir(folder)
+        monkeypatch.setattr(validate, "render", render if page else figures_alone)
         options = ["fleet.yaml", "--trace", "trace.csv", "-o", "out", "--url", url, "--api-key-env", VARIABLE]
         monkeypatch.setattr(sys, "argv", ["plan", "validate", *options, *more])
         start_s = time.monotonic()
@@ -93,7 +103,7 @@ def journal_rows(folder: Path, key: str) -> list[dict[str, Any]]:
 def test_every_request_is_sent_once_and_compared(run: Run, folder: Path) -> None:
     """Token ids of exactly the trace's lengths; one request by which it was probed and one warm-up before."""
     with gateway() as found:
-        done = run(found.url, "--json")
+        done = run(found.url, "--json", page=True)
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert told["finished"] == told["requests"] == REQUESTS and told["times"] == "client"
