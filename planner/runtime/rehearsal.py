@@ -213,22 +213,19 @@ class _Writing:
         if not self.has_text and not self.has_usage:  # what our own replay asks for, quickly
             return b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token
         said = {"delta": {"content": f"{token} "}} if self.is_chat else {"text": f"{token} "}
-        choice = {"index": 0, "finish_reason": None, "token_ids": [token], **said}
+        finish = "length" if self.written == request.output_tokens else None  # as vLLM, with the last token
+        choice = {"index": 0, "finish_reason": finish, "token_ids": [token], **said}
         event = {**self._head(".chunk"), "choices": [choice]}
         if self.counts_each:
             event["usage"] = self._usage(request, self.written)
         return _event(event)
 
     def last(self, request: _Request) -> bytes:
-        found = b""
-        if self.has_text or self.has_usage:
-            said: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
-            choice = {"index": 0, "finish_reason": "length", **said}
-            found = _event({**self._head(".chunk"), "choices": [choice]})
-        if self.has_usage:
-            usage = self._usage(request, self.written)
-            found += _event({**self._head(".chunk"), "choices": [], "usage": usage})
-        return found + b"data: [DONE]\n\n"
+        done = b"data: [DONE]\n\n"
+        if not self.has_usage:
+            return done
+        usage = self._usage(request, self.written)
+        return _event({**self._head(".chunk"), "choices": [], "usage": usage}) + done
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
