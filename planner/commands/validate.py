@@ -30,6 +30,7 @@ from planner.commands.common import (
     traffic_option,
 )
 from planner.domain import Slo
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.face.validating import ValidationKeys, ValidationResult
@@ -54,6 +55,48 @@ WeightsOption = Annotated[str, typer.Option("--weights", help="dummy, or real: l
 EngineOption = Annotated[
     str, typer.Option("--engine", help="vllm, or rehearsal: processes that only keep time, as the fit says.")
 ]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="Measure this OpenAI-compatible endpoint; https://host/v1. Nothing is started."
+    ),
+]
+KeyOption = Annotated[
+    str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with its key.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="As the endpoint calls it; default: the plan's LLM.")
+]
+MostUsdOption = Annotated[
+    float | None, typer.Option("--max-usd", help="Most that all requests may cost, at --usd-per-million.")
+]
+PricesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--usd-per-million", metavar="INPUT,OUTPUT", help="Prices of a million prompt and output tokens."
+    ),
+]
+MostRequestsOption = Annotated[
+    int | None, typer.Option("--max-requests", help="Most to send, probes and warm-up included.")
+]
+MostFailedOption = Annotated[
+    float, typer.Option("--max-failed", help="Share of the last 50 that may fail before the run ends.")
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds for one request to the endpoint.")]
+PrometheusOption = Annotated[
+    list[str] | None,
+    typer.Option("--prometheus", metavar="URL", help="An engine's /metrics, or a Prometheus server."),
+]
+SliceOption = Annotated[
+    bool, typer.Option("--slice", help="One worker of each type, with its share of the traffic.")
+]
+P50Option = Annotated[
+    float | None, typer.Option(min=0.0, help="Allowed relative error at P50; 0.05, on a CPU 0.2.")
+]
+P90Option = Annotated[float | None, typer.Option(min=0.0, help="Likewise at P90; 0.09, on a CPU 0.3.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit code 6 where the prediction does not agree.")
+]
 
 
 def validate(
@@ -66,24 +109,25 @@ def validate(
         typer.Option("--trace", readable=False, help=TRACE_HELP + " Default: the plan's own, beside it."),
     ] = None,
     slo: SloOption = None,
-    slice_: Annotated[
-        bool, typer.Option("--slice", help="One worker of each type, with its share of the traffic.")
-    ] = False,
+    slice_: SliceOption = False,
     config: ConfigOption = None,
     weights: WeightsOption = "dummy",
     engine: EngineOption = "vllm",
     rate: RateOption = None,
     scale: ScaleOption = "superpose",
     window: WindowOption = None,
-    tolerance_p50: Annotated[
-        float | None, typer.Option(min=0.0, help="Allowed relative error at P50; 0.05, on a CPU 0.2.")
-    ] = None,
-    tolerance_p90: Annotated[
-        float | None, typer.Option(min=0.0, help="Likewise at P90; 0.09, on a CPU 0.3.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 6 where the prediction does not agree.")
-    ] = False,
+    tolerance_p50: P50Option = None,
+    tolerance_p90: P90Option = None,
+    strict: StrictOption = False,
+    url: UrlOption = None,
+    api_key_env: KeyOption = None,
+    model: ModelOption = None,
+    max_usd: MostUsdOption = None,
+    usd_per_million: PricesOption = None,
+    max_requests: MostRequestsOption = None,
+    max_failed: MostFailedOption = 0.1,
+    timeout: TimeoutOption = 600.0,
+    prometheus: PrometheusOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     png: PngOption = False,
@@ -91,6 +135,9 @@ def validate(
     json_output: JsonOption = False,
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
+
+    With --url no engine is started: the traffic goes to a deployment that others run, over OpenAI's API,
+    within --max-requests and --max-usd.
 
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
@@ -101,33 +148,47 @@ def validate(
 
     need_aiohttp()
     check_output_directory(out)
-    with Progress() as progress:
+    how: ValidationKeys = {
+        "engine": engine,
+        "weights": weights,
+        "config": config,
+        "is_slice": slice_,
+        "tolerance_p50_frac": tolerance_p50,
+        "tolerance_p90_frac": tolerance_p90,
+        "png": png,
+        "url": url,
+        "api_key_env": api_key_env,
+        "model": model,
+        "max_usd": max_usd,
+        "usd_per_million": _prices(usd_per_million),
+        "max_requests": max_requests,
+        "prometheus": prometheus or (),
+    }
+    if url is not None:
+        how |= {"max_failed_frac": max_failed, "timeout_s": timeout}
+    with Progress() as how["progress"]:
         known, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
         read_fleet(file, known)  # before a long trace is read
         read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
-        found = validate(
-            file,
-            out,
-            read,
-            slo,
-            traffic=traffic,
-            catalog=known,
-            seed=seed,
-            engine=engine,
-            weights=weights,
-            config=config,
-            is_slice=slice_,
-            tolerance_p50_frac=tolerance_p50,
-            tolerance_p90_frac=tolerance_p90,
-            png=png,
-            progress=progress,
-        )
+        found = validate(file, out, read, slo, traffic=traffic, catalog=known, seed=seed, **how)
     _tell(found, out, read.warnings, json_output=json_output)
     if found.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
     if strict and not found.agrees:
         raise typer.Exit(OFF)
+
+
+def _prices(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        per_input, per_output = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--usd-per-million: expected INPUT,OUTPUT such as 0.15,0.6, found {text[:60]!r}"
+        ) from None
+    return per_input, per_output
 
 
 def _tell(found: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
@@ -140,6 +201,9 @@ def _tell(found: ValidationResult, out: Path, warnings: Iterable[str], *, json_o
     stdout_console(soft_wrap=True).print(found.headline(), style="bold", markup=False)
     print_rows(rows(found.validation), *found.sentences())
     counts = {key: told[key] for key in STATUSES if told[key]}
+    if told["endpoint"] is not None:
+        for note in told["notes"]:
+            stdout_console(soft_wrap=True).print(note, markup=False)
     print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
 
 
@@ -173,7 +237,6 @@ def serve(
     from planner.face.validating import need_aiohttp
 
     need_aiohttp()
-    from planner.errors import InputError
     from planner.io.files import check_output_directory
     from planner.manifests.engine import undeployable
     from planner.runtime.remote import parse_workers

@@ -1,9 +1,10 @@
-"""`validate`: a plan on real engines of this machine, and how far the prediction was off."""
+"""`validate`: a plan on real engines, here or behind an endpoint, and how far the prediction was off."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
@@ -28,12 +29,14 @@ from planner.face.inputs import (
 )
 from planner.face.results import Result
 from planner.io.files import check_output_directory, read_yaml
+from planner.io.values import shown
 from planner.manifests.engine import undeployable
 from planner.traffic.trace import spread
 
 if TYPE_CHECKING:
     from planner.runtime.analysis import EngineKind, Validation, Wanted
     from planner.runtime.compare import Tolerances
+    from planner.runtime.endpoint import Endpoint
 
 
 class ValidationKeys(TypedDict, total=False):
@@ -47,6 +50,27 @@ class ValidationKeys(TypedDict, total=False):
     tolerance_p90_frac: float | None
     png: bool
     progress: Callable[[str], None]
+    url: str | None  # of an OpenAI-compatible endpoint that others run, in place of engines here
+    api_key_env: str | None  # the environment variable with its key
+    model: str | None  # as the endpoint calls it, where that is not the plan's name
+    max_usd: float | None  # all that is sent may cost, at usd_per_million
+    usd_per_million: tuple[float, float] | None  # a million prompt tokens, and a million output tokens
+    max_requests: int | None  # probes and warm-up included
+    max_failed_frac: float  # of the last requests; beyond it the run ends
+    timeout_s: float  # of one request
+    prometheus: Sequence[str]  # engines' /metrics, or Prometheus servers that scrape them
+
+
+OF_ENDPOINTS = (
+    "api_key_env",
+    "model",
+    "max_usd",
+    "usd_per_million",
+    "max_requests",
+    "max_failed_frac",
+    "timeout_s",
+    "prometheus",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -99,13 +123,16 @@ def validate(
     """Start a plan on vLLM engines here, replay its traffic, and write into `out` how the prediction did.
 
     Without `trace` and `slo` these are the plan's own; `traffic` as for `simulate`, by default all of it. An
-    interrupted run goes on in the same folder. Raises InputError for what cannot be run here.
+    interrupted run goes on in the same folder. With `url` no engine is started: the traffic goes to that
+    OpenAI-compatible endpoint, and the client's clock is compared. Raises InputError for what cannot be run
+    here, EndpointError for an endpoint that cannot be measured.
     """
     need_aiohttp()
     from planner.runtime.validate import slice_of
     from planner.runtime.validate import validate as run
 
     check_output_directory(Path(out))
+    endpoint = _endpoint(how)
     known, file = read_catalog(catalog), plan_file(plan)
     fleet = read_fleet(file, known)
     promise, asked = promise_of(
@@ -116,7 +143,7 @@ def validate(
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
     whole = None
     notes: tuple[str, ...] = ()
-    if how.get("engine") != "rehearsal" and (why := undeployable(fleet)):
+    if how.get("engine") != "rehearsal" and endpoint is None and (why := undeployable(fleet)):
         raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
     if how.get("engine") == "rehearsal" and fleet.engine is not None:
         notes = (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
@@ -134,6 +161,7 @@ def validate(
         seed=seed,
         notes=notes,
         plan=whole,
+        endpoint=endpoint,
     )
     found = run(
         asked_for,
@@ -170,6 +198,13 @@ def wanted(how: ValidationKeys, **values: Any) -> Wanted:
     from planner.runtime.analysis import Wanted
 
     engine, weights, config = how.get("engine", "vllm"), how.get("weights", "dummy"), how.get("config")
+    if values.get("endpoint") is not None:
+        for name, value, usual in (("engine", engine, "vllm"), ("weights", weights, "dummy")):
+            if value != usual:
+                raise InputError(f"--{name} {value}: --url measures engines that run already; leave it out")
+        if config is not None:
+            raise InputError("--config: --url measures engines that run already; leave it out")
+        return Wanted(engine="endpoint", **values)
     if engine not in ("vllm", "rehearsal"):
         raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
     if weights not in ("dummy", "real"):
@@ -179,12 +214,40 @@ def wanted(how: ValidationKeys, **values: Any) -> Wanted:
     return Wanted(engine=cast("EngineKind", engine), real_weights=weights == "real", config=config, **values)
 
 
+def _endpoint(how: ValidationKeys) -> Endpoint | None:
+    """What others run, with the key that the environment has for it."""
+    from planner.runtime.endpoint import TIMEOUT_S, Endpoint
+
+    url = how.get("url")
+    if url is None:
+        for name in OF_ENDPOINTS:
+            if how.get(name):
+                raise InputError(f"{name}: is about an endpoint; name it with url (--url)")
+        return None
+    key_name, key = how.get("api_key_env"), ""
+    if key_name is not None and not (key := os.environ.get(key_name, "").strip()):
+        raise InputError(f"--api-key-env: there is no environment variable {shown(key_name)}, or it is empty")
+    return Endpoint(
+        url,
+        key,
+        key_name or "",
+        how.get("model"),
+        how.get("max_usd"),
+        how.get("usd_per_million"),
+        how.get("max_requests"),
+        tuple(how.get("prometheus") or ()),
+        how.get("timeout_s") or TIMEOUT_S,
+        0.1 if (failed_frac := how.get("max_failed_frac")) is None else failed_frac,
+    )
+
+
 def _tolerances(how: ValidationKeys) -> Tolerances:
     """Wider on a CPU, which engines, router and client share."""
     from planner.runtime.compare import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build
 
-    usual = CPU_TOLERANCES if how.get("engine") == "rehearsal" or is_cpu_build() else Tolerances()
+    is_cpu = how.get("engine") == "rehearsal" or (how.get("url") is None and is_cpu_build())
+    usual = CPU_TOLERANCES if is_cpu else Tolerances()
     p50_frac, p90_frac = how.get("tolerance_p50_frac"), how.get("tolerance_p90_frac")
     return Tolerances(
         usual.p50_frac if p50_frac is None else p50_frac,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
@@ -55,7 +55,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     latency: dict[str, dict[str, float]] = {}
     for metric, histograms in HISTOGRAMS.items():
         for histogram in histograms:
-            if metric not in latency and (found := _statistics(samples, histogram)):
+            if metric not in latency and (found := statistics(samples, histogram)):
                 latency[metric] = found
     input_tokens, output_tokens = ((max(1.0, _mean(samples, name) or 0.0),) for name in LENGTHS)
     requests = int(samples.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
@@ -87,28 +87,17 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
     samples: Samples = {}
     about: dict[str, str] = {}
     engines: set[tuple[str, str]] = set()
-    for i, line in enumerate(read_text(path).split("\n")):
-        if not line.strip() or line.startswith("#"):
+    for name, labels, value in samples_of(read_text(path), str(path)):
+        if not name.startswith("vllm:") or name.endswith("_created"):
             continue
-        where = f"{path}, line {i + 1}"
-        match = _SAMPLE.fullmatch(line)
-        if match is None:
-            raise InputError(f"{where}: is not a sample of Prometheus' text format: {line[:80]!r}")
-        try:
-            value = float(match[3])
-        except ValueError:
-            raise InputError(f"{where}: {match[3][:40]!r} is not a number") from None
-        if not match[1].startswith("vllm:") or match[1].endswith("_created"):
-            continue
-        labels = dict(_LABEL.findall(match[2] or ""))
-        if "cache_config_info" in match[1]:
+        if "cache_config_info" in name:
             about |= {key: labels[key] for key in ("block_size", "num_gpu_blocks") if key in labels}
             continue
-        if match[1].endswith(("_bucket", "_count", "_sum")):
+        if name.endswith(("_bucket", "_count", "_sum")):
             engines.add((labels.get("engine", ""), labels.get("model_name", "")))
         if not 0 <= value < math.inf:
             continue  # NaN: a gauge that was never set
-        key = (match[1], labels.get("le", "") if match[1].endswith("_bucket") else "")
+        key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
         samples[key] = samples.get(key, 0.0) + value
     if not engines:
         raise InputError(f"{path}: holds no vllm: histograms; expected the text of a vLLM's /metrics")
@@ -118,12 +107,28 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
     return samples, about
 
 
+def samples_of(text: str, name: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Metric, labels and value of each sample in Prometheus' text format; `name` is for errors."""
+    for i, line in enumerate(text.split("\n")):
+        if not line.strip() or line.startswith("#"):
+            continue
+        where = f"{name}, line {i + 1}"
+        match = _SAMPLE.fullmatch(line)
+        if match is None:
+            raise InputError(f"{where}: is not a sample of Prometheus' text format: {line[:80]!r}")
+        try:
+            value = float(match[3])
+        except ValueError:
+            raise InputError(f"{where}: {match[3][:40]!r} is not a number") from None
+        yield match[1], dict(_LABEL.findall(match[2] or "")), value
+
+
 def _mean(samples: Samples, histogram: str) -> float | None:
     count, total = (samples.get((f"{histogram}_{part}", ""), 0.0) for part in ("count", "sum"))
     return total / count if count > 0 and total > 0 else None
 
 
-def _statistics(samples: Samples, histogram: str) -> dict[str, float]:
+def statistics(samples: Samples, histogram: str) -> dict[str, float]:
     """Mean, and the edges below which percentiles lie."""
     mean = _mean(samples, histogram)
     if mean is None:

@@ -19,7 +19,11 @@ from planner.documents.fleet import fleet_document
 from planner.domain import Slo, row_of
 from planner.fleet import Fleet
 from planner.models.engine import Engine
+from planner.runtime.as_served import Lengths, as_served, lengths
+from planner.runtime.as_served import notes as as_served_notes
 from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
+from planner.runtime.endpoint import Endpoint
+from planner.runtime.engine_clock import EngineTimes, engine_times
 from planner.runtime.enginelog import EngineLog, read_step_logs
 from planner.runtime.own_clock import undisturbed
 from planner.runtime.replanned import Replanned, replanned
@@ -27,14 +31,15 @@ from planner.runtime.replay import JournalFile
 from planner.runtime.stepfits import Correction, Steps, as_run, by_machine, corrected, corrections, steps
 from planner.traffic.trace import Trace
 
-EngineKind = Literal["vllm", "rehearsal"]
+EngineKind = Literal["vllm", "rehearsal", "endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What to validate: a fleet, what it is to serve, and how its engines are started.
 
-    `plan` are the fleet and the traffic of which these are a slice; None where they are all.
+    `plan` are the fleet and the traffic of which these are a slice; None where they are all. `endpoint` is a
+    deployment that others run, which is measured in place of engines of ours.
     """
 
     fleet: Fleet
@@ -47,6 +52,7 @@ class Wanted:
     seed: int = 0
     notes: tuple[str, ...] = ()
     plan: tuple[Fleet, Trace] | None = None
+    endpoint: Endpoint | None = None
 
     @property
     def shares_prefixes(self) -> bool:
@@ -65,7 +71,9 @@ class Wanted:
         if self.config is not None:
             file = self.config / "config.json" if self.config.is_dir() else self.config
             digest.update(file.read_bytes() if file.exists() else b"")  # a missing one is refused later
+        elsewhere = self.endpoint and {"url": self.endpoint.url, "model": self.endpoint.model}
         return {
+            **(elsewhere or {}),
             "sha256": digest.hexdigest(),
             "engine": self.engine,
             "config": str(self.config or ""),
@@ -95,6 +103,8 @@ class Validation:
     replanned: Replanned | None
     fits: Mapping[str, Fitted]
     records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
+    lengths: Lengths | None = None  # asked for and served, of an endpoint
+    engine_times: EngineTimes | None = None
 
     @property
     def machine(self) -> Mapping[str, str]:
@@ -123,7 +133,14 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
             if len(log.steps):
                 logs[name] = log
     wanted = as_deployed(wanted, logs)
-    run = Measurement(wanted.fleet, wanted.trace, file.read(), logs)
+    records, trace, journal = tuple(file.records()), wanted.trace, file.read()
+    served = None
+    if wanted.endpoint is not None:
+        served = lengths(trace, journal)
+        trace, journal = as_served(trace, journal)
+        said = as_served_notes(served, records, asked=len(wanted.trace), sent=len(trace))
+        wanted = replace(wanted, notes=(*wanted.notes, *said))
+    run = Measurement(wanted.fleet, trace, journal, logs)
     comparison = compare(run, wanted.fleet, wanted.slo, tolerances)
     measured_steps = steps(run, wanted.fleet)
     found = corrections(measured_steps, wanted.fleet)
@@ -133,7 +150,6 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
         after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
         whole, traffic = wanted.plan or (wanted.fleet, wanted.trace)
         again = replanned(whole, corrected(whole, found), traffic, wanted.slo)
-    records = tuple(file.records())
     by_client = None
     if run.is_timed_by_engines:
         by_client = compare(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
@@ -150,6 +166,8 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
         replanned=again,
         fits=_for_catalog(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
         records=records,
+        lengths=served,
+        engine_times=engine_times(record.get("engine_clock") for record in records),
     )
 
 

@@ -209,8 +209,10 @@ class Measurement:
     def is_timed_by_engines(self) -> bool:
         served = self.served()
         finished = [sent for sent in self.journal.sent.values() if sent.status == "finished"]
-        return bool(finished) and all(
-            set(sent.workers) <= set(served.get((sent.part, sent.request), ())) for sent in finished
+        return (
+            bool(self.logs)
+            and bool(finished)
+            and all(set(sent.workers) <= set(served.get((sent.part, sent.request), ())) for sent in finished)
         )
 
 
@@ -373,7 +375,8 @@ def _observed(
         if len(gaps):
             values["tpot_s"][k], values["tbt_max_s"][k] = gaps.mean(), gaps.max()
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
-        cached[k] = logged[sent.workers[0]].cached_tokens if sent.workers[0] in logged else 0
+        first = logged.get(sent.workers[0]) if sent.workers else None
+        cached[k] = 0 if first is None else first.cached_tokens
         all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
     end_s = max(sent.end_s for sent in ended)

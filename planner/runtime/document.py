@@ -90,12 +90,55 @@ def document(found: Validation) -> dict[str, Any]:
         ],
         "replanned": None if found.replanned is None else _replanned(found.replanned, found.plan_fleet),
         "parts": [dict(record) for record in found.records],
+        "endpoint": endpoint_document(found),
         "machine": dict(found.machine),
         "notes": notes(found),
         "run": found.wanted.identity(),
     }
     plain: dict[str, Any] = _plain(answer)
     return plain
+
+
+def endpoint_document(found: Validation) -> dict[str, Any] | None:
+    """What was measured in place of our engines, how it was asked, and what its engines counted meanwhile."""
+    if found.lengths is None:
+        return None
+    about: dict[str, Any] = next(
+        (record["endpoint"] for record in reversed(found.records) if "endpoint" in record), {}
+    )
+    told = {key: value for key, value in about.items() if key != "notes"}
+    counted = found.engine_times
+    return {
+        **told,
+        "lengths": found.lengths.as_dict(),
+        "engines": None
+        if counted is None
+        else {
+            "requests": counted.requests,
+            "preemptions": counted.preemptions,
+            "prefix_hit_frac": counted.hit_frac,
+            "times": engine_rows(found),
+        },
+    }
+
+
+def engine_rows(found: Validation) -> list[dict[str, Any]]:
+    """Means by the engines' own clock, as predicted and as the client saw them [s], and edges of their
+    histograms below which percentiles lie."""
+    if found.engine_times is None:
+        return []
+    sides = {"predicted": found.comparison.predicted, "client": found.comparison.measured}
+    rows = []
+    for metric, times_s in found.engine_times.times_s.items():
+        row: dict[str, Any] = {"metric": metric, "engine_mean_s": times_s["mean"]}
+        for name, run in sides.items():
+            values, weights = run.gap_s, run.gap_weight
+            if metric != "tbt":
+                values = getattr(run.requests, f"{metric}_s")[run.requests.status == 0]
+                values, weights = values[np.isfinite(values)], np.ones(np.isfinite(values).sum())
+            row[f"{name}_mean_s"] = float(np.average(values, weights=weights)) if len(values) else None
+        rows.append(row | {f"engine_{key}_s": value for key, value in times_s.items() if key != "mean"})
+    return rows
 
 
 def verdict(found: Validation) -> str:

@@ -18,6 +18,7 @@ import os
 import signal
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +29,11 @@ from aiohttp import web
 from planner.domain import KV_BLOCK_TOKENS
 from planner.models.latency import StepLatency
 from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, end_with_parent
-from planner.runtime.prefixes import blocks_of
+from planner.runtime.prefixes import blocks_of, words_of
 from planner.runtime.steplog import StepLog
 
+CHAT_TOKENS = 7  # that a chat's template adds to a prompt
+DEFAULT_OUTPUT_TOKENS = 16
 TOKEN_IDS = 997  # every token's id is its place in the request's context, modulo this
 DONE = None
 
@@ -180,8 +183,58 @@ class Engine:
                     self.log.finished(request.name)
 
 
+class _Writing:
+    """An answer in OpenAI's shape, as far as its request asks for it; text is a word for each token."""
+
+    def __init__(self, body: Mapping[str, Any], is_chat: bool) -> None:
+        options = body.get("stream_options") or {}
+        self.has_usage = bool(options.get("include_usage"))
+        self.counts_each = self.has_usage and bool(options.get("continuous_usage_stats"))
+        self.is_chat, self.model = is_chat, body.get("model", "rehearsal")
+        self.has_text = is_chat or not body.get("return_token_ids")
+        self.written = 0
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        kind = (f"chat.completion{kind}") if self.is_chat else "text_completion"
+        return {"id": "cmpl-0", "object": kind, "created": int(time.time()), "model": self.model}
+
+    def _usage(self, request: _Request, tokens: int) -> dict[str, int]:
+        prompt = request.prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+    def whole(self, request: _Request, ids: list[int]) -> dict[str, Any]:
+        text = " ".join(map(str, ids))
+        said = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        choice = {"index": 0, "finish_reason": "length", "logprobs": None, "token_ids": ids, **said}
+        return {**self._head(""), "choices": [choice], "usage": self._usage(request, len(ids))}
+
+    def event(self, request: _Request, token: int) -> bytes:
+        self.written += 1
+        if not self.has_text and not self.has_usage:  # what our own replay asks for, quickly
+            return b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token
+        said = {"delta": {"content": f"{token} "}} if self.is_chat else {"text": f"{token} "}
+        finish = "length" if self.written == request.output_tokens else None  # as vLLM, with the last token
+        choice = {"index": 0, "finish_reason": finish, "token_ids": [token], **said}
+        event = {**self._head(".chunk"), "choices": [choice]}
+        if self.counts_each:
+            event["usage"] = self._usage(request, self.written)
+        return _event(event)
+
+    def last(self, request: _Request) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not self.has_usage:
+            return done
+        usage = self._usage(request, self.written)
+        return _event({**self._head(".chunk"), "choices": [], "usage": usage}) + done
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
 class Server:
-    """/v1/completions of token ids, /health and the metrics that runtime/ reads."""
+    """OpenAI's API, /health and the metrics that runtime/ reads. A word of a prompt in text is a token; a
+    chat's template adds CHAT_TOKENS."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -191,6 +244,8 @@ class Server:
         self.app.add_routes(
             [
                 web.post("/v1/completions", self._complete),
+                web.post("/v1/chat/completions", self._complete),
+                web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
             ]
@@ -204,33 +259,40 @@ class Server:
         transfer = body.get("kv_transfer_params") or {}
         name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
         is_here = bool(transfer.get("do_remote_prefill"))
-        request = _Request(name, len(body["prompt"]), body["max_tokens"], is_here)
+        is_chat = http.path.endswith("/chat/completions")
+        prompt = body["messages"] if is_chat else body["prompt"]
+        words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
+        asked = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
+        request = _Request(name, len(words) + CHAT_TOKENS * is_chat, asked, is_here)
         if self.engine.prefix_cache:
-            request.names = blocks_of(body["prompt"])
+            request.names = blocks_of(prompt)
         if request.blocks > self.engine.blocks:
             return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
         self.engine.add(request)
         try:
             if body.get("stream"):
-                return await self._stream(http, request)
+                return await self._stream(http, request, _Writing(body, is_chat))
             ids = []
             while (token := await request.tokens.get()) is not DONE:
                 ids.append(token)
         except BaseException:
             self.engine.drop(request)
             raise
-        answer: dict[str, Any] = {"choices": [{"index": 0, "text": "", "token_ids": ids}]}
+        answer = _Writing(body, is_chat).whole(request, ids)
         if transfer.get("do_remote_decode"):
             answer["kv_transfer_params"] = {"do_remote_prefill": True, "do_remote_decode": False}
         return web.json_response(answer)
 
-    async def _stream(self, http: web.Request, request: _Request) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, request: _Request, writing: _Writing) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         while (token := await request.tokens.get()) is not DONE:
-            await response.write(b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token)
-        await response.write(b"data: [DONE]\n\n")
+            await response.write(writing.event(request, token))
+        await response.write(writing.last(request))
         return response
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "rehearsal", "object": "model"}]})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

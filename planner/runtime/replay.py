@@ -24,10 +24,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import aiohttp
 import numpy as np
+from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError
 from planner.runtime.launch import WORKER_HEADER
@@ -38,6 +39,7 @@ FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which eve
 LEAD_S = 1.0  # from the start of a replay to its first request
 TIMEOUT_S = 600.0
 PROGRESS_EVERY_S = 10.0
+READ_BUFFER_BYTES = 2**22  # the first event names every token of a prompt
 FORMAT = 2  # of the journal
 
 
@@ -45,7 +47,8 @@ FORMAT = 2  # of the journal
 class Sent:
     """One request as the client saw it. Seconds since the start of its part of the run; `token_s` are the
     arrivals of its tokens, `reason` why it did not finish, `workers` who served it (prefill, decode). One
-    that is unsent waits for a request that did not finish; its times are when that was known."""
+    that is unsent waits for a request that did not finish; its times are when that was known. `input_tokens`
+    are those of its prompt as the server counted them, 0 where it did not say."""
 
     request: int
     part: int
@@ -56,6 +59,7 @@ class Sent:
     reason: str
     workers: tuple[str, ...]
     token_s: tuple[float, ...]
+    input_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,13 @@ class JournalFile:
         parts = (Part(part, start_s, tuple(sends[part]), at_s) for part, (start_s, at_s) in starts.items())
         return Journal(tuple(parts), sent)
 
+    def rows(self, key: str) -> list[dict[str, Any]]:
+        """The lines that have this key, in order."""
+        return [row for row in self._rows() if key in row]
+
     def records(self) -> list[dict[str, Any]]:
         """What was noted at the end of each part: events, engines, load of the machine."""
-        return [row["record"] for row in self._rows() if "record" in row]
+        return [row["record"] for row in self.rows("record")]
 
     def machine(self) -> dict[str, str]:
         """Where the last part was measured; empty if nothing was."""
@@ -154,6 +162,46 @@ class Sending:
 PLAIN = Sending()
 
 
+class Sender(Protocol):
+    """How a request is put and its answer read; see `play`."""
+
+    def body(self, request: int) -> bytes:
+        """What is posted for this request of the trace."""
+
+    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        """Put it and read the answer to its end; failures are outcomes, not exceptions."""
+
+    def may_send(self, request: int) -> bool:
+        """Asked once just before it is sent; False ends the sending."""
+
+    def ended(self, sent: Sent) -> None:
+        """Told of each outcome; an exception ends the replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ToRouter:
+    """Requests to our own router: token ids, answers of exactly the trace's length."""
+
+    trace: Trace
+    client: aiohttp.ClientSession
+    url: str
+    model: str
+    how: Sending
+
+    def body(self, request: int) -> bytes:
+        return request_body(self.trace, request, self.model, self.how.seed, self.how.shares_prefixes)
+
+    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        expected = int(self.trace.output_tokens[request])
+        return await send(self.client, self.url, body, request, part, start_s, due_s, expected)
+
+    def may_send(self, request: int) -> bool:
+        return True
+
+    def ended(self, sent: Sent) -> None:
+        pass
+
+
 async def replay(
     trace: Trace,
     requests: Sequence[int],
@@ -164,69 +212,88 @@ async def replay(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Send these `requests` of the trace, the first one LEAD_S from now; returns when each has ended."""
-    part = how.part
+    """Send these `requests` of the trace to our router, the first one LEAD_S from now; returns when each has
+    ended."""
     headers = {"Authorization": f"Bearer {how.key}"} if how.key else {}
     timeout = aiohttp.ClientTimeout(total=how.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as client:
-        start_s = time.monotonic() + LEAD_S
-        first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
-        agenda = _Agenda(trace, requests, journal.read().sent, first_s)
-        journal.write({"part": part, "start_s": start_s, "first_s": first_s})
-        done: list[Sent] = []
-        running: set[asyncio.Task[None]] = set()
-        failures: list[BaseException] = []
-        has_news = asyncio.Event()
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES
+    ) as client:
+        sender = _ToRouter(trace, client, url, model, how)
+        return await play(trace, requests, sender, journal, part=how.part, progress=progress)
 
-        def note(sent: Sent) -> None:
-            journal.write(asdict(sent))
-            done.append(sent)
 
-        def give_up(lost: Iterable[tuple[int, str]]) -> None:
-            now_s = round(time.monotonic() - start_s, 6)
-            for request, reason in lost:
-                note(Sent(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
+async def play(
+    trace: Trace,
+    requests: Sequence[int],
+    sender: Sender,
+    journal: JournalFile,
+    *,
+    part: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Sent]:
+    """Have `sender` send these requests at their times, the first one LEAD_S from now; returns when each that
+    it may send has ended."""
+    start_s = time.monotonic() + LEAD_S
+    first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
+    agenda = _Agenda(trace, requests, journal.read().sent, first_s)
+    journal.write({"part": part, "start_s": start_s, "first_s": first_s})
+    done: list[Sent] = []
+    running: set[asyncio.Task[None]] = set()
+    failures: list[BaseException] = []
+    has_news = asyncio.Event()
 
-        async def one(request: int, due_s: float, body: bytes) -> None:
-            expected = int(trace.output_tokens[request])
-            sent = await send(client, url, body, request, part, start_s, due_s, expected)
-            note(sent)
-            give_up(agenda.ended(sent))
+    def note(sent: Sent) -> None:
+        journal.write(asdict(sent))
+        done.append(sent)
 
-        def ended(task: asyncio.Task[None]) -> None:
-            running.discard(task)
-            if not task.cancelled() and (error := task.exception()):
-                failures.append(error)
-            has_news.set()
+    def give_up(lost: Iterable[tuple[int, str]]) -> None:
+        now_s = round(time.monotonic() - start_s, 6)
+        for request, reason in lost:
+            note(Sent(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
 
-        said_s, ready = start_s, (-1, b"")
-        give_up(agenda.lost)
-        try:
-            while (agenda.due or running) and not failures:
-                has_news.clear()
-                due_s, request = agenda.due[0] if agenda.due else (np.inf, -1)
-                if request not in (-1, ready[0]):
-                    ready = request, request_body(trace, request, model, how.seed, how.shares_prefixes)
-                wait_s = start_s + due_s - time.monotonic()
-                if wait_s > 0:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(has_news.wait(), wait_s if agenda.due else None)
-                    continue
-                heapq.heappop(agenda.due)
-                journal.write({"part": part, "sends": request})
-                task = asyncio.ensure_future(one(request, due_s, ready[1]))
-                running.add(task)
-                task.add_done_callback(ended)
-                await asyncio.sleep(0)  # off it goes, before the next prompt is made
-                if time.monotonic() > said_s + PROGRESS_EVERY_S:
-                    said_s = time.monotonic()
-                    progress(f"{len(done)} of {len(requests)} requests have ended, {len(running)} in flight")
-        finally:
-            for task in running:
-                task.cancel()
-        if failures:
-            raise failures[0]
+    async def one(request: int, due_s: float, body: bytes) -> None:
+        sent = await sender.send(request, part, start_s, due_s, body)
+        note(sent)
+        give_up(agenda.ended(sent))
+        sender.ended(sent)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            failures.append(error)
+        has_news.set()
+
+    said_s, ready, is_open = start_s, (-1, b""), True
+    give_up(agenda.lost)
+    try:
+        while ((agenda.due and is_open) or running) and not failures:
+            has_news.clear()
+            due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
+            if request not in (-1, ready[0]):
+                ready = request, sender.body(request)
+            wait_s = start_s + due_s - time.monotonic()
+            if wait_s > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(has_news.wait(), wait_s if request != -1 else None)
+                continue
+            if not (is_open := sender.may_send(request)):
+                continue
+            heapq.heappop(agenda.due)
+            journal.write({"part": part, "sends": request})
+            task = asyncio.ensure_future(one(request, due_s, ready[1]))
+            running.add(task)
+            task.add_done_callback(ended)
+            await asyncio.sleep(0)  # off it goes, before the next prompt is made
+            if time.monotonic() > said_s + PROGRESS_EVERY_S:
+                said_s = time.monotonic()
+                progress(f"{len(done)} of {len(requests)} requests have ended, {len(running)} in flight")
+    finally:
+        for task in running:
+            task.cancel()
+    if failures:
+        raise failures[0]
     return done
 
 
@@ -371,7 +438,7 @@ async def send(
                 if not reason and len(token_s) != expected:
                     reason = f"{len(token_s)} of {expected} tokens came"
                 status = "failed" if reason else "finished"
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, HttpProcessingError, TimeoutError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
     return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
 

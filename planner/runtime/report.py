@@ -23,7 +23,7 @@ from planner.reports.page import charts as drawn
 from planner.reports.page import headline, page, section, table
 from planner.runtime.analysis import Validation
 from planner.runtime.compare import Comparison, Run
-from planner.runtime.document import STATUSES, document, rows, signed, verdict
+from planner.runtime.document import STATUSES, document, endpoint_document, engine_rows, rows, signed, verdict
 from planner.runtime.stepfits import corrected
 from planner.simulator import Verdict
 from planner.units import show_s
@@ -76,6 +76,7 @@ def _html(found: Validation) -> str:
         section("The promise", _slo(found)),
         section("Request by request", _by_request(found)),
         section("Step by step", _steps(found)),
+        *([section("The endpoint", _endpoint(found))] if found.lengths is not None else []),
         section("Engines", _engines(told, {pool.name: pool.type.kv_tokens for pool in fleet.running})),
     ]
     footer = (
@@ -336,6 +337,38 @@ def _step_charts(found: Validation) -> list[Figure]:
         )
         for k, one in enumerate(found.steps)
     ]
+
+
+def _endpoint(found: Validation) -> str:
+    told = endpoint_document(found) or {}
+    lines = [
+        {"what": name.replace("_", " "), "value": "-" if value is None else str(value)}
+        for name, value in told.items()
+        if not isinstance(value, dict)
+    ]
+    clocks = [
+        {
+            "metric": row["metric"],
+            **{
+                text: show_s(math.nan if row[f"{name}_mean_s"] is None else row[f"{name}_mean_s"])
+                for name, text in (
+                    ("engine", "mean, engines"),
+                    ("predicted", "predicted"),
+                    ("client", "client"),
+                )
+            },
+            "p90 of the engines at most": show_s(row.get("engine_p90_at_most_s", math.nan)),
+        }
+        for row in engine_rows(found)
+    ]
+    note = "<p class=note>No metrics of the engines were asked for (--prometheus).</p>"
+    if found.engine_times is not None:
+        note = (
+            f"<p class=note>The engines counted {found.engine_times.requests:,} requests, whoever sent them, "
+            f"and {found.engine_times.preemptions:,} preemptions.</p>"
+        )
+    clock = _table(clocks, "By the engines' own clock", range(1, 5)) if clocks else ""
+    return f"{_table(lines, 'How it was asked')}<div class=below>{clock}{note}</div>"
 
 
 def _engines(told: Mapping[str, Any], planned: Mapping[str, int]) -> str:

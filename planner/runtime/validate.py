@@ -27,6 +27,7 @@ from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet, Policies
 from planner.io import files
 from planner.reports.output import pictures
+from planner.runtime import elsewhere
 from planner.runtime.analysis import Validation, Wanted, analyse
 from planner.runtime.compare import Tolerances
 from planner.runtime.replay import JournalFile, Sending, prompt, replay
@@ -132,15 +133,21 @@ def validate(
             "disturbances: a validation does not make them happen on the engines, so no prediction with them "
             "could be compared; leave them out of the fleet"
         )
+    if wanted.endpoint is not None:
+        elsewhere.check(wanted)
     journal = JournalFile(out / "journal.jsonl", wanted.identity())
-    missing = journal.read().missing(wanted.trace)
-    if missing:
-        measuring = _measure(wanted, out, journal, missing, progress)
+    if not elsewhere.is_complete(wanted, journal):
+        missing = journal.read().missing(wanted.trace)
+        if wanted.endpoint is None:
+            measuring = _measure(wanted, out, journal, missing, progress)
+        else:
+            measuring = elsewhere.measure(wanted, journal, missing, progress)
         try:
             asyncio.run(until_signalled(measuring))
         except asyncio.CancelledError:
             pass
-        if left := len(journal.read().missing(wanted.trace)):
+        left = len(journal.read().missing(wanted.trace))
+        if left and not elsewhere.is_complete(wanted, journal):
             raise InterruptedRunError(
                 f"interrupted: {left} of {len(wanted.trace)} requests have not ended; the same command goes "
                 f"on with them ({journal.path})"

@@ -350,3 +350,7 @@ def test_validate_refuses_what_cannot_run(tmp_path: Path) -> None:
     small().save(tmp_path / "plan")
     with pytest.raises(fleetplan.InputError, match="expected vllm or rehearsal, found 'sglang'"):
         fleetplan.validate(tmp_path / "plan", tmp_path / "out", engine="sglang")
+    with pytest.raises(fleetplan.InputError, match="max_requests: is about an endpoint; name it with url"):
+        fleetplan.validate(tmp_path / "plan", tmp_path / "out", max_requests=5)
+    with pytest.raises(fleetplan.InputError, match="there is no environment variable 'NOT_THERE'"):
+        fleetplan.validate(tmp_path / "plan", tmp_path / "out", url="https://x", api_key_env="NOT_THERE")

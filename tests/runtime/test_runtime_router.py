@@ -21,7 +21,7 @@ from planner.runtime.router import REMOTE_DECODE, Router, Settings, is_loopback,
 
 def streamed_ids(text: str) -> list[int]:
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return [token for event in events for token in event["choices"][0]["token_ids"]]
+    return [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
 
 
 def test_answers_come_through_whole_and_as_they_are_generated() -> None:

@@ -1,0 +1,116 @@
+"""How an endpoint is asked: which path, prompts as token ids or as text of a known length, which parameters.
+
+Token ids are exact. Text is made of short words: `Dialect.tokens_per_word` and `added_tokens` (a chat's
+template, the token that begins a text) come from how many tokens the endpoint counted for two prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from planner.runtime.replay import prompt, trace_prompt
+from planner.traffic.trace import Trace
+
+COMPLETIONS, CHAT = "/completions", "/chat/completions"
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work number night point home water "
+    "room mother area money story fact month lot right study book eye job word business issue side kind head "
+    "house service friend father power hour game line end member law car city name team minute idea body"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`fixes_length`: vLLM's parameters that make an answer as long as was asked, and count its tokens with
+    each chunk; `has_usage`: the last chunk counts them; `limit`: what the longest answer is called."""
+
+    path: str = COMPLETIONS
+    by_ids: bool = True
+    fixes_length: bool = True
+    has_usage: bool = True
+    limit: str = "max_tokens"
+    is_greedy: bool = True
+    tokens_per_word: float = 1.0
+    added_tokens: float = 0.0
+
+    def body(self, model: str, put: list[int] | str, output_tokens: int, user: str = "") -> bytes:
+        asked: dict[str, Any] = {"model": model, "stream": True, self.limit: output_tokens}
+        if self.path == CHAT:
+            asked["messages"] = [{"role": "user", "content": put}]
+        else:
+            asked["prompt"] = put
+        if self.is_greedy:
+            asked["temperature"] = 0
+        if self.has_usage:
+            asked["stream_options"] = {"include_usage": True}
+        if self.fixes_length:
+            asked |= {"ignore_eos": True, "min_tokens": output_tokens}
+            asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        if user:
+            asked["user"] = user
+        return json.dumps(asked).encode()
+
+    def words_for(self, tokens: float) -> int:
+        """How many words come to so many tokens, what the endpoint adds among them."""
+        return max(1, round((tokens - self.added_tokens) / self.tokens_per_word))
+
+    def prompt(self, tokens: int, number: int, seed: int) -> list[int] | str:
+        """A prompt of so many tokens that shares its beginning with no other number's."""
+        if self.by_ids:
+            return prompt(max(1, round(tokens - self.added_tokens)), number, seed)
+        return _text(self.words_for(tokens), (seed, number))
+
+    def prompt_of(self, trace: Trace, request: int, seed: int, *, shares_prefixes: bool) -> list[int] | str:
+        """That of a request of the trace; blocks that prompts share are equal in all of them."""
+        tokens = int(trace.input_tokens[request])
+        if not shares_prefixes:
+            return self.prompt(tokens, request, seed)
+        if self.by_ids:
+            ids = trace_prompt(trace, request, seed)
+            return ids[: max(1, round(tokens - self.added_tokens))]
+        first, last = trace.prefix_offsets[request : request + 2]
+        words, block = self.words_for(tokens), max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
+        shared = [_text(block, (seed, name % 2**64, block)) for name in trace.prefix_ids[first:last].tolist()]
+        text = " ".join(" ".join(shared).split(" ")[:words]) if shared else ""
+        if (left := words - len(text.split())) > 0:
+            text = f"{text} {_text(left, (seed, request))}".strip()
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "prompts": "token ids" if self.by_ids else "text",
+            "fixes_length": self.fixes_length,
+            "says_usage": self.has_usage,
+            "tokens_per_word": None if self.by_ids else self.tokens_per_word,
+            "added_tokens": self.added_tokens,
+        }
+
+
+@lru_cache(maxsize=10_000)
+def _text(words: int, seed: tuple[int, ...]) -> str:
+    return " ".join(WORDS[k] for k in np.random.default_rng(seed).integers(len(WORDS), size=words).tolist())
+
+
+PLAIN = Dialect(fixes_length=False)
+# from what says most to what says least
+COMPLETION_DIALECTS = (
+    Dialect(),
+    Dialect(by_ids=False),
+    PLAIN,
+    replace(PLAIN, by_ids=False),
+    replace(PLAIN, by_ids=False, has_usage=False),
+)
+CHATTING = Dialect(CHAT, by_ids=False)
+CHAT_DIALECTS = (
+    CHATTING,
+    replace(CHATTING, fixes_length=False),
+    replace(CHATTING, fixes_length=False, limit="max_completion_tokens", is_greedy=False),
+    replace(CHATTING, fixes_length=False, has_usage=False),
+)

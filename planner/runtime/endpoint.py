@@ -1,0 +1,322 @@
+"""An OpenAI-compatible endpoint that others run: its address, its key, and one request put to it.
+
+A key goes into the header of requests to the address that was given and nowhere else: redirects are not
+followed, and every text of the server is cleaned of the key before anybody sees it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from aiohttp.http import HttpProcessingError
+
+from planner.errors import InputError, PlannerError
+from planner.runtime.router import is_loopback
+
+CONNECT_TIMEOUT_S = 10.0
+TIMEOUT_S = 600.0
+PROBE_TIMEOUT_S = 120.0  # a deployment may have to wake up
+LIST_TIMEOUT_S = 30.0
+SHOWN = 200  # characters of a server's text in a message
+READ_BYTES = 64 * 1024  # of an answer that is no stream
+MODELS_BYTES = 4 * 2**20
+LINE_BYTES = 2**20  # of a stream
+UNREADABLE = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError)
+SPARE_TOKENS = 64  # beyond what was asked for, before an answer is broken off
+
+
+class EndpointError(PlannerError):
+    """The endpoint cannot be measured, or no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What to measure, and how far one may go.
+
+    `url` ends before /completions. `usd_per_million` are the prices of a million prompt and output tokens;
+    `max_usd` and `max_requests` limit all that is sent, probes and warm-up included. `prometheus` are
+    engines' /metrics or Prometheus servers. `timeout_s` is for one request, from its connection to its last
+    token. The run ends where more than `max_failed_frac` of the last requests failed.
+    """
+
+    url: str
+    key: str = field(default="", repr=False)
+    key_name: str = ""  # the environment variable that held it
+    model: str | None = None
+    max_usd: float | None = None
+    usd_per_million: tuple[float, float] | None = None
+    max_requests: int | None = None
+    prometheus: tuple[str, ...] = ()
+    timeout_s: float = TIMEOUT_S
+    max_failed_frac: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", checked_url(self.url, "--url"))
+        for url in self.prometheus:
+            checked_url(url, "--prometheus")
+        if not all(" " < letter <= "~" for letter in self.key):
+            raise InputError(f"--api-key-env: ${self.key_name} holds spaces or other letters than ASCII's")
+        if self.max_usd is not None and self.usd_per_million is None:
+            raise InputError(
+                "--max-usd: what tokens cost is not known; give --usd-per-million INPUT,OUTPUT "
+                "(the price of a million prompt tokens, and of a million output tokens)"
+            )
+        for name, value, least in (
+            ("--max-usd", self.max_usd, 0.0),
+            ("--max-requests", self.max_requests, 1),
+            ("--usd-per-million", min(self.usd_per_million or (0.0,)), 0.0),
+            ("--timeout", self.timeout_s, 0.1),
+        ):
+            if value is not None and not least <= value < math.inf:
+                raise InputError(f"{name}: must be at least {least:g}, found {value!r}")
+        if not 0 <= self.max_failed_frac <= 1:
+            raise InputError(f"--max-failed: must be from 0 to 1, found {self.max_failed_frac!r}")
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).netloc
+
+    @property
+    def sends_key_openly(self) -> bool:
+        parts = urlsplit(self.url)
+        return bool(self.key) and parts.scheme == "http" and not is_loopback(parts.hostname or "")
+
+    def clean(self, text: str) -> str:
+        """A server's text on one line, cut short, without the key however it is written."""
+        key = self.key
+        if key:
+            coded = base64.b64encode(key.encode()).decode()
+            forms = (key, quote(key), quote(key, safe=""), json.dumps(key)[1:-1], coded.rstrip("="))
+            for form in sorted(set(forms), key=len, reverse=True):
+                text = text.replace(form, "[key]")
+        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:SHOWN]
+
+    def client(self) -> aiohttp.ClientSession:
+        """A session whose requests bear the key; each ends in bounded time."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return session(self.timeout_s, headers | {"Accept-Encoding": "identity"})
+
+
+def session(timeout_s: float, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(
+        timeout=timeout,
+        connector=aiohttp.TCPConnector(limit=0),
+        headers=headers,
+        read_bufsize=LINE_BYTES // 2,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def checked_url(url: str, option: str) -> str:
+    """Without a slash at the end, and with /v1 where there is no path at all after --url."""
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or not url.isprintable() or " " in url:
+        raise InputError(f"{option}: expected an address such as https://host/v1, found {_shown(url)}")
+    if parts.username is not None or parts.password is not None:
+        raise InputError(f"{option}: a name or password in an address ends up in logs; use --api-key-env")
+    if parts.query or parts.fragment:
+        raise InputError(f"{option}: expected an address without ? and #, found {_shown(url)}")
+    url = url.rstrip("/")
+    for end in ("/chat/completions", "/completions", "/models") if option == "--url" else ():
+        url = url.removesuffix(end)
+    return f"{url}/v1" if option == "--url" and not urlsplit(url).path else url
+
+
+def _shown(url: str) -> str:
+    """Of an address that was refused: what may be a password is left out."""
+    return repr(url.rpartition("@")[2].partition("?")[0][:SHOWN])
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back. `code` is 0 where no HTTP status came; `trouble` is empty where all went well.
+
+    `token_s` are the arrivals of tokens by `now_s`, `input_tokens` and `output_tokens` what the server says
+    it counted, 0 where it does not. `is_exact` says that each arrival is that of a token, not of a chunk.
+    """
+
+    code: int = 0
+    trouble: str = ""
+    token_s: tuple[float, ...] = ()
+    input_tokens: int = 0
+    output_tokens: int = 0
+    is_exact: bool = False
+    model: str = ""
+    retry_after: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.trouble
+
+
+def redirected(endpoint: Endpoint, answer: aiohttp.ClientResponse) -> str:
+    where = endpoint.clean(answer.headers.get("Location", "nowhere"))
+    return (
+        f"HTTP {answer.status}: {endpoint.host} redirects to {where}; redirects are not followed, "
+        "as the key would go with them: give the address that answers itself"
+    )
+
+
+async def read_text(answer: aiohttp.ClientResponse, most_bytes: int = READ_BYTES) -> str:
+    """The beginning of an answer that is no stream."""
+    found = bytearray()
+    async for chunk in answer.content.iter_any():
+        found += chunk
+        if len(found) >= most_bytes:
+            break
+    return bytes(found[:most_bytes]).decode(errors="replace")
+
+
+async def put(
+    client: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    path: str,
+    body: bytes,
+    most_tokens: int,
+    *,
+    now_s: Callable[[], float] = time.monotonic,
+    name: str = "probe",
+    timeout_s: float | None = None,
+) -> Answer:
+    """POST `body`, which asks for a stream, and read it to its end. Failures are in the answer."""
+    headers = {"Content-Type": "application/json", "X-Request-Id": name}
+    found, timeout_s = Answer(), timeout_s or endpoint.timeout_s
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+    asking = client.post(
+        f"{endpoint.url}{path}",
+        data=io.BytesIO(body),
+        headers=headers,
+        allow_redirects=False,
+        timeout=timeout,
+    )
+    try:
+        async with asking as answer:
+            found.code = answer.status
+            found.retry_after = endpoint.clean(answer.headers.get("Retry-After", ""))
+            if 300 <= answer.status < 400:
+                found.trouble = redirected(endpoint, answer)
+            elif answer.status != 200:
+                found.trouble = f"HTTP {answer.status}: {endpoint.clean(said(await read_text(answer)))}"
+            elif "text/event-stream" not in (kind := answer.headers.get("Content-Type", "none")):
+                await read_text(answer)
+                found.trouble = f"no stream came, but {endpoint.clean(kind)}"
+            else:
+                await _Stream(found, endpoint, now_s, most_tokens).read(answer.content)
+    except TimeoutError:
+        found.trouble = f"no end within {timeout_s:g} s"
+        if not found.code:
+            found.trouble = (
+                f"no answer within {timeout_s:g} s, or no connection within {CONNECT_TIMEOUT_S:g} s"
+            )
+    except UNREADABLE as error:
+        found.trouble = unreachable(endpoint, error)
+    return found
+
+
+def unreachable(endpoint: Endpoint, error: BaseException) -> str:
+    return endpoint.clean(f"{type(error).__name__}: {error}")
+
+
+def said(text: str) -> str:
+    """The message in a body of OpenAI's shape, else the body."""
+    try:
+        document = json.loads(text)
+        error = document.get("error", document.get("message", document.get("detail", text)))
+        error = error.get("message", error) if isinstance(error, dict) else error
+        return error if isinstance(error, str) else json.dumps(error)
+    except (ValueError, AttributeError, RecursionError):
+        return text
+
+
+class _Stream:
+    """Server-sent events of completions or chat completions into an `Answer`."""
+
+    def __init__(
+        self, found: Answer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int
+    ) -> None:
+        self.found, self.endpoint, self.now_s, self.most_tokens = found, endpoint, now_s, most_tokens
+        self.chunks: list[tuple[float, int]] = []  # when, and how many tokens
+        self.tokens = 0
+        self.counts_each = False  # the server says with each chunk how many tokens there are so far
+        self.has_ended = False
+
+    async def read(self, content: aiohttp.StreamReader) -> None:
+        async for line in content:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                self.has_ended = True
+                break
+            event = json.loads(data)
+            if not isinstance(event, dict):
+                raise ValueError("an event of the stream is no JSON object")
+            if event.get("error"):
+                self.found.trouble = f"error in the stream: {self.endpoint.clean(said(json.dumps(event)))}"
+                return
+            self._take(event)
+            if self.tokens > self.most_tokens + SPARE_TOKENS:
+                self.found.trouble = f"more tokens came than the {self.most_tokens} that were asked for"
+                break
+        self._finish()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        choices = [choice for choice in event.get("choices") or () if isinstance(choice, dict)]
+        usage = event.get("usage")
+        counted = 0
+        if isinstance(usage, dict):
+            self.found.input_tokens = _count(usage.get("prompt_tokens")) or self.found.input_tokens
+            counted = _count(usage.get("completion_tokens"))
+            self.found.output_tokens = counted or self.found.output_tokens
+        if isinstance(event.get("model"), str):
+            self.found.model = event["model"]
+        self.has_ended |= any(choice.get("finish_reason") for choice in choices)
+        if not choices:
+            return
+        if not self.chunks:
+            self.counts_each = counted > 0
+        if self.counts_each:
+            new = max(counted - self.tokens, 0)
+        else:
+            new = sum(_has_text(choice) for choice in choices)
+        if new:
+            self.chunks.append((self.now_s(), new))
+            self.tokens += new
+
+    def _finish(self) -> None:
+        found, told = self.found, self.found.output_tokens
+        if not found.trouble and not self.has_ended:
+            found.trouble = f"the stream broke off after {self.tokens} tokens"
+        if not found.trouble and not self.chunks:
+            found.trouble = "no token came"
+        times = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
+        found.is_exact = self.counts_each or told in (0, len(times))
+        if times and not found.is_exact and told <= self.most_tokens + SPARE_TOKENS:
+            times = [times[k * (len(times) - 1) // max(told - 1, 1)] for k in range(told)]
+        found.token_s = tuple(times)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else 0
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    """Whether a choice of a chunk brings something of the answer: words, thoughts or a call of a tool."""
+    delta = choice.get("delta")
+    parts = delta if isinstance(delta, dict) else choice
+    names = ("content", "text", "reasoning_content", "reasoning", "tool_calls", "refusal")
+    return any(parts.get(name) for name in names)

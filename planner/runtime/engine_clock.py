@@ -1,0 +1,192 @@
+"""What the engines themselves counted while traffic ran: vLLM's histograms between two scrapes.
+
+From the engines' own /metrics, or from a Prometheus server that scrapes them; nothing is restarted. They
+count whatever the engines served in that time, requests of others too: `EngineTimes.requests` beside the
+number that we sent tells. The API key of the endpoint does not come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from planner.errors import InputError
+from planner.imports.prometheus import HISTOGRAMS, Samples, samples_of, statistics
+from planner.runtime.endpoint import UNREADABLE, EndpointError, read_text, session
+
+SCRAPE_TIMEOUT_S = 20.0
+SCRAPE_BYTES = 64 * 2**20
+SETTLE_S = 90.0  # for a Prometheus server to have scraped once more; a minute is usual at most
+POLL_S = 1.0
+LABEL = "model_name"
+QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
+FRESH = "min(timestamp(vllm:e2e_request_latency_seconds_count))"
+COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
+
+Rows = Iterable[tuple[str, dict[str, str], float]]
+
+
+@dataclass(slots=True)
+class EngineClock:
+    """Scrapes of `urls`; with none it does nothing."""
+
+    urls: Sequence[str]
+    client: aiohttp.ClientSession | None = None
+    llm: str = ""
+    before: list[Samples] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        self.client = session(SCRAPE_TIMEOUT_S)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.client is not None
+        await self.client.close()
+
+    async def check(self) -> None:
+        """Raises EndpointError where one of them is neither; before anything is sent that costs money."""
+        for url in self.urls:
+            await self._rows(url)
+
+    async def start(self, llm: str) -> None:
+        """Before the traffic: `llm` is what the endpoint calls it."""
+        self.llm = llm
+        self.before = [await self._scrape(url, lambda _: None) for url in self.urls]
+
+    async def end(self, progress: Callable[[str], None]) -> dict[str, Any] | None:
+        """For the journal: samples less those before, summed over engines, or what went wrong."""
+        if not self.urls:
+            return None
+        total: Samples = {}
+        try:
+            for url, before in zip(self.urls, self.before, strict=True):
+                for key, value in (await self._scrape(url, progress)).items():
+                    if (more := value - before.get(key, 0.0)) < 0:
+                        raise InputError(f"{url}: {key[0]} fell: an engine was restarted while traffic ran")
+                    total[key] = total.get(key, 0.0) + more
+        except (EndpointError, InputError) as error:
+            return {"trouble": str(error)}
+        return {"samples": [[*key, value] for key, value in total.items()]}
+
+    async def _scrape(self, url: str, progress: Callable[[str], None]) -> Samples:
+        if not is_engine(url):
+            await self._settled(url, progress)
+        return summed(await self._rows(url), self.llm, url)
+
+    async def _settled(self, url: str, progress: Callable[[str], None]) -> None:
+        """Wait until a Prometheus server has scraped the engines once more, by its own clock."""
+        now = await self._query(url, "time()")
+        try:
+            now_s = float(now[1] if isinstance(now, list) else now)
+        except (ValueError, IndexError, TypeError):
+            raise EndpointError(f"{url}: its time() is no number") from None
+        deadline_s = time.monotonic() + SETTLE_S
+        while True:
+            rows = await self._query(url, FRESH)
+            if not rows or float(rows[0]["value"][1]) >= now_s:
+                return
+            if time.monotonic() > deadline_s:
+                raise EndpointError(f"{url}: has not scraped the engines for {SETTLE_S:g} s")
+            progress("waiting for Prometheus to scrape the engines")
+            await asyncio.sleep(POLL_S)
+
+    async def _rows(self, url: str) -> list[tuple[str, dict[str, str], float]]:
+        if is_engine(url):
+            return list(samples_of(await self._get(url), url))
+        found = []
+        for row in await self._query(url, QUERY):
+            labels = {str(key): str(value) for key, value in row["metric"].items()}
+            found.append((labels.pop("__name__", ""), labels, float(row["value"][1])))
+        return found
+
+    async def _query(self, url: str, query: str) -> Any:
+        text = await self._get(f"{url.rstrip('/')}/api/v1/query", {"query": query})
+        try:
+            document = json.loads(text)
+            if document["status"] == "success":
+                result = document["data"]["result"]
+                for row in result if document["data"]["resultType"] == "vector" else ():
+                    float(row["value"][1]), row["metric"].items()
+                return result
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            pass
+        raise EndpointError(
+            f"--prometheus {url}: is no Prometheus server, as it does not answer /api/v1/query; the "
+            "address of an engine's metrics ends in /metrics"
+        )
+
+    async def _get(self, url: str, params: dict[str, str] | None = None) -> str:
+        assert self.client is not None
+        try:
+            async with self.client.get(url, params=params, allow_redirects=False) as answer:
+                text = await read_text(answer, SCRAPE_BYTES)
+        except TimeoutError:
+            raise EndpointError(f"--prometheus {url}: no answer within {SCRAPE_TIMEOUT_S:g} s") from None
+        except UNREADABLE as error:
+            raise EndpointError(f"--prometheus {url}: {type(error).__name__}: {error}") from None
+        if answer.status != 200:
+            raise EndpointError(f"--prometheus {url}: HTTP {answer.status}")
+        return text
+
+
+def is_engine(url: str) -> bool:
+    return url.endswith("/metrics")
+
+
+def summed(rows: Rows, llm: str, where: str) -> Samples:
+    """vLLM's samples summed over engines; where these serve several LLMs, of `llm` alone."""
+    by_llm: dict[str, Samples] = {}
+    for name, labels, value in rows:
+        if not name.startswith("vllm:") or not name.endswith(("_bucket", "_sum", "_count", "_total")):
+            continue
+        if not 0 <= value < math.inf:
+            continue
+        samples = by_llm.setdefault(labels.get(LABEL, ""), {})
+        key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
+        samples[key] = samples.get(key, 0.0) + value
+    if len(by_llm) > 1 and llm not in by_llm:
+        raise EndpointError(
+            f"--prometheus {where}: has {', '.join(sorted(by_llm))[:200]}, and none of them is {llm!r}; name "
+            "the /metrics of the engines behind the endpoint"
+        )
+    return by_llm.get(llm) or next(iter(by_llm.values()), {})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """What the engines measured of `requests`: per metric (queue, ttft, tpot, tbt, e2e) the mean, and edges
+    of buckets below which percentiles lie [s]. `hit_frac`: tokens found in prefix caches, None if none were
+    looked up."""
+
+    requests: int
+    times_s: dict[str, dict[str, float]]
+    preemptions: int
+    hit_frac: float | None
+
+
+def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | None:
+    """Of all parts of a run together; None where no engine was asked, or one of them could not be."""
+    total: Samples = {}
+    for record in records:
+        for name, le, value in (record or {}).get("samples", ()):
+            total[name, le] = total.get((name, le), 0.0) + value
+    if not total:
+        return None
+    found = {}
+    for metric, histograms in HISTOGRAMS.items():
+        for histogram in histograms:
+            if metric not in found and (one := statistics(total, histogram)):
+                found[metric] = one
+    preemptions, looked_up, hits = (total.get((f"vllm:{name}", ""), 0.0) for name in COUNTERS)
+    requests = int(total.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
+    return EngineTimes(requests, found, int(preemptions), hits / looked_up if looked_up else None)

@@ -1,0 +1,215 @@
+"""What an endpoint is, before traffic goes to it: its LLM, how it is asked, and how it counts tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import aiohttp
+import numpy as np
+
+from planner.io.values import nearest
+from planner.runtime.budget import Budget
+from planner.runtime.dialect import CHAT_DIALECTS, COMPLETION_DIALECTS, Dialect
+from planner.runtime.endpoint import (
+    LIST_TIMEOUT_S,
+    MODELS_BYTES,
+    PROBE_TIMEOUT_S,
+    UNREADABLE,
+    Answer,
+    Endpoint,
+    EndpointError,
+    put,
+    read_text,
+    redirected,
+    said,
+    unreachable,
+)
+
+PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16
+MOST_ADDED_TOKENS = 8  # of a prompt of token ids: what begins a text
+WORD_COUNTS = (32, 256)  # of the two prompts by which text is measured
+MOST_TOKENS_PER_WORD = 8.0
+PROBE_SEED = 2**31  # no prompt of the traffic begins like one of these
+ROUND_TRIPS = 5
+LISTED = 8
+NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # codes after which it is asked in another way
+NO_SUCH_PATH = (403, 404, 405, 501)  # or no such model: the other path tells
+MOST_BROKEN = 2  # answers of 500, which some servers give to a parameter they do not know
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The endpoint as it is asked. `round_trip_s` is a small answer's over a connection that stands, None
+    where the list of models is not given. `notes` are for the report."""
+
+    model: str
+    dialect: Dialect
+    round_trip_s: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Probing:
+    """The requests before the traffic: each is charged to the budget."""
+
+    client: aiohttp.ClientSession
+    endpoint: Endpoint
+    budget: Budget
+    sent: int = 0
+
+    async def find(self, planned: str, longest_tokens: int, progress: Callable[[str], None]) -> Found:
+        """`planned` is the plan's LLM, asked for where --model names none; `longest_tokens` those of the
+        longest request. Raises EndpointError for what cannot be measured."""
+        progress(f"asking {self.endpoint.host} what it serves")
+        model, round_trip_s = await self._model(planned, longest_tokens)
+        notes = []
+        if model != planned:
+            notes.append(f"The endpoint's {model} was measured; the plan is for {planned}.")
+        if self.endpoint.sends_key_openly:
+            notes.append(f"The API key went to {self.endpoint.host} without encryption (http).")
+        dialect, answer = await self._dialect(model)
+        if answer.model and answer.model != model:
+            notes.append(f"Asked for {model}, it names {self.endpoint.clean(answer.model)} in its answers.")
+        if not dialect.by_ids:
+            dialect = await self._measured(model, dialect)
+        if not answer.input_tokens:
+            notes.append(
+                "The endpoint does not say how many tokens a prompt has: their lengths are not verified, and "
+                "the prediction takes the trace's."
+            )
+        return Found(model, dialect, round_trip_s, tuple(notes))
+
+    async def _model(self, planned: str, longest_tokens: int) -> tuple[str, float | None]:
+        endpoint, asked = self.endpoint, self.endpoint.model
+        rows = await self._models()
+        if rows is None:  # an endpoint without such a list: the first request will tell
+            return asked or planned, None
+        names = list(rows)
+        model = asked or (planned if planned in names or len(names) != 1 else names[0])
+        if model not in names:
+            listed = ", ".join(nearest(model, names, LISTED) or names[:LISTED])
+            what = f"--model {model!r}" if asked else f"the plan's LLM {model!r}"
+            raise EndpointError(
+                f"{endpoint.host} does not serve {what}; it has {endpoint.clean(listed) or 'none'}"
+                f"{' and others' if len(names) > LISTED else ''}: name one with --model"
+            )
+        longest = rows[model].get("max_model_len")
+        if isinstance(longest, int) and longest < longest_tokens:
+            raise EndpointError(
+                f"{endpoint.host} takes requests of at most {longest:,} tokens (max_model_len), and the "
+                f"traffic has one of {longest_tokens:,}; replay other traffic, or raise its limit"
+            )
+        times_s = []
+        for _ in range(ROUND_TRIPS):
+            start_s = time.monotonic()
+            await self._models()
+            times_s.append(time.monotonic() - start_s)
+        return model, float(np.median(times_s))
+
+    async def _models(self) -> dict[str, dict[str, object]] | None:
+        """The rows of /models by name; None where there is no such list."""
+        endpoint = self.endpoint
+        url = f"{endpoint.url}/models"
+        where, timeout = f"GET {url}", aiohttp.ClientTimeout(total=min(endpoint.timeout_s, LIST_TIMEOUT_S))
+        try:
+            async with self.client.get(url, allow_redirects=False, timeout=timeout) as answer:
+                text, code = await read_text(answer, MODELS_BYTES), answer.status
+                if 300 <= code < 400:
+                    raise EndpointError(redirected(endpoint, answer))
+        except TimeoutError:
+            raise EndpointError(f"{where}: no answer within {timeout.total:g} s") from None
+        except UNREADABLE as error:
+            raise EndpointError(f"{where}: {unreachable(endpoint, error)}") from None
+        if code in (404, 405, 501):
+            return None
+        if code != 200:
+            raise EndpointError(f"{where}: {refused(endpoint, Answer(code, endpoint.clean(said(text))))}")
+        try:
+            rows = json.loads(text)["data"]
+            return {row["id"]: row for row in rows if isinstance(row["id"], str)}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise EndpointError(
+                f"{where}: expected a list of models in JSON, found {endpoint.clean(text)[:60]!r}; is this "
+                "the address of an OpenAI-compatible API? It usually ends in /v1"
+            ) from None
+
+    async def _dialect(self, model: str) -> tuple[Dialect, Answer]:
+        """The first that the endpoint takes, and its answer."""
+        tried: list[str] = []
+        broken = 0
+        for dialects in (COMPLETION_DIALECTS, CHAT_DIALECTS):
+            for dialect in dialects:
+                prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
+                answer = await self._put(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
+                added = answer.input_tokens - PROBE_TOKENS if answer.input_tokens else 0
+                if answer.is_good and dialect.by_ids and not 0 <= added <= MOST_ADDED_TOKENS:
+                    tried.append(f"it counts {answer.input_tokens} tokens for a prompt of {PROBE_TOKENS} ids")
+                    continue
+                if answer.is_good:
+                    return replace(dialect, added_tokens=float(added if dialect.by_ids else 0)), answer
+                trouble = refused(self.endpoint, answer)
+                broken += answer.code == 500
+                if answer.code not in NOT_TAKEN or broken > MOST_BROKEN:
+                    raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {trouble}")
+                if trouble not in tried:
+                    tried.append(trouble)
+                if answer.code in NO_SUCH_PATH:
+                    break
+        raise EndpointError(
+            f"{self.endpoint.host} takes neither completions nor chat completions for {model!r}: "
+            f"{self.endpoint.clean('; '.join(reversed(tried[-2:])))}"
+        )
+
+    async def _measured(self, model: str, dialect: Dialect) -> Dialect:
+        """With the tokens of a word and those that are added, by two prompts; as it was if nobody counts."""
+        counts = []
+        for words in WORD_COUNTS:
+            text = dialect.prompt(words, self.sent, seed=PROBE_SEED)
+            answer = await self._put(model, dialect, text, 1)
+            if not answer.is_good:
+                raise EndpointError(f"a prompt of {words} words: {refused(self.endpoint, answer)}")
+            if not answer.input_tokens:
+                return dialect
+            counts.append(answer.input_tokens)
+        slope = (counts[1] - counts[0]) / (WORD_COUNTS[1] - WORD_COUNTS[0])
+        if not 0.25 <= slope <= MOST_TOKENS_PER_WORD:
+            raise EndpointError(
+                f"{self.endpoint.host} counts {counts[0]} tokens for a prompt of {WORD_COUNTS[0]} words and "
+                f"{counts[1]} for one of {WORD_COUNTS[1]}: prompts of the trace's lengths cannot be made"
+            )
+        return replace(dialect, tokens_per_word=slope, added_tokens=counts[0] - slope * WORD_COUNTS[0])
+
+    async def _put(self, model: str, dialect: Dialect, put_: list[int] | str, output_tokens: int) -> Answer:
+        inputs = len(put_) if isinstance(put_, list) else 4 * len(put_.split()) + 64
+        charged = self.budget.charge(inputs, output_tokens)
+        if charged is None:
+            raise EndpointError(
+                f"the budget does not last for the requests before the traffic ({self.budget.reached()} "
+                "used); raise --max-requests or --max-usd"
+            )
+        self.sent += 1
+        body = dialect.body(model, put_, output_tokens)
+        timeout_s = min(self.endpoint.timeout_s, PROBE_TIMEOUT_S)
+        answer = await put(self.client, self.endpoint, dialect.path, body, output_tokens, timeout_s=timeout_s)
+        self.budget.settle(charged, answer)
+        return answer
+
+
+def refused(endpoint: Endpoint, answer: Answer) -> str:
+    """What went wrong with a request, and what to change."""
+    text = answer.trouble if answer.trouble.startswith("HTTP ") or not answer.code else ""
+    text = text or (f"HTTP {answer.code}: {answer.trouble}" if answer.code != 200 else answer.trouble)
+    if answer.code in (401, 403):
+        name = f"the key in ${endpoint.key_name}" if endpoint.key else "no API key, and one is needed"
+        return f"{text} ({'it refuses ' if endpoint.key else 'it was sent '}{name}; see --api-key-env)"
+    if answer.code == 402:
+        return f"{text} (the account has no money left)"
+    if answer.code == 429:
+        wait = f", Retry-After: {answer.retry_after}" if answer.retry_after else ""
+        return f"{text} (the gateway limits requests{wait}; raise its limit, or come back later)"
+    if answer.trouble.startswith("no stream came"):
+        return f"{text}: without one the times of tokens cannot be measured"
+    return text
