@@ -4,7 +4,8 @@ A request counts when it finishes. Arrivals are finished requests plus what the 
 deployment with prefill and decode workers both finish every request, the prefill worker after one token: its
 TTFT counts, and everything else of the decode workers.
 
-Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32); older names after newer ones.
+Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32); older names after the
+newer ones.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ Data   x_t  how far the mean of window t lies beyond the band's edge, relative t
   M_t(k)  = L_t(k) (M_{t-1}(k) + 1)                 Shiryaev and Roberts' sum over all beginnings
   alarm     where the mean of M_t over k reaches c
 
-Within the band the mean of M_t is at most t, and the most of M up to window n reaches c with probability n / c
-at most (Doob), so c = n / alpha keeps the chance of a false alarm in n windows below alpha. That is exact for
-uncorrelated windows with tails no heavier than Gauss's, and approximate else, over times longer than their
-correlation: benchmarks/watch.py counts false alarms on recorded bursts.
+Within the band the mean of M_t is at most t, and the most of M up to window n reaches c with probability
+n / c at most (Doob), so c = n / alpha keeps the chance of a false alarm in n windows below alpha. That is
+exact for uncorrelated windows with tails no heavier than Gauss's, and approximate else, over times longer
+than their correlation: benchmarks/watch.py counts false alarms on recorded bursts.
 
 Shin, Ramdas and Rinaldo, E-detectors: a nonparametric framework for sequential change detection, New England
 Journal of Statistics in Data Science 2 (2024), arXiv:2203.03532, with their sub-Gaussian increments; clipped
@@ -66,7 +66,9 @@ def alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[
         elif is_on and log_mean < 0.0:
             is_on = False
             last = found.pop()
-            found.append(Alarm(last.began, last.noticed, _ended(evidence[last.noticed : t + 1]) + last.noticed))
+            found.append(
+                Alarm(last.began, last.noticed, _ended(evidence[last.noticed : t + 1]) + last.noticed)
+            )
     return tuple(found)
 
 

@@ -4,24 +4,25 @@ Of each quantity (rate, lengths, what prefix caches miss) the plan's own traffic
 how much its windows scatter; `solvers/drift.py` says whether the live windows have left these levels.
 
 A mean over a window with exposure e (seconds for a rate, requests for a length) has the relative variance
-phi c^2 / e: c^2 is that of one request (of a rate: 1 / rate, as Poisson's), phi the overdispersion, the larger
-one of what batches of 1, 2 and 5 windows show in the plan's traffic and neighbouring windows show live. Levels
-are means of LEVEL_WINDOWS windows. Where they differ by more than chance (chi-square, 1 %), all between the
-lowest and the highest of them are within the plan: the course of a day is no drift. Else there is one level,
-known as well as its requests tell.
+phi c^2 / e: c^2 is that of one request (of a rate: 1 / rate, as Poisson's), phi the overdispersion, the
+larger one of what batches of 1, 2 and 5 windows show in the plan's traffic and neighbouring windows show
+live. Levels are means of LEVEL_WINDOWS windows. Where they differ by more than chance (chi-square, 1 %), all
+between the lowest and the highest of them are within the plan: the course of a day is no drift. Else there is
+one level, known as well as its requests tell.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
 from planner.documents.plan import WrittenPlan
+from planner.documents.task import Task
 from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Fleet
@@ -30,6 +31,8 @@ from planner.imports.vllm_metrics import Live
 from planner.simulator.metrics import judge
 from planner.simulator.replay import simulate
 from planner.solvers.drift import Alarm, alarms
+from planner.studies.replan import Replan, replan
+from planner.studies.whatif import Study
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 
@@ -147,7 +150,7 @@ class Watched:
 
     @property
     def status(self) -> str:
-        """"missed", "outgrown" (drifted so far that the plan no longer holds), "drifted" or "inside".
+        """ "missed", "outgrown" (drifted so far that the plan no longer holds), "drifted" or "inside".
 
         Traffic that became easier is inside.
         """
@@ -225,7 +228,9 @@ def references(trace: Trace, hit_frac: float | None) -> dict[str, Reference]:
     """What the plan's traffic says of rate, lengths and, where it has prefix caches, of what they miss."""
     window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))
     if not window_s > 0:
-        raise InputError(f"{trace.name}: all requests arrive at once, so there is no rate to hold others against")
+        raise InputError(
+            f"{trace.name}: all requests arrive at once, so there is no rate to hold others against"
+        )
     windows = int(trace.duration_s / window_s)
     number = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
     inside = number < windows
@@ -250,7 +255,7 @@ def _variance(tokens: npt.NDArray[np.int64]) -> float:
 
 
 def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> Drift:
-    """A quantity's live windows held against the plan; `tests` is how many such tests share the false alarms."""
+    """A quantity's live windows held against the plan; so many `tests` share the chance of false alarms."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
     is_rate = ref.what == "rate"
@@ -393,12 +398,30 @@ def carries(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
     return good
 
 
-def watch(written: WrittenPlan, live: Live, *, hit_frac: float | None = None) -> Watched:
-    """Hold a deployment's windows against the plan in a folder.
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A plan as live windows are held against it; `carried` remembers `carries` by factors on the lengths."""
 
-    `hit_frac` is the share of prompt tokens that the plan expects its prefix caches to spare, None without.
-    """
-    refs = references(written.trace, hit_frac)
+    written: WrittenPlan
+    references: Mapping[str, Reference]
+    hit_frac: float | None
+    carried: dict[tuple[float, float], float] = field(default_factory=dict)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether prefill and decode have workers of their own."""
+        return any(pool.role == "prefill" for pool in self.written.fleet.running)
+
+
+def planned(written: WrittenPlan) -> Planned:
+    """What a plan in a folder expects; its prefix caches are simulated, where its traffic has prefixes."""
+    hits = simulate(written.fleet, written.trace).token_hit_frac if written.trace.has_prefixes else None
+    return Planned(written, references(written.trace, hits), hits)
+
+
+def watch(plan: Planned, live: Live) -> Watched:
+    """Hold a deployment's windows against a plan."""
+    refs = plan.references
     finished = np.nan_to_num(live.finished)
     with np.errstate(divide="ignore", invalid="ignore"):
         missed = np.where(live.queried_tokens > 0, 1 - live.hit_tokens / live.queried_tokens, np.nan)
@@ -415,9 +438,9 @@ def watch(written: WrittenPlan, live: Live, *, hit_frac: float | None = None) ->
     return Watched(
         live,
         tuple(drifts),
-        latency_lines(written.slo.limits, written.simulated_s, live.latency, recent),
-        _holds(written, {drift.what: drift for drift in drifts}, refs),
-        (hit_frac, float(np.nansum(live.hit_tokens[-recent:])) / queried if queried > 0 else None),
+        latency_lines(plan.written.slo.limits, plan.written.simulated_s, live.latency, recent),
+        _holds(plan, {drift.what: drift for drift in drifts}),
+        (plan.hit_frac, float(np.nansum(live.hit_tokens[-recent:])) / queried if queried > 0 else None),
     )
 
 
@@ -430,14 +453,41 @@ def changed(drifts: Mapping[str, Drift]) -> tuple[float, float]:
     return factors[0], factors[1]
 
 
-def _holds(written: WrittenPlan, drifts: Mapping[str, Drift], refs: Mapping[str, Reference]) -> Holds:
-    input_factor, output_factor = changed(drifts)
-    factor = carries(written.fleet, written, stretched(written.trace, input_factor, output_factor))
-    busiest = refs["rate"].high if refs["rate"].levels > 1 else refs["rate"].mean
+def _holds(plan: Planned, drifts: Mapping[str, Drift]) -> Holds:
+    prompts, outputs = changed(drifts)
+    factors = round(prompts, 2), round(outputs, 2)
+    if factors not in plan.carried:
+        written = plan.written
+        plan.carried[factors] = carries(written.fleet, written, stretched(written.trace, *factors))
+    factor, rate = plan.carried[factors], plan.references["rate"]
     return Holds(
-        factor * busiest,
+        factor * busiest_rps(rate),
         drifts["rate"].now,
         factor >= 1 + HEADROOM_MOST_FRAC,
-        input_factor - 1,
-        output_factor - 1,
+        factors[0] - 1,
+        factors[1] - 1,
     )
+
+
+def busiest_rps(rate: Reference) -> float:
+    """The rate that stands for a plan's traffic: its highest level, its mean where it has but one."""
+    return rate.high if rate.levels > 1 else rate.mean
+
+
+def as_now(plan: Planned, found: Watched) -> Trace:
+    """The plan's traffic with the lengths and the rate that it has drifted to."""
+    drifts = {drift.what: drift for drift in found.drifts}
+    trace = stretched(plan.written.trace, *changed(drifts))
+    if not drifts["rate"].is_drift:
+        return trace
+    factor = drifts["rate"].now / busiest_rps(plan.references["rate"])
+    return rescale(trace, trace.rate_rps * factor, how="superpose", rng=np.random.default_rng(0))
+
+
+def replanned(study: Study, task: Task, plan: Planned, horizon_h: float) -> Replan:
+    """What `plan replan` answers on `as_now`, which is the study's trace; `task` is of the plan's slo.yaml.
+
+    The plan's traffic was rescaled and cut as that says already. Raises what `replan.replan` raises.
+    """
+    asked = replace(task, rate_rps=None, window="whole")
+    return replan(study, asked, plan.written.fleet, horizon_h=horizon_h, start_usd=1.0, stop_usd=0.0)
