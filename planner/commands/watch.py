@@ -71,13 +71,15 @@ def watch(
         model,
         match,
     )
+    if export is not None and (once or not source.is_server):
+        raise InputError(
+            "--export: goes with looking again and again at a server; leave --once and files out"
+        )
     with Progress() as progress:
         progress("reading the plan")
         known = read_planned(plan, catalog)
     if once or not source.is_server:
         found = _look(known, source, slo, catalog, out=out, json_output=json_output)
-        if export is not None:
-            raise InputError("--export: goes with looking again and again at a server; leave --once out")
         raise typer.Exit(EXIT_CODES[found.status])
     _again_and_again(known, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
 

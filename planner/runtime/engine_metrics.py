@@ -43,7 +43,9 @@ class EngineMetrics:
         self._registry = CollectorRegistry()
         labels = {"engine": "0", "model_name": model}
         self._histograms = {
-            key: Histogram(f"vllm:{name}", name, _LABELS, registry=self._registry, buckets=edges).labels(**labels)
+            key: Histogram(f"vllm:{name}", name, _LABELS, registry=self._registry, buckets=edges).labels(
+                **labels
+            )
             for key, (name, edges) in _HISTOGRAMS.items()
         }
         self._gauges = {
@@ -59,7 +61,9 @@ class EngineMetrics:
             "vllm:request_success", "finished", (*_LABELS, "finished_reason"), registry=self._registry
         )
         self._success = success.labels(**labels, finished_reason="length")
-        info = Gauge("vllm:cache_config_info", "info", ("block_size", "num_gpu_blocks"), registry=self._registry)
+        info = Gauge(
+            "vllm:cache_config_info", "info", ("block_size", "num_gpu_blocks"), registry=self._registry
+        )
         info.labels(block_size=str(block_tokens), num_gpu_blocks=str(blocks)).set(1)
 
     def observe(self, key: str, value: float) -> None:

@@ -68,7 +68,8 @@ def _get(url: str, asked: Mapping[str, str]) -> Any:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             raw = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
-        raw = error.read(MOST_BYTES)
+        with error:
+            raw = error.read(MOST_BYTES)
         try:
             said = json.loads(raw)["error"]
         except (ValueError, LookupError, TypeError):

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 SIZES_SIGMA = (0.2, 0.5, 1.0)
 CLIP_SIGMA = 3.0
-ROOM = 3.0  # log: how far M may rise above the threshold, so that it falls soon after the drift has ended
+FALL = math.log(1000.0)  # so far evidence must fall below its most until a drift is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +49,39 @@ class Alarm:
 def alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
     """The model above; a window with infinite variance, or with NaN, says nothing.
 
-    `beyond_frac`, `variance` (n,); `threshold` is c. A drift ends where M has fallen below 1 again.
+    `beyond_frac`, `variance` (n,); `threshold` is c. A drift is over once the evidence for it, of the size
+    that saw most, has fallen by FALL; the next one is looked for from there on.
     """
+    evidence = log_evidence(beyond_frac, variance)  # (n, K)
+    sizes = evidence.shape[1]
     found: list[Alarm] = []
-    evidence = log_evidence(beyond_frac, variance)  # (n, D)
-    log_c = math.log(threshold)
-    log_m = np.full(evidence.shape[1], -np.inf)
-    began, is_on = 0, False
-    for t, row in enumerate(evidence):
-        log_m = np.minimum(row + np.logaddexp(log_m, 0.0), log_c + ROOM + math.log(len(row)))
-        log_mean = float(np.logaddexp.reduce(log_m)) - math.log(len(row))
-        if not is_on and log_mean >= log_c:
-            is_on = True
-            began = _began(evidence[: t + 1, int(np.argmax(log_m))], found[-1].ended if found else 0)
-            found.append(Alarm(began, t, None))
-        elif is_on and log_mean < 0.0:
-            is_on = False
-            last = found.pop()
-            found.append(
-                Alarm(last.began, last.noticed, _ended(evidence[last.noticed : t + 1]) + last.noticed)
-            )
+    start = 0
+    while (noticed := _noticed(evidence[start:], math.log(threshold) + math.log(sizes))) is not None:
+        k, at = noticed
+        ahead = np.append(0.0, np.cumsum(evidence[start : start + at + 1, k]))
+        began = start + int(np.argmin(ahead[:-1]))
+        sums = np.cumsum(evidence[began:], axis=0)
+        upto = sums[: start + at + 1 - began]
+        of_size = sums[:, int(np.argmax(upto[-1]))]
+        most = np.maximum.accumulate(of_size)
+        over = np.flatnonzero((most - of_size >= FALL) & (np.arange(len(most)) >= len(upto)))
+        if not over.size:
+            found.append(Alarm(began, start + at, None))
+            break
+        ended = began + int(np.argmax(of_size[: over[0]])) + 1
+        found.append(Alarm(began, start + at, ended))
+        start = began + int(over[0]) + 1
     return tuple(found)
+
+
+def _noticed(evidence: Floats, log_c: float) -> tuple[int, int] | None:
+    """Which size sees most, and in which window, where the sum of M over the sizes first reaches c."""
+    log_m = np.full(evidence.shape[1], -np.inf)
+    for t, row in enumerate(evidence):
+        log_m = row + np.logaddexp(log_m, 0.0)
+        if float(np.logaddexp.reduce(log_m)) >= log_c:
+            return int(np.argmax(log_m)), t
+    return None
 
 
 def log_evidence(beyond_frac: Floats, variance: Floats) -> Floats:
@@ -79,16 +91,3 @@ def log_evidence(beyond_frac: Floats, variance: Floats) -> Floats:
     z = np.clip(np.where(says, x, 0.0) / np.sqrt(np.where(says, v, 1.0)), -CLIP_SIGMA, CLIP_SIGMA)
     size = np.array(SIZES_SIGMA)
     return np.asarray(np.where(says, size * z - size * size / 2, 0.0))
-
-
-def _began(log_l: Floats, since: int | None) -> int:
-    """Where the sum of what follows is greatest."""
-    sums = np.append(0.0, np.cumsum(log_l[since or 0 :]))
-    return int(np.argmin(sums[:-1])) + (since or 0)
-
-
-def _ended(evidence: Floats) -> int:
-    """After the window up to which the sum is greatest, of the size that saw most."""
-    sums = np.cumsum(evidence, axis=0)
-    best = int(np.argmax(sums.max(axis=0)))
-    return int(np.argmax(sums[:, best])) + 1
