@@ -64,6 +64,15 @@ class Reference:
     dispersion: float
     levels: int
 
+    def edge(self, is_up: bool) -> float:
+        """What a mean must be beyond to have drifted: TOLERANCE_FRAC off the levels, no less than a single
+        level is known to.
+        """
+        high, low = (self.mean, self.mean) if self.levels == 1 else (self.high, self.low)
+        if is_up:
+            return max(high * (1 + TOLERANCE_FRAC), self.high)
+        return min(low * (1 - TOLERANCE_FRAC), self.low)
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -265,7 +274,7 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
     threshold = PER_WINDOWS * tests / FALSE_ALARM_FRAC
     found: dict[bool, tuple[Alarm, ...]] = {}
     for is_up in (True, False):
-        edge = ref.high * (1 + TOLERANCE_FRAC) if is_up else ref.low * (1 - TOLERANCE_FRAC)
+        edge = ref.edge(is_up)
         if edge <= 0:
             continue
         unit = 1 / edge if is_rate else ref.variance
@@ -419,9 +428,8 @@ def planned(written: WrittenPlan) -> Planned:
     return Planned(written, references(written.trace, hits), hits)
 
 
-def watch(plan: Planned, live: Live) -> Watched:
-    """Hold a deployment's windows against a plan."""
-    refs = plan.references
+def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[Drift, ...]:
+    """Every quantity of a deployment that can be held against the plan's."""
     finished = np.nan_to_num(live.finished)
     with np.errstate(divide="ignore", invalid="ignore"):
         missed = np.where(live.queried_tokens > 0, 1 - live.hit_tokens / live.queried_tokens, np.nan)
@@ -432,12 +440,17 @@ def watch(plan: Planned, live: Live) -> Watched:
         "missed": (missed * finished, finished),
     }
     known = [what for what in refs if np.isfinite(rows[what][0]).any()]
-    drifts = [drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(known)) for what in known]
+    return tuple(drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(known)) for what in known)
+
+
+def watch(plan: Planned, live: Live) -> Watched:
+    """Hold a deployment's windows against a plan."""
+    drifts = drifts_of(plan.references, live)
     recent = max(int(RECENT_S / live.every_s), 1)
     queried = float(np.nansum(live.queried_tokens[-recent:]))
     return Watched(
         live,
-        tuple(drifts),
+        drifts,
         latency_lines(plan.written.slo.limits, plan.written.simulated_s, live.latency, recent),
         _holds(plan, {drift.what: drift for drift in drifts}),
         (plan.hit_frac, float(np.nansum(live.hit_tokens[-recent:])) / queried if queried > 0 else None),
