@@ -29,7 +29,7 @@ from planner.fleet import Fleet
 from planner.imports.prometheus_range import Histogram
 from planner.imports.vllm_metrics import Live
 from planner.simulator.metrics import judge
-from planner.simulator.replay import simulate
+from planner.simulator.replay import Requests, keeps, simulate
 from planner.solvers.drift import Alarm, alarms
 from planner.studies.replan import Replan, replan
 from planner.studies.whatif import Study
@@ -391,8 +391,9 @@ def carries(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
 
     def holds(factor: float) -> bool:
         asked = rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
-        simulation = simulate(fleet, asked, limits=written.slo.limits, record=True)
-        return judge(simulation, written.slo).holds
+        slo = written.slo
+        simulation = keeps(fleet, asked, slo.limits, Requests(asked), slo.every_s)
+        return simulation is not None and judge(simulation, slo, values=False).holds
 
     good, bad = 0.0, 1 + HEADROOM_MOST_FRAC
     if holds(bad):

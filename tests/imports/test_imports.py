@@ -942,7 +942,7 @@ def test_a_range_of_prometheus_becomes_runs_of_one_engine(tmp_path: Path, catalo
             *_buckets("vllm:time_to_first_token_seconds", done, {"0.5": 1.0, "+Inf": 1.0}, 0.25),
         ]:
             values_s = [[float(s), str(float(v))] for s, v in zip(t, values / 2, strict=True)]
-            rows.append({"metric": {"__name__": name, **labels, **more}, "values": values_s})
+            rows.append({"metric": {"__name__": name} | labels | more, "values": values_s})
     path = tmp_path / "range.json"
     path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
     found = imports.read("auto", [path], H100, catalog)
