@@ -2,7 +2,8 @@
 
 stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
 0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 not finished in time: a plan is written but level 0
-not exhausted, or nothing was found; 5 validation ran and the engines missed the SLO; 130 interrupted.
+not exhausted, or nothing was found; 5 validation ran and the engines missed the SLO, or a watched plan no
+longer holds; 6 the prediction was off, or a watched plan's traffic has drifted; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from planner.commands.schedule import schedule
 from planner.commands.search import find_goodput, search
 from planner.commands.simulate import simulate
 from planner.commands.ui import show_ui
+from planner.commands.watch import watch
 from planner.commands.whatif import sensitivity, what_if
 from planner.documents.task import has_several_llms
 from planner.errors import InfeasibleError, PlannerError
@@ -80,6 +82,7 @@ for _name, _command in (
     ("profile", measurements.profile_steps),
     ("validate", validation.validate),
     ("serve", validation.serve),
+    ("watch", watch),
     ("ui", show_ui),
 ):
     app.command(_name)(_command)

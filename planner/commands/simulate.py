@@ -34,7 +34,9 @@ from planner.commands.common import (
 from planner.commands.day import run_controller
 from planner.domain import Slo
 from planner.errors import InputError
+from planner.io.values import shown
 
+MOST_TENANTS = 20  # in the table; --json has all
 AutoscaleOption = Annotated[
     str | None,
     typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
@@ -144,12 +146,28 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
             "waited for loads": seconds_cell(summary["reload_s"]),
         }
     print_mapping(counts | rates | hits | watts, "")
+    if costs := summary.get("tenant_costs"):
+        dearest = costs[:MOST_TENANTS]
+        print_rows(
+            [
+                row | {"tenant": _plain(row["tenant"]), "share_frac": f"{100 * row['share_frac']:.1f} %"}
+                for row in dearest
+            ],
+            f"cost by tenant, of {len(costs)}",
+        )
     if summary["slo"]:
         lines = slo_rows(summary["slo"], promise)
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
             found = summary["slo"]
             print_mapping({"steady": f"no: {queue_text(found['patient_frac'], found['patience_s'])}"}, "")
+
+
+def _plain(name: str) -> str:
+    """A name out of a trace, as a terminal may have it."""
+    from rich.markup import escape
+
+    return escape(name if name.isprintable() else shown(name))
 
 
 def _print_seeds(found: dict[str, Any], promise: Slo | None, title: str) -> None:

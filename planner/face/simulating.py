@@ -37,6 +37,7 @@ from planner.reports import output, words
 from planner.reports.run import Outcome, outcome
 from planner.studies import compare as comparisons
 from planner.studies import seeds as many_seeds
+from planner.studies import tenants
 from planner.studies.seeds import SeedRun
 from planner.traffic.trace import Trace, spread
 from planner.units import show_s
@@ -75,7 +76,8 @@ class SimulationResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan simulate --json` prints."""
-        return self.outcome.summary()
+        costs = tenants.tenant_costs(self.outcome.simulation, self.fleet)
+        return self.outcome.summary() | ({"tenant_costs": tenants.rows(costs)} if len(costs) > 1 else {})
 
     def to_frame(self) -> pd.DataFrame:
         """Percentiles in seconds, one row per metric."""

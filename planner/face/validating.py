@@ -175,8 +175,8 @@ def validate(
 
 def need_aiohttp() -> None:
     """Raises InputError where what talks to engines is not installed."""
-    if importlib.util.find_spec("aiohttp") is None:
-        raise InputError("real engines need aiohttp: pip install 'fleetplan[runtime]'")
+    if any(importlib.util.find_spec(name) is None for name in ("aiohttp", "prometheus_client")):
+        raise InputError("real engines need aiohttp and prometheus-client: pip install 'fleetplan[runtime]'")
 
 
 def beside(file: Path) -> Path:

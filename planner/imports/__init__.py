@@ -82,7 +82,9 @@ FORMATS: Mapping[str, Format] = {
     "aiconfigurator": Format(
         aiconfigurator.read, "csv", (frozenset(aiconfigurator.COLUMNS),), needs_file=False
     ),
-    "prometheus": Format(prometheus.read, "text", ()),
+    "prometheus": Format(
+        prometheus.read, "text", (frozenset({"status", "data"}), frozenset({"metric", "values"}))
+    ),
     "csv": Format(generic.read, "csv", (frozenset(generic.COLUMNS),)),
 }
 
@@ -150,6 +152,8 @@ def detect(path: Path) -> str:
 def _sample(text: str, path: Path) -> tuple[str, set[str]]:
     """What kind of file it is, and its keys or columns."""
     start = text.lstrip()
+    if start.startswith("{__name__="):
+        return "text", set()
     if start.startswith(("{", "[")):
         try:
             document = fields.parse_json(text, path)

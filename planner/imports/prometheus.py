@@ -1,4 +1,5 @@
-"""A scrape of a running vLLM's /metrics: one text (since the server started), or two (between them).
+"""A scrape of a running vLLM's /metrics: one text (since the server started), or two (between them); or a
+range of Prometheus' samples (prometheus_runs.py).
 
 Means are deltas of sum over deltas of count. A histogram knows no percentile, only in which bucket it lies:
 the bucket's upper edge is kept as `p99_at_most`, a bound and no measurement. A scrape names no time, so the
@@ -16,7 +17,10 @@ from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
+from planner.imports.prometheus_range import read_series
+from planner.imports.prometheus_runs import is_range, runs_of_range
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
+from planner.imports.vllm_metrics import NAMES
 from planner.io.tables import read_text
 
 HISTOGRAMS = {
@@ -34,6 +38,10 @@ Samples = dict[tuple[str, str], float]  # by name and, for a bucket, its edge
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    texts = [read_text(path) for path in paths]
+    if any(is_range(text) for text in texts):
+        wanted = frozenset(NAMES)
+        return runs_of_range(read_series(paths, wanted.__contains__), list(paths), facts, catalog)
     if not 1 <= len(paths) <= 2:
         raise InputError(f"prometheus: expected one or two scrapes, before and after; found {len(paths)}")
     scrapes = [_scrape(path) for path in paths]

@@ -28,6 +28,7 @@ from aiohttp import web
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.models.latency import StepLatency
+from planner.runtime.engine_metrics import EngineMetrics
 from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, end_with_parent
 from planner.runtime.prefixes import blocks_of, words_of
 from planner.runtime.steplog import StepLog
@@ -47,6 +48,9 @@ class _Request:
     names: list[int] = field(default_factory=list)  # of its prompt's blocks, where they are cached
     computed: int = 0
     generated: int = 0
+    came_s: float = field(default_factory=time.monotonic)
+    first_s: float = 0.0
+    last_s: float = 0.0
     tokens: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
 
     @property
@@ -82,6 +86,7 @@ class Engine:
         self.came = asyncio.Event()
         self.now_s = 0.0
         self.prompt_tokens = self.output_tokens = 0
+        self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
     def add(self, request: _Request) -> None:
         if self.log:
@@ -126,6 +131,7 @@ class Engine:
             self.waiting.popleft()
             self.free_blocks -= request.blocks
             self.running.append(request)
+            self.metrics.observe("queue", max(self.now_s - request.came_s, 0.0))
             found = self._found(request) if self.prefix_cache and not request.is_transferred else 0
             request.computed = request.prompt_tokens - 1 if request.is_transferred else found
             if self.log:
@@ -146,6 +152,23 @@ class Engine:
         self.queried_tokens += request.prompt_tokens
         self.hit_tokens += hit_tokens
         return hit_tokens
+
+    def _time(self, request: _Request) -> None:
+        """A token of it is there."""
+        if request.generated == 1:
+            request.first_s = self.now_s
+            self.metrics.observe("ttft", max(self.now_s - request.came_s, 0.0))
+        else:
+            self.metrics.observe("tbt", self.now_s - request.last_s)
+        request.last_s = self.now_s
+        if request.generated < request.output_tokens:
+            return
+        self.metrics.finished()
+        self.metrics.observe("e2e", max(self.now_s - request.came_s, 0.0))
+        self.metrics.observe("prompt", request.prompt_tokens)
+        self.metrics.observe("output", request.output_tokens)
+        gaps = request.output_tokens - 1
+        self.metrics.observe("tpot", (self.now_s - request.first_s) / gaps if gaps else 0.0)
 
     def _keep(self, request: _Request) -> None:
         for name in reversed(request.names):
@@ -172,6 +195,7 @@ class Engine:
             request.generated += 1
             request.tokens.put_nowait(request.computed % TOKEN_IDS)
             self.output_tokens += 1
+            self._time(request)
             if self.log:
                 self.log.token(request.name, 1, self.now_s)
             if request.generated == request.output_tokens:
@@ -298,16 +322,21 @@ class Server:
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        engine, labels = self.engine, '{engine="0",model_name="rehearsal"}'
-        blocks, block = engine.blocks + 1, KV_BLOCK_TOKENS
-        return web.Response(
-            text=f"vllm:prompt_tokens_total{labels} {engine.prompt_tokens}\n"
-            f"vllm:generation_tokens_total{labels} {engine.output_tokens}\n"
-            f"vllm:prefix_cache_queries_total{labels} {engine.queried_tokens}\n"
-            f"vllm:prefix_cache_hits_total{labels} {engine.hit_tokens}\n"
-            f"vllm:kv_cache_usage_perc{labels} {1 - engine.free_blocks / engine.blocks}\n"
-            f'vllm:cache_config_info{{block_size="{block}",num_gpu_blocks="{blocks}"}} 1.0\n'
+        engine = self.engine
+        text = engine.metrics.text(
+            levels={
+                "num_requests_running": len(engine.running),
+                "num_requests_waiting": len(engine.waiting),
+                "kv_cache_usage_perc": 1 - engine.free_blocks / engine.blocks,
+            },
+            totals={
+                "prompt_tokens": engine.prompt_tokens,
+                "generation_tokens": engine.output_tokens,
+                "prefix_cache_queries": engine.queried_tokens,
+                "prefix_cache_hits": engine.hit_tokens,
+            },
         )
+        return web.Response(text=text)
 
 
 async def serve(told: dict[str, Any], port: int) -> None:

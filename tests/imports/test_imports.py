@@ -926,3 +926,39 @@ def test_a_fit_file_is_yaml_of_plain_values() -> None:
 def test_a_run_is_checked_when_it_is_made() -> None:
     with pytest.raises(InputError, match="run a: requests is 0"):
         MeasuredRun("a", 0, (1,), (1,), {"ttft": {"mean": 1.0}})
+
+
+def test_a_range_of_prometheus_becomes_runs_of_one_engine(tmp_path: Path, catalog: Catalog) -> None:
+    """Two engines, 4 and 2 requests/s in all in the first and second hour; prompts half 1-10, half 11-20."""
+    t = np.arange(0.0, 7260.0, 60.0)
+    done = np.interp(t, [0, 3600, 7200], [0, 7200, 10800])
+    rows = []
+    for instance in ("a", "b"):
+        labels = {"instance": instance, "model_name": LLM}
+        for name, values, more in [
+            ("vllm:request_success_total", done, {}),
+            *_buckets("vllm:request_prompt_tokens", done, {"10": 0.5, "20": 1.0, "+Inf": 1.0}, 10.5),
+            *_buckets("vllm:request_generation_tokens", done, {"5": 1.0, "+Inf": 1.0}, 4.0),
+            *_buckets("vllm:time_to_first_token_seconds", done, {"0.5": 1.0, "+Inf": 1.0}, 0.25),
+        ]:
+            values_s = [[float(s), str(float(v))] for s, v in zip(t, values / 2, strict=True)]
+            rows.append({"metric": {"__name__": name} | labels | more, "values": values_s})
+    path = tmp_path / "range.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
+    found = imports.read("auto", [path], H100, catalog)
+    assert isinstance(found, MeasuredRuns)
+    assert found.llm == LLM
+    assert [run.rate_rps for run in found.runs] == [0.5, 1.0]
+    assert [run.requests for run in found.runs] == [1800, 2000]
+    for run in found.runs:
+        assert run.latency_s["ttft"]["mean"] == pytest.approx(0.25)
+        assert np.mean(run.input_tokens) == pytest.approx(10.5, abs=0.1)
+        assert np.mean(run.output_tokens) == pytest.approx(4, abs=0.1)
+        assert np.median(run.input_tokens) == pytest.approx(10.5, abs=1)
+
+
+def _buckets(
+    name: str, done: Any, share: dict[str, float], mean: float
+) -> list[tuple[str, Any, dict[str, str]]]:
+    buckets = [(f"{name}_bucket", done * frac, {"le": le}) for le, frac in share.items()]
+    return [*buckets, (f"{name}_sum", done * mean, {}), (f"{name}_count", done, {})]

@@ -1,0 +1,144 @@
+"""`plan watch`: does the plan still hold?"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.common import CatalogOption, JsonOption, Progress, SloOption, print_json, stdout_console
+from planner.errors import InputError
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.face.watching import Source
+    from planner.studies.watch import Planned, Watched
+
+EXIT_CODES = {"inside": 0, "drifted": 6, "outgrown": 5, "missed": 5}
+LEAST_EVERY_S = 1.0
+
+
+def watch(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or its folder.")],
+    prometheus: Annotated[
+        list[str],
+        typer.Option("--prometheus", help="Address of a Prometheus, or a file of a range; files add up."),
+    ],
+    slo: SloOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once; the exit code says how it stands.")
+    ] = False,
+    every: Annotated[str, typer.Option("--every", help="Time between two looks.")] = "5 min",
+    window: Annotated[str, typer.Option("--window", help="How far back to look.")] = "24 h",
+    step: Annotated[str, typer.Option("--step", help="Length of the windows that are tested.")] = "1 min",
+    model: Annotated[str | None, typer.Option("--model", help="The label model_name, of several.")] = None,
+    match: Annotated[
+        str, typer.Option("--match", help="Labels to ask for, as in PromQL: 'namespace=\"prod\"'.")
+    ] = "",
+    export: Annotated[
+        str | None, typer.Option("--export", help="Serve gauges for Prometheus here: ':9109'.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", readable=False, help="Folder for alert rules, a dashboard and watch.json."
+        ),
+    ] = None,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Hold live metrics of vLLM against a plan: what drifted, since when, and how far the plan still holds.
+
+    With --slo, the plan's question, also what replanning would change. Exit code of --once: 0 inside the plan
+    (or less to do), 6 drifted but the plan still holds, 5 the SLO is missed, or there is more traffic than
+    the plan carries.
+    """
+    from planner.face.watching import Source, read_planned
+    from planner.io.files import check_output_directory
+
+    if out is not None:
+        check_output_directory(out)
+    every_s = quantity(every, "s", where="--every")
+    if every_s < LEAST_EVERY_S:
+        raise InputError(f"--every: expected at least {LEAST_EVERY_S:g} s, found {every!r}")
+    source = Source(
+        tuple(prometheus),
+        quantity(window, "s", where="--window"),
+        quantity(step, "s", where="--step"),
+        model,
+        match,
+    )
+    if export is not None and (once or not source.is_server):
+        raise InputError(
+            "--export: goes with looking again and again at a server; leave --once and files out"
+        )
+    with Progress() as progress:
+        progress("reading the plan")
+        known = read_planned(plan, catalog)
+    if once or not source.is_server:
+        found = _look(known, source, slo, catalog, out=out, json_output=json_output)
+        raise typer.Exit(EXIT_CODES[found.status])
+    _again_and_again(known, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
+
+
+def _again_and_again(
+    plan: Planned, source: Source, slo: Path | None, every_s: float, export: str | None, **how: Any
+) -> None:
+    from planner.runtime.prometheus_server import PrometheusError
+    from planner.runtime.watching import Exporter
+
+    exporter = None if export is None else Exporter(export)
+    next_s = time.monotonic()
+    while True:
+        try:
+            found = _look(plan, source, slo, is_line=True, **how)
+            if exporter is not None:
+                exporter.show(found)
+        except PrometheusError as error:  # it may answer the next time
+            typer.echo(f"plan: {error}", err=True)
+        next_s = max(next_s + every_s, time.monotonic())
+        time.sleep(max(next_s - time.monotonic(), 0.0))
+
+
+def _look(
+    plan: Planned,
+    source: Source,
+    slo: Path | None,
+    catalog: Path | None,
+    *,
+    out: Path | None,
+    json_output: bool,
+    is_line: bool = False,
+) -> Watched:
+    from planner.face import watching
+    from planner.io import files
+    from planner.manifests import monitoring
+    from planner.studies.watch_words import document, replan_sentence, sentences
+
+    with Progress() as progress:
+        progress("looking at the metrics")
+        found = watching.look(plan, source)
+        told = document(found)
+        lines = sentences(found)
+        if slo is not None and (found.missed or any(drift.is_drift for drift in found.drifts)):
+            progress("replanning")
+            from planner.studies.replan import document as replan_document
+
+            again = watching.replan(plan, found, slo, catalog=catalog)
+            told["replan"] = replan_document(again, None)
+            lines.append(replan_sentence(again, plan.written.fleet))
+    if out is not None:
+        told_file = {"watch.json": json.dumps(told, indent=2, allow_nan=False) + "\n"}
+        files.write_files(out, monitoring.files(plan.written.fleet.llm.name) | told_file)
+    if json_output and is_line:
+        print(json.dumps(told, allow_nan=False), flush=True)  # noqa: T201
+    elif json_output:
+        print_json(told)
+    else:
+        console = stdout_console(soft_wrap=True)
+        for k, line in enumerate(lines):
+            console.print(line, style="bold" if k == 0 else None, markup=False)
+    return found

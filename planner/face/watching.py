@@ -1,0 +1,97 @@
+"""`plan watch`: live metrics held against a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.documents.plan import read_written
+from planner.errors import InputError
+from planner.face.inputs import CatalogLike, read_catalog
+from planner.face.questions import read_task
+from planner.imports.prometheus_range import Series, read_series
+from planner.imports.vllm_metrics import NAMES, Live, live
+from planner.runtime.prometheus_server import ask_range
+from planner.studies.replan import Replan
+from planner.studies.watch import WINDOW_S, Planned, Watched, as_now, planned, replanned, watch
+from planner.studies.whatif import Study
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where metrics come from: the address of a Prometheus, or files of ranges.
+
+    `window_s` is how far back is looked, `step_s` how long a window is that is tested; `model` is the label
+    model_name, `match` more of a selector: 'namespace="prod"'.
+    """
+
+    places: Sequence[str]
+    window_s: float = DAY_S
+    step_s: float = WINDOW_S
+    model: str | None = None
+    match: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            raise InputError("--prometheus: expected an address such as http://prometheus:9090, or files")
+        if not 2 * self.step_s <= self.window_s:
+            raise InputError(
+                f"--window: {self.window_s:g} s holds fewer than two windows of --step {self.step_s:g} s"
+            )
+        if self.is_server and len(self.places) > 1:
+            raise InputError("--prometheus: expected one address, or files; found an address and others")
+
+    @property
+    def is_server(self) -> bool:
+        return any(place.startswith(("http://", "https://")) for place in self.places)
+
+    def series(self) -> tuple[Series, ...]:
+        """The samples of the last `window_s`, of files before their last one."""
+        if self.is_server:
+            end_s = time.time() // self.step_s * self.step_s
+            start_s = end_s - self.window_s // self.step_s * self.step_s
+            return ask_range(
+                self.places[0], NAMES, start_s=start_s, end_s=end_s, step_s=self.step_s, match=self.match
+            )
+        if self.match:
+            raise InputError("--match: narrows what a server is asked; files hold what they hold")
+        wanted = frozenset(NAMES)
+        found = read_series([Path(place) for place in self.places], wanted.__contains__)
+        from_s = max(float(row.t_s[-1]) for row in found) - self.window_s
+        cut = (
+            Series(row.name, row.labels, row.t_s[row.t_s >= from_s], row.values[row.t_s >= from_s])
+            for row in found
+        )
+        return tuple(row for row in cut if row.t_s.size)
+
+    def live(self, plan: Planned) -> Live:
+        return live(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
+
+
+def read_planned(plan: str | Path, catalog: CatalogLike = None) -> Planned:
+    """The plan in a folder that `plan -o` wrote, as live metrics are held against it."""
+    return planned(read_written(Path(plan), read_catalog(catalog)))
+
+
+def look(plan: Planned, source: Source) -> Watched:
+    """One look at a deployment. Raises InputError where there is nothing to look at."""
+    return watch(plan, source.live(plan))
+
+
+def replan(
+    plan: Planned,
+    found: Watched,
+    slo: str | Path,
+    *,
+    catalog: CatalogLike = None,
+    horizon_h: float = 24.0,
+    time_limit_s: float = 120.0,
+) -> Replan:
+    """What `plan replan` would change for the traffic as it is now."""
+    known = read_catalog(catalog)
+    study = Study(as_now(plan, found), known, time_limit_s=time_limit_s)
+    return replanned(study, read_task(slo, known).task(), plan, horizon_h)

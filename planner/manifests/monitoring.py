@@ -1,0 +1,153 @@
+"""Alert rules for Prometheus and a dashboard for Grafana, over what `plan watch --export` serves.
+
+Sources: prometheus.io/docs/prometheus/latest/configuration/alerting_rules; Grafana's dashboard JSON model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from planner.io.files import to_yaml
+
+RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
+HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
+_STALE_S = 3600
+_LOW_HEADROOM_FRAC = 0.1
+
+
+def files(llm: str) -> dict[str, str]:
+    """Both files, by their names."""
+    return {RULES_FILE: to_yaml(_rules(llm)), DASHBOARD_FILE: json.dumps(_dashboard(llm), indent=2) + "\n"}
+
+
+def _rules(llm: str) -> dict[str, Any]:
+    def rule(name: str, expression: str, severity: str, text: str, wait: str) -> dict[str, Any]:
+        return {
+            "alert": name,
+            "expr": expression,
+            "for": wait,
+            "labels": {"severity": severity},
+            "annotations": {
+                "summary": text,
+                "description": f"{llm}: run `plan watch` once for the sentences",
+            },
+        }
+
+    return {
+        "groups": [
+            {
+                "name": "fleetplan",
+                "rules": [
+                    rule(
+                        "FleetplanPlanBroken", f"{HOLDS} == 0", "critical", "the plan no longer holds", "5m"
+                    ),
+                    rule(
+                        "FleetplanHeadroomLow",
+                        f"{HEADROOM} < {_LOW_HEADROOM_FRAC:g}",
+                        "warning",
+                        "the plan carries {{ $value | humanizePercentage }} more traffic at most",
+                        "15m",
+                    ),
+                    rule(
+                        "FleetplanDrifted",
+                        f"{DRIFTED} == 1",
+                        "warning",
+                        "{{ $labels.quantity }} is no longer what was planned",
+                        "5m",
+                    ),
+                    rule(
+                        "FleetplanWatchStale",
+                        f"time() - fleetplan_watched_timestamp_seconds > {_STALE_S}",
+                        "warning",
+                        "nothing was watched for an hour",
+                        "5m",
+                    ),
+                ],
+            }
+        ]
+    }
+
+
+def _dashboard(llm: str) -> dict[str, Any]:
+    rate = "[$__rate_interval]"
+    panels = [
+        _panel(0, "stat", "Plan holds", {"holds": f"min({HOLDS})"}, "bool_yes_no"),
+        _panel(1, "timeseries", "Headroom of traffic", {"headroom": f"min({HEADROOM})"}, "percentunit"),
+        _panel(
+            2, "timeseries", "Away from the plan", {"{{quantity}}": "fleetplan_drift_frac"}, "percentunit"
+        ),
+        _panel(
+            3,
+            "timeseries",
+            "Requests/s: live, and until where the plan holds",
+            {
+                "live": f"sum(rate(vllm:request_success_total{rate}))",
+                "holds until": "min(fleetplan_holds_until_rps)",
+            },
+            "reqps",
+        ),
+        _panel(
+            4,
+            "timeseries",
+            "Mean lengths",
+            {
+                name: f"sum(rate(vllm:request_{part}_tokens_sum{rate})) / "
+                f"sum(rate(vllm:request_{part}_tokens_count{rate}))"
+                for name, part in (("prompt", "prompt"), ("output", "generation"))
+            },
+            "short",
+        ),
+        _panel(
+            5,
+            "timeseries",
+            "TTFT",
+            {
+                f"p{percent}": f"histogram_quantile({percent / 100:g}, "
+                f"sum by (le) (rate(vllm:time_to_first_token_seconds_bucket{rate})))"
+                for percent in (50, 95, 99)
+            },
+            "s",
+        ),
+        _panel(
+            6,
+            "timeseries",
+            "Running and waiting",
+            {name: f"sum(vllm:num_requests_{name})" for name in ("running", "waiting")},
+            "short",
+        ),
+        _panel(7, "timeseries", "KV cache in use", {"mean": "avg(vllm:kv_cache_usage_perc)"}, "percentunit"),
+    ]
+    return {
+        "title": f"fleetplan: {llm}",
+        "uid": "fleetplan-watch",
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "tags": ["fleetplan", "vllm"],
+        "time": {"from": "now-24h", "to": "now"},
+        "refresh": "1m",
+        "templating": {
+            "list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
+        },
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+
+
+def _panel(number: int, kind: str, title: str, queries: Mapping[str, str], unit: str) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${source}"}
+    return {
+        "id": number + 1,
+        "type": kind,
+        "title": title,
+        "datasource": source,
+        "gridPos": {"x": 12 * (number % 2), "y": 8 * (number // 2), "w": 12, "h": 8},
+        "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
+        "options": {},
+        "targets": [
+            {"refId": chr(ord("A") + k), "datasource": source, "expr": expression, "legendFormat": legend}
+            for k, (legend, expression) in enumerate(queries.items())
+        ],
+    }

@@ -1,0 +1,88 @@
+"""A Prometheus server asked over HTTP, and what `plan watch` itself exports."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Mapping
+from http.client import HTTPException
+from typing import Any
+
+from planner.errors import InputError
+from planner.imports.prometheus_range import Series, parse_answer
+
+TIMEOUT_S = 60.0
+MOST_POINTS = 10_000  # per series and question; Prometheus refuses more than 11,000
+MOST_BYTES = 512 * 2**20
+
+
+class PrometheusError(InputError):
+    """A server that cannot be asked now; the next question may be answered."""
+
+
+def ask_range(
+    url: str, names: Collection[str], *, start_s: float, end_s: float, step_s: float, match: str = ""
+) -> tuple[Series, ...]:
+    """The series of `names` between two Unix times [s], a sample every `step_s`.
+
+    `match` narrows them, as in PromQL: 'namespace="prod", pod=~"vllm-.*"'. Raises PrometheusError where there
+    is no answer, InputError where it is none of Prometheus'.
+    """
+    base = _base(url)
+    found: list[Series] = []
+    for name in names:
+        selector = f"{name}{{{match}}}" if match else name
+        at_s = start_s
+        while at_s <= end_s:
+            until_s = min(end_s, at_s + (MOST_POINTS - 1) * step_s)
+            asked = {
+                "query": selector,
+                "start": f"{at_s:.3f}",
+                "end": f"{until_s:.3f}",
+                "step": f"{step_s:g}",
+            }
+            found += parse_answer(_get(f"{base}/api/v1/query_range", asked), f"{url}: {name}")
+            at_s = until_s + step_s
+    return tuple(found)
+
+
+def _base(url: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or parts.query or parts.fragment:
+        raise InputError(
+            f"--prometheus: expected an address such as http://prometheus:9090, found {url[:200]!r}"
+        )
+    return url.rstrip("/")
+
+
+def _get(url: str, asked: Mapping[str, str]) -> Any:
+    data = urllib.parse.urlencode(asked).encode()  # in the body: a selector may be long
+    request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            raw = answer.read(MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            raw = error.read(MOST_BYTES)
+        try:
+            said = json.loads(raw)["error"]
+        except (ValueError, LookupError, TypeError):
+            said = error.reason
+        raise PrometheusError(f"{url}: HTTP {error.code}: {' '.join(str(said).split())[:200]}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise PrometheusError(f"{url}: no answer ({reason}); is this a Prometheus?") from None
+    if len(raw) > MOST_BYTES:
+        raise InputError(
+            f"{url}: an answer is larger than {MOST_BYTES // 2**20} MiB; ask for a shorter --window"
+        )
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise PrometheusError(f"{url}: the answer is not JSON; is this a Prometheus?") from None

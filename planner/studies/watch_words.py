@@ -1,0 +1,218 @@
+"""What `plan watch` says: sentences, a document, and gauges for Prometheus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from planner.fleet import Fleet
+from planner.manifests.monitoring import HEADROOM, HOLDS
+from planner.reports.words import describe, usd
+from planner.studies.replan import Replan
+from planner.studies.watch import Drift, LatencyLine, Watched
+from planner.units import finite, show_s
+
+WHAT = {
+    "rate": ("traffic", "requests/s"),
+    "prompt": ("prompts", "tokens"),
+    "output": ("outputs", "tokens"),
+    "missed": ("prompt tokens that caches miss", "share"),
+}
+_WAYS = {"rate": ("more", "less"), "prompt": ("longer", "shorter"), "output": ("longer", "shorter")}
+GAUGES: Mapping[str, str] = {
+    HOLDS: "1 while the plan holds: SLO kept, and live traffic is within what it carries",
+    HEADROOM: "how much more traffic of the present lengths the plan carries, as a share",
+    "fleetplan_holds_until_rps": "requests per second up to which the plan keeps its SLO",
+    "fleetplan_drifted": "1 where a quantity has left what the plan was made for",
+    "fleetplan_drift_frac": "a quantity relative to what was planned, less 1",
+    "fleetplan_slo_kept": "1 kept, 0 missed, NaN between two buckets or too few requests",
+    "fleetplan_watched_timestamp_seconds": "end of the last window that was watched",
+}
+
+
+def sentences(found: Watched) -> list[str]:
+    """The answer in plain words, the most important first."""
+    lines = [_headline(found)]
+    lines += [_drifted(drift) for drift in found.drifts if drift.is_drift]
+    if inside := [_inside(drift) for drift in found.drifts if not drift.is_drift]:
+        lines.append(f"still inside: {'; '.join(inside)}")
+    lines += [_latency(line) for line in found.latencies]
+    planned, hits = found.hit_frac
+    if hits is not None:
+        held = "" if planned is None else f", planned {100 * planned:.0f} %"
+        lines.append(f"prefix caches had {100 * hits:.0f} % of the prompt tokens{held}")
+    lines.append(_load(found))
+    return lines
+
+
+def _headline(found: Watched) -> str:
+    holds = found.holds
+    more = "at least " if holds.is_at_most else ""
+    until = f"the plan holds until {more}{holds.until_rps:.3g} req/s (now {holds.now_rps:.3g})"
+    if holds.input_frac or holds.output_frac:
+        until += " at these lengths"
+    if holds.headroom_frac < 0:
+        until = (
+            f"the plan no longer holds: it does until {holds.until_rps:.3g} req/s, now {holds.now_rps:.3g}"
+        )
+    harder = ", ".join(_short(drift) for drift in found.drifts if drift.is_harder)
+    easier = ", ".join(_short(drift) for drift in found.drifts if drift.is_drift and not drift.is_up)
+    if found.missed:
+        missed = ", ".join(line.limit.name for line in found.missed)
+        return f"the SLO is missed ({missed}){'; drifted: ' + harder if harder else ''}; {until}"
+    if harder:
+        return f"drifted: {harder}; {until}"
+    if easier:
+        return f"inside, with less to do than planned: {easier}; {until}"
+    return f"still inside the plan; {until}"
+
+
+def _short(drift: Drift) -> str:
+    assert drift.since_s is not None
+    return f"{_change(drift)} since {when(drift.since_s)}"
+
+
+def _change(drift: Drift) -> str:
+    by = f"{100 * abs(drift.change_frac):.0f} %"
+    if drift.what == "missed":
+        return f"prefix caches miss {by} {'more' if drift.change_frac > 0 else 'less'}"
+    way = _WAYS[drift.what][drift.change_frac < 0]
+    return f"{by} {way} traffic" if drift.what == "rate" else f"{WHAT[drift.what][0]} {by} {way}"
+
+
+def _drifted(drift: Drift) -> str:
+    name, unit = WHAT[drift.what]
+    assert drift.noticed_s is not None
+    return (
+        f"{name}: {drift.now:.4g} {unit}, planned {drift.planned:.4g}{_levels(drift)}: "
+        f"{_interval(drift)}; noticed {when(drift.noticed_s)}"
+    )
+
+
+def _inside(drift: Drift) -> str:
+    name, unit = WHAT[drift.what]
+    past = f", drifted {len(drift.past)} times and came back" if drift.past else ""
+    if math.isnan(drift.now):
+        return f"{name}: nothing in the last hour"
+    planned = f"planned {drift.planned:.4g}{_levels(drift)}"
+    return f"{name} {drift.now:.4g} {unit}, {planned} ({_interval(drift)}){past}"
+
+
+def _levels(drift: Drift) -> str:
+    return f", levels {drift.planned_low:.4g} to {drift.planned_high:.4g}"
+
+
+def _interval(drift: Drift) -> str:
+    return f"{100 * drift.low_frac:+.0f} to {100 * drift.high_frac:+.0f} %"
+
+
+def _latency(line: LatencyLine) -> str:
+    verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
+    if not line.requests:
+        return f"{line.limit.name}: nothing counted in the last hour"
+    between = f"{show_s(line.low_s)} to {show_s(line.high_s) if math.isfinite(line.high_s) else 'more'}"
+    planned = "" if line.planned_s is None else f", predicted {show_s(line.planned_s)}"
+    why = ""
+    if line.is_kept is None:
+        why = " (too few)" if line.requests < 100 else " (the limit lies within a bucket)"
+    return f"{line.limit.name} <= {show_s(line.limit.limit_s)}: {between}{planned}: {verdict}{why}"
+
+
+def _load(found: Watched) -> str:
+    live = found.live
+    recent = slice(-max(int(3600 / live.every_s), 1), None)
+
+    def mean(values: Any) -> str:
+        known = values[recent][~(values[recent] != values[recent])]
+        return f"{known.mean():.3g}" if known.size else "-"
+
+    use = mean(100 * live.kv_use_frac)
+    return (
+        f"{live.instances} engine(s), last hour: {mean(live.running)} requests running, {mean(live.waiting)} "
+        f"waiting, {use} % of the KV cache in use"
+    )
+
+
+def when(t_s: float) -> str:
+    """For instance 'Tue 2026-11-24 14:05 UTC'."""
+    return datetime.fromtimestamp(t_s, UTC).strftime("%a %Y-%m-%d %H:%M UTC")
+
+
+def document(found: Watched) -> dict[str, Any]:
+    """What `plan watch --json` prints; times are Unix [s]."""
+    holds = found.holds
+    return {
+        "status": found.status,
+        "plan_holds": found.plan_holds,
+        "message": sentences(found)[0],
+        "from_s": float(found.live.edges_s[0]),
+        "to_s": float(found.live.edges_s[-1]),
+        "windows": found.live.windows,
+        "holds_until_rps": holds.until_rps,
+        "now_rps": finite(holds.now_rps),
+        "headroom_traffic_frac": finite(holds.headroom_frac),
+        "is_at_most_tried": holds.is_at_most,
+        "drift": [
+            {
+                "what": drift.what,
+                "planned": drift.planned,
+                "planned_levels": [drift.planned_low, drift.planned_high],
+                "now": finite(drift.now),
+                "change_frac": finite(drift.change_frac),
+                "interval_95_frac": [finite(drift.low_frac), finite(drift.high_frac)],
+                "dispersion": drift.dispersion,
+                "is_drift": drift.is_drift,
+                "is_harder": drift.is_harder,
+                "since_s": drift.since_s,
+                "noticed_s": drift.noticed_s,
+                "past_s": [list(span) for span in drift.past],
+            }
+            for drift in found.drifts
+        ],
+        "slo": [
+            {
+                "limit": line.limit.name,
+                "limit_s": line.limit.limit_s,
+                "above_s": finite(line.low_s),
+                "at_most_s": finite(line.high_s),
+                "predicted_s": line.planned_s,
+                "requests": line.requests,
+                "is_kept": line.is_kept,
+            }
+            for line in found.latencies
+        ],
+        "hit_frac": {"planned": found.hit_frac[0], "live": found.hit_frac[1]},
+    }
+
+
+def samples(found: Watched) -> list[tuple[str, dict[str, str], float]]:
+    """Gauges of GAUGES: name, labels, value."""
+    rows: list[tuple[str, dict[str, str], float]] = [
+        (HOLDS, {}, float(found.plan_holds)),
+        (HEADROOM, {}, found.holds.headroom_frac),
+        ("fleetplan_holds_until_rps", {}, found.holds.until_rps),
+        ("fleetplan_watched_timestamp_seconds", {}, float(found.live.edges_s[-1])),
+    ]
+    for drift in found.drifts:
+        rows.append(("fleetplan_drifted", {"quantity": drift.what}, float(drift.is_drift)))
+        rows.append(("fleetplan_drift_frac", {"quantity": drift.what}, drift.change_frac))
+    for line in found.latencies:
+        kept = math.nan if line.is_kept is None else float(line.is_kept)
+        rows.append(("fleetplan_slo_kept", {"limit": line.limit.name}, kept))
+    return rows
+
+
+def replan_sentence(found: Replan, running: Fleet) -> str:
+    """What replanning would change, and what it costs."""
+    best, before = found.best, next((way for way in found.ways if way.label == "keep what runs"), None)
+    now = "" if before is None else f" (now {usd(before.cost_usd_per_h)} per hour)"
+    if found.keeps:
+        return (
+            f"replanning on this traffic would keep {describe(running)}, {usd(best.cost_usd_per_h)} per hour"
+        )
+    return (
+        f"replanning on this traffic: {describe(best.fleet)}, {usd(best.cost_usd_per_h)} per hour{now}, "
+        f"and {usd(best.migration_usd)} once to start and stop workers"
+    )

@@ -1,0 +1,50 @@
+"""The bill by tenant: equal tenants pay equally, longer ones more, and all of it is paid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from plans import mixed, pairs
+
+from planner.fleet import Fleet
+from planner.search.bill import bill
+from planner.simulator.replay import simulate
+from planner.studies.tenants import rows, tenant_costs
+from planner.traffic.trace import Trace
+
+
+def two_tenants(factor: int) -> Trace:
+    """In turn; the second's prompts are `factor` times as long."""
+    i = np.arange(400)
+    mine = i % 2
+    return Trace(
+        "t", i / 4.0, 200 * (1 + mine * (factor - 1)), np.full(400, 20), tenant=mine, tenants=("a", "b")
+    )
+
+
+@pytest.mark.parametrize("fleet", [mixed(), pairs()])
+def test_the_bill_is_divided_and_all_of_it_is_paid(fleet: Fleet) -> None:
+    same = tenant_costs(simulate(fleet, two_tenants(1)), fleet)
+    assert sum(cost.usd_per_h for cost in same) == pytest.approx(bill(fleet).usd_per_h)
+    assert [cost.share_frac for cost in same] == pytest.approx([0.5, 0.5], rel=1e-6)
+    longer = tenant_costs(simulate(fleet, two_tenants(5)), fleet)
+    assert longer[1].share_frac > 0.53
+    assert longer[1].input_tokens == 5 * longer[0].input_tokens
+    assert sum(cost.share_frac for cost in longer) == pytest.approx(1)
+    assert [row["tenant"] for row in rows(longer)] == ["b", "a"]
+
+
+def test_prompts_alone_are_divided_by_tokens_but_for_attention() -> None:
+    """One token of output: a mixed pool only prefills; 3 times the prompt is 3 times the work, and more."""
+    fleet = mixed()
+    trace = two_tenants(3)
+    costs = tenant_costs(simulate(fleet, replace(trace, output_tokens=np.ones(400, np.int64))), fleet)
+    assert 3.0 <= costs[1].usd_per_h / costs[0].usd_per_h < 3.3
+
+
+def test_no_tenants_no_rows() -> None:
+    fleet = mixed()
+    trace = replace(two_tenants(1), tenant=np.zeros(400, np.int64), tenants=())
+    assert tenant_costs(simulate(fleet, trace), fleet) == ()

@@ -1,0 +1,250 @@
+"""A deployment against its plan: its own traffic is inside, shifts are found; words and exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from live_metrics import EPOCH_S, exported
+from questions import DOCUMENT
+from typer.testing import CliRunner
+
+from planner.cli import app
+from planner.documents.catalog import read_catalog
+from planner.documents.plan import read_written
+from planner.domain import Limit
+from planner.errors import InputError
+from planner.face.planning import plan as make_plan
+from planner.imports.prometheus_range import Floats, Histogram
+from planner.simulator.metrics import judge
+from planner.simulator.replay import simulate
+from planner.studies.watch import (
+    Planned,
+    Reference,
+    carries,
+    drift_of,
+    latency_lines,
+    planned,
+    reference,
+    references,
+    stretched,
+)
+from planner.traffic.generate import lognormal, synthesise
+from planner.traffic.scaling import rescale
+from planner.traffic.trace import Trace
+
+RATE_RPS = 6.0
+QUESTION = DOCUMENT | {
+    "fleet": {"gpus": ["h100-80g"]},
+    "slo": {"ttft": {"p90": "1 s"}, "tpot": {"p90": "80 ms"}},
+}
+
+
+def traffic(seed: int, *, seconds: float = 1200.0, rate_rps: float = RATE_RPS, cv: float = 1.0) -> Trace:
+    return synthesise(
+        int(seconds * rate_rps),
+        rate_rps,
+        input_tokens=lognormal(800, cv),
+        output_tokens=lognormal(60, cv),
+        gap_cv=1.2,
+        rng=np.random.default_rng(seed),
+    )
+
+
+def edges(windows: int) -> Floats:
+    return np.arange(0.0, 60.0 * windows + 30.0, 60.0, dtype=np.float64)
+
+
+def joined(*parts: Trace) -> Trace:
+    starts = np.append(0.0, np.cumsum([part.arrival_s[-1] + 0.1 for part in parts[:-1]]))
+    return Trace(
+        "live",
+        np.concatenate([part.arrival_s + start for part, start in zip(parts, starts, strict=True)]),
+        np.concatenate([part.input_tokens for part in parts]),
+        np.concatenate([part.output_tokens for part in parts]),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("plan")
+    made = make_plan(QUESTION, traffic(0, seconds=1200.0), time_limit_s=20.0)
+    made.save(place / "out")
+    return place / "out"
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Planned:
+    return planned(read_written(folder, read_catalog()))
+
+
+def metrics(known: Planned, trace: Trace, path: Path) -> str:
+    path.write_text(json.dumps(exported(simulate(known.written.fleet, trace))))
+    return str(path)
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["watch", *words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout
+
+
+def test_levels_of_one_kind_of_traffic_are_one() -> None:
+    """Windows of 100 requests on average, Poisson: phi = 1, one level, known to 2 / sqrt(all)."""
+    rng = np.random.default_rng(0)
+    found = reference("rate", rng.poisson(100, 600).astype(float), np.full(600, 60.0), None)
+    assert found.levels == 1
+    assert found.mean == pytest.approx(100 / 60, rel=0.02)
+    assert 1.0 <= found.dispersion < 1.3
+    assert found.high / found.mean - 1 == pytest.approx(2 / np.sqrt(60_000), rel=0.2)
+
+
+def test_the_course_of_a_day_is_within_the_plan() -> None:
+    """A rate that swings between 60 and 140 requests a minute: its levels are the plan's."""
+    rng = np.random.default_rng(1)
+    mean = 100 + 40 * np.sin(np.linspace(0, 2 * np.pi, 1440))
+    found = reference("rate", rng.poisson(mean).astype(float), np.full(1440, 60.0), None)
+    assert found.levels == 144
+    assert found.low * 60 == pytest.approx(60, rel=0.1)
+    assert found.high * 60 == pytest.approx(140, rel=0.1)
+    again = rng.poisson(np.roll(mean, 300)).astype(float)
+    drift = drift_of(found, again, np.full(1440, 60.0), edges(1440), 6)
+    assert not drift.is_drift and not drift.past
+
+
+def test_bursts_are_overdispersion() -> None:
+    """Arrivals in tens: the variance of counts is ten times Poisson's."""
+    rng = np.random.default_rng(2)
+    counts = (10 * rng.poisson(10, 600)).astype(float)
+    assert reference("rate", counts, np.full(600, 60.0), None).dispersion == pytest.approx(10, rel=0.3)
+
+
+@pytest.mark.parametrize("shift", [0.85, 1.15])
+def test_a_shift_of_15_percent_is_found_within_20_minutes(shift: float) -> None:
+    """6 requests/s, lengths with CV 1: after an hour as planned, prompts change."""
+    ref = references(traffic(3, seconds=7200.0), None)["prompt"]
+    trace = joined(traffic(4, seconds=3600.0), stretched(traffic(5, seconds=1800.0), shift, 1.0))
+    windows = int(trace.arrival_s[-1] // 60)
+    number = (trace.arrival_s // 60).astype(int)
+    tokens = np.bincount(number, weights=trace.input_tokens, minlength=windows)[:windows].astype(float)
+    requests = np.bincount(number, minlength=windows)[:windows].astype(float)
+    drift = drift_of(ref, tokens, requests, edges(windows), 6)
+    assert drift.is_drift and drift.is_up == (shift > 1)
+    assert drift.since_s is not None and drift.noticed_s is not None
+    assert 3000 <= drift.since_s <= 4200
+    assert drift.noticed_s <= 3600 + 1200
+    assert drift.low_frac < shift - 1 < drift.high_frac
+
+
+def test_percentiles_lie_in_buckets() -> None:
+    """90 of 100 at most 0.5 s, 97 at most 1 s: p90 is in the first bucket, p95 between 0.5 and 1."""
+    counts = np.array([[90.0, 7.0, 3.0]])
+    whole = Histogram(np.array([0.5, 1.0, np.inf]), counts, np.array([100.0]), np.array([40.0]))
+    limits = [
+        Limit("ttft", 0.9, 0.5),
+        Limit("ttft", 0.95, 0.7),
+        Limit("ttft", 0.99, 1.0),
+        Limit("tbt", 0.5, 1),
+    ]
+    kept = latency_lines(limits, [0.4, None, None, None], {"ttft": whole}, 60)
+    assert [(line.low_s, line.high_s, line.is_kept) for line in kept] == [
+        (0.0, 0.5, True),
+        (0.5, 1.0, None),
+        (1.0, np.inf, False),
+    ]
+
+
+def test_how_far_a_plan_holds_is_simulated(known: Planned) -> None:
+    """At the factor found it holds, and a hundredth above it does not."""
+    written = known.written
+    tight = replace(written, slo=replace(written.slo, limits=(Limit("ttft", 0.9, 0.25),)))
+    factor = carries(tight.fleet, tight, tight.trace)
+
+    def holds(at: float) -> bool:
+        asked = rescale(tight.trace, tight.trace.rate_rps * at, how="compress", rng=np.random.default_rng(0))
+        return judge(simulate(tight.fleet, asked, limits=tight.slo.limits, record=True), tight.slo).holds
+
+    assert 0 < factor < 2
+    assert holds(factor) and not holds(factor + 0.01)
+
+
+def test_longer_prompts_keep_their_shared_part() -> None:
+    trace = replace(
+        traffic(0, seconds=1.0),
+        arrival_s=np.array([0.0, 1.0]),
+        input_tokens=np.array([100, 64]),
+        output_tokens=np.array([10, 1]),
+        prefix_offsets=np.array([0, 0, 4]),
+        prefix_ids=np.arange(4),
+        prefix_block_tokens=16,
+        tenant=np.zeros(2, np.int64),
+        llm=np.zeros(2, np.int64),
+        adapter=np.full(2, -1),
+        think_s=np.zeros(2),
+    )
+    found = stretched(trace, 0.5, 1.5)
+    assert found.input_tokens.tolist() == [50, 64]
+    assert found.output_tokens.tolist() == [15, 2]
+
+
+def test_the_plans_own_kind_of_traffic_is_inside(folder: Path, known: Planned, tmp_path: Path) -> None:
+    file = metrics(known, traffic(7, seconds=2400.0), tmp_path / "live.json")
+    code, text = run(str(folder), "--prometheus", file, "--once")
+    assert code == 0
+    assert text.startswith("still inside the plan; the plan holds until")
+    assert "ttft p90 <= 1.00 s" in text
+
+
+def test_longer_prompts_are_told_with_what_replanning_would_do(
+    folder: Path, known: Planned, tmp_path: Path
+) -> None:
+    trace = joined(traffic(8), stretched(traffic(9), 1.4, 1.0))
+    file = metrics(known, trace, tmp_path / "live.json")
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(yaml.safe_dump(QUESTION))
+    code, text = run(
+        *(str(folder), "--prometheus", file, "--slo", str(slo), "--json", "-o", str(tmp_path / "files"))
+    )
+    told = json.loads(text)
+    assert code == {"drifted": 6, "outgrown": 5, "missed": 5}[told["status"]]
+    (prompt,) = (row for row in told["drift"] if row["what"] == "prompt")
+    assert prompt["is_drift"] and prompt["is_harder"]
+    assert prompt["interval_95_frac"][0] < 0.4 < prompt["interval_95_frac"][1]
+    assert prompt["since_s"] - EPOCH_S == pytest.approx(1200, abs=300)
+    assert not any(row["is_drift"] for row in told["drift"] if row["what"] == "output")
+    assert told["replan"]["ways"]
+    assert json.loads((tmp_path / "files" / "watch.json").read_text()) == told
+    assert (tmp_path / "files" / "fleetplan-rules.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prometheus", "none.json"], "none.json"),
+        (["--prometheus", "ftp://x"], "ftp"),
+        (["--prometheus", "http://127.0.0.1:1"], "no answer"),
+        (["--prometheus", "http://a b:1"], "no answer"),
+        (["--prometheus", "http://[", "--once"], "address"),
+        (["--prometheus", "x.json", "--window", "90 s"], "fewer than two windows"),
+        (["--prometheus", "x.json", "--every", "0.1 s"], "--every"),
+        (["--prometheus", "x.json", "--step", "soon"], "--step"),
+        (["--prometheus", "x.json", "--match", 'a="b"'], "--match"),
+        (["--prometheus", "x.json", "--export", ":9109"], "--export"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["watch", str(folder), "--once", *words])
+    assert isinstance(done.exception, InputError)
+    assert said in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_a_reference_without_requests_is_refused_by_name() -> None:
+    alone = Trace("all.csv", np.zeros(3), np.ones(3, np.int64), np.ones(3, np.int64))
+    with pytest.raises(InputError, match="all requests arrive at once"):
+        references(alone, None)
+    assert isinstance(references(traffic(0), 0.25)["missed"], Reference)
