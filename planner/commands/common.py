@@ -24,13 +24,14 @@ from planner.traffic.scaling import Asked
 from planner.units import clock, show_s
 
 if TYPE_CHECKING:
+    from planner.traffic.logs.reading import Reading
     from planner.traffic.trace import Trace
 
 QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
 LONGEST_S = 1e8  # three years; a longer clock cannot be set
 
-TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
+TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
 
 
 def out_file(help: str) -> Any:
@@ -109,11 +110,11 @@ class Progress:
             self.status.stop()  # also after an error: the terminal gets its cursor back
 
 
-def read_requests(path: Path, *, drop_invalid: bool) -> Trace:
+def read_requests(path: Path, *, drop_invalid: bool, how: Reading | None = None) -> Trace:
     """The traffic, coarse stamps not yet spread; what is wrong with it is said first."""
     from planner.face.inputs import read_trace
 
-    found = read_trace(path, drop_invalid=drop_invalid)
+    found = read_trace(path, drop_invalid=drop_invalid, how=how)
     say_first(found.warnings)
     return found
 
