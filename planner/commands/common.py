@@ -24,7 +24,6 @@ from planner.traffic.scaling import Asked
 from planner.units import clock, show_s
 
 if TYPE_CHECKING:
-    from planner.traffic.logs.reading import Reading
     from planner.traffic.trace import Trace
 
 QUIET_S = 1.0  # work shorter than this is not talked about
@@ -110,11 +109,14 @@ class Progress:
             self.status.stop()  # also after an error: the terminal gets its cursor back
 
 
-def read_requests(path: Path, *, drop_invalid: bool, how: Reading | None = None) -> Trace:
-    """The traffic, coarse stamps not yet spread; what is wrong with it is said first."""
+def read_requests(path: Path, *, drop_invalid: bool, slo: Path | None = None) -> Trace:
+    """The traffic, coarse stamps not yet spread; what is wrong with it is said first. What `slo` says of the
+    columns of a log counts.
+    """
+    from planner.documents.reading import read_reading
     from planner.face.inputs import read_trace
 
-    found = read_trace(path, drop_invalid=drop_invalid, how=how)
+    found = read_trace(path, drop_invalid=drop_invalid, how=read_reading(slo))
     say_first(found.warnings)
     return found
 

@@ -87,7 +87,7 @@ def day(
     given = {"controllers": controllers, "every": every, "train": train, "start": start}
     given |= {"storage": storage, "billing": billing}
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid)
+        requests = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
         progress(f"read {len(requests)} requests from {trace.name}")
         found = day(
             slo,
@@ -135,7 +135,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid)
+        requests = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
         found = day(slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress)
         if out is not None:
             write_file(out, requests_csv(found.answer.rows[-1].run.simulation))

@@ -15,6 +15,7 @@ from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, market_of, row_of
 from planner.errors import InputError
+from planner.documents.reading import reading_of
 from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result
@@ -106,7 +107,8 @@ def day(
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
-    study = Study(read_trace(trace), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    how = reading_of(question.document, question.path)
+    study = Study(read_trace(trace, how=how), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
     if standing is None:
         progress("the fleet that stands all day")
         found = study.ask(task)

@@ -13,6 +13,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.task import Task
 from planner.documents.together import Question, question_of
 from planner.errors import InputError
+from planner.documents.reading import reading_of
 from planner.face.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import PlanResult, SharedPlanResult
@@ -75,7 +76,8 @@ def plan(
     task = question.task()
     if trace is None or isinstance(trace, Mapping):
         raise InputError("trace: missing; give the traffic, a file or a DataFrame")
-    study = Study(read_trace(trace), question.catalog, seed, time_limit_s, progress)
+    how = reading_of(question.document, question.path)
+    study = Study(read_trace(trace, how=how), question.catalog, seed, time_limit_s, progress)
     found = beside_each_gpu(study, task, prove=prove)
     return PlanResult(explained(found, study, task) if explain else found, question, command)
 

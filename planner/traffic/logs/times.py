@@ -170,7 +170,7 @@ class Clock:
         if (at := np.flatnonzero(bad)).size:
             self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
         found = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
-        ns = found.dt.as_unit("ns").to_numpy().astype(np.int64)
+        ns: IntArray = found.dt.as_unit("ns").to_numpy().astype(np.int64)
         return ns if has_offsets or self.zone is None else self._localised(ns, line, column, where)
 
     def _parsed(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:

@@ -92,14 +92,13 @@ class VllmLog:
             said = match["said"]
             if received := _RECEIVED.match(said):
                 self._received(number, self._time_ns(number, match), received[1], said)
-            elif (details := _DETAILS.match(said)) and (request := self._known(number, match, details[1])):
-                request.prompt_tokens = self._ids("in", said)
-            elif (generated := _GENERATED.match(said)) and (request := self.requests.get(generated[1])):
-                tokens = self._ids("out", said)
-                if tokens is not None and generated[2] != b"streaming complete":
-                    request.output_tokens = (request.output_tokens or 0) + tokens
-            elif (ended := _ENDED.match(said)) and (request := self.requests.get(ended[1])):
-                request.status = "aborted" if ended[2] == b"aborted" else "failed"
+            elif details := _DETAILS.match(said):
+                asked = self.requests.setdefault(details[1], _Request(number, self._time_ns(number, match)))
+                asked.prompt_tokens = self._ids("in", said)
+            elif generated := _GENERATED.match(said):
+                self._generated(generated, said)
+            elif (ended := _ENDED.match(said)) and ended[1] in self.requests:
+                self.requests[ended[1]].status = "aborted" if ended[2] == b"aborted" else "failed"
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """A row for each request. Raises TraceError where the log does not tell lengths."""
@@ -150,8 +149,11 @@ class VllmLog:
         if lora := _LORA.search(tail):
             request.lora = lora[1].decode(errors="replace")
 
-    def _known(self, number: int, match: re.Match[bytes], name: bytes) -> _Request:
-        return self.requests.setdefault(name, _Request(number, self._time_ns(number, match)))
+    def _generated(self, match: re.Match[bytes], said: bytes) -> None:
+        """Tokens of a whole answer, or of a piece of a stream; the whole of a stream is told without them."""
+        request, tokens = self.requests.get(match[1]), self._ids("out", said)
+        if request is not None and tokens is not None and match[2] != b"streaming complete":
+            request.output_tokens = (request.output_tokens or 0) + tokens
 
     def _ids(self, side: str, said: bytes) -> int | None:
         """How many token ids a line lists; None where it lists none. A prompt may hold the same words."""
