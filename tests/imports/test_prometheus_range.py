@@ -40,20 +40,20 @@ def answer(*rows: dict[str, object]) -> str:
     return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": list(rows)}})
 
 
-def test_a_counter_that_falls_began_anew():
+def test_a_counter_that_falls_began_anew() -> None:
     """0, 10 | 10, 25 | fell to 4: 4 more | 4, 9. In all 10, 15, 4, 5."""
     found = increase([counter([0, 60, 120, 180, 240], [0, 10, 25, 4, 9])], np.arange(0, 300, 60))
     assert found.tolist() == [10, 15, 4, 5]
 
 
-def test_between_samples_a_counter_rises_evenly():
+def test_between_samples_a_counter_rises_evenly() -> None:
     """60 in 60 s, samples at 30, 90, 150: the interval from 60 to 120 holds half of each, 30 + 30."""
     found = increase([counter([30, 90, 150], [0, 60, 120])], np.array([0.0, 60.0, 120.0, 180.0]))
     assert found[1] == 60
     assert np.isnan(found[[0, 2]]).all()  # the beginning and the end are not all covered
 
 
-def test_instances_are_summed_and_may_come_and_go():
+def test_instances_are_summed_and_may_come_and_go() -> None:
     """The second instance lives from 60 to 180 s; what it had when it was first seen does not count."""
     edges = np.arange(0, 300, 60)
     a = counter([0, 60, 120, 180, 240], [0, 6, 12, 18, 24], instance="a")
@@ -61,7 +61,7 @@ def test_instances_are_summed_and_may_come_and_go():
     assert increase([a, b], edges).tolist() == [6, 7, 8, 6]
 
 
-def test_a_gap_leaves_its_intervals_unknown_and_a_stale_end_does_not():
+def test_a_gap_leaves_its_intervals_unknown_and_a_stale_end_does_not() -> None:
     edges = np.arange(0, 1500, 300)
     gap = counter([0, 300, 900, 1200], [0, 5, 15, 20])
     found = increase([gap], edges)
@@ -72,7 +72,7 @@ def test_a_gap_leaves_its_intervals_unknown_and_a_stale_end_does_not():
     assert increase([stopped, alive], edges).tolist() == [6, 1, 1, 21]
 
 
-def test_a_gauge_is_its_mean_over_time():
+def test_a_gauge_is_its_mean_over_time() -> None:
     """4 for 30 s, then 10: (4 * 30 + 10 * 30) / 60 = 7 in the first minute, 10 in the second."""
     level = Series(
         "vllm:num_requests_running", (), np.array([0.0, 30.0, 90.0, 120.0]), np.array([4, 10, 10, 10.0])
@@ -82,7 +82,7 @@ def test_a_gauge_is_its_mean_over_time():
     assert gauge([level, ended], np.array([0.0, 60.0, 120.0])).tolist() == [9, 10]
 
 
-def test_a_histogram_is_counts_per_bucket_and_interval():
+def test_a_histogram_is_counts_per_bucket_and_interval() -> None:
     rows = []
     for le, counts in (("10", [0, 4, 4]), ("20", [0, 7, 9]), ("+Inf", [0, 8, 11])):
         rows.append(row("x_bucket", [[60 * k, str(v)] for k, v in enumerate(counts)], le=le))
@@ -118,7 +118,7 @@ def test_the_formats_say_the_same(tmp_path: Path):
     assert both.t_s.tolist() == [1.5, 2.5]
 
 
-def test_names_and_intervals():
+def test_names_and_intervals() -> None:
     rows = (counter([65, 400], [0, 1]), counter([10, 300], [0, 1], instance="b"))
     assert intervals(rows, 60).tolist() == [60, 120, 180, 240, 300, 360]
     assert named(rows, "vllm:none", OK) == rows
@@ -152,7 +152,7 @@ def test_bad_input_ends_in_one_line(tmp_path: Path, text: str, expected: str):
     assert "\n" not in str(caught.value)
 
 
-def test_instances_with_other_buckets_are_refused():
+def test_instances_with_other_buckets_are_refused() -> None:
     rows = [
         row("x_bucket", [[0, "0"], [60, "1"]], le=le, instance=instance)
         for le, instance in (("10", "a"), ("+Inf", "a"), ("20", "b"), ("+Inf", "b"))
