@@ -7,12 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.common import (
-    CatalogOption,
-    JsonOption,
-    print_json,
-    print_rows,
-)
+from planner.commands.common import CatalogOption, JsonOption, print_json, print_rows
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.units import percentile_name, show_s

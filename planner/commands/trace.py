@@ -52,10 +52,14 @@ def describe_trace(
     timezone: Annotated[
         str | None, typer.Option("--tz", help="Of dates without a zone: Europe/Berlin. Default: UTC.")
     ] = None,
-    hash_ids: Annotated[bool, typer.Option("--hash-ids", help="Replace names of tenants by salted hashes.")] = False,
+    hash_ids: Annotated[
+        bool, typer.Option("--hash-ids", help="Replace names of tenants by salted hashes.")
+    ] = False,
     salt: Annotated[
         str | None,
-        typer.Option("--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."),
+        typer.Option(
+            "--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."
+        ),
     ] = None,
     every: Annotated[
         str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
@@ -78,14 +82,17 @@ def describe_trace(
     if out is not None:
         keep_inputs([out], *files)
     with Progress() as progress:
-        if columns is None and (described := described_traffic(files, every=every, format=format)) is not None:
+        if (
+            columns is None
+            and (described := described_traffic(files, every=every, format=format)) is not None
+        ):
             _describe_metrics(described, files, out, json_output=json_output)
             return
         how = _how(columns, format, timezone, salt if salt or not hash_ids else secrets.token_hex(16))
         found = _read(files, how, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
         say_first(found.trace.warnings)
         progress(f"read {len(found.trace)} requests")
-        _write(found, out, files)
+        _write(found, out)
     _print(found, files, json_output=json_output)
 
 
@@ -97,7 +104,9 @@ def _how(columns: str | None, format: str | None, timezone: str | None, salt: st
     if timezone is not None:
         zone_of(timezone)
     if format is not None and format not in NAMES:
-        raise InputError(f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}")
+        raise InputError(
+            f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}"
+        )
     found = None if columns is None else parse_columns(columns)
     return Reading(found, format, timezone, None if salt is None else salt.encode())
 
@@ -120,16 +129,17 @@ def _read(files: list[Path], how: Reading, *, seed: int, drop_invalid: bool, may
         return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
 
 
-def _write(found: Read, out: Path | None, files: list[Path]) -> None:
+def _write(found: Read, out: Path | None) -> None:
     from planner.io.files import write_file, write_parts
     from planner.traffic.csvrows import to_csv
     from planner.traffic.jsonlines import to_jsonl
 
     if out is None:
         return
-    if out.suffix not in (".csv", ".jsonl"):
+    ending = Path(out.name.removesuffix(".gz")).suffix
+    if ending not in (".csv", ".jsonl"):
         raise InputError(f"-o {out}: expected a name that ends in .csv or .jsonl")
-    if out.suffix == ".jsonl":
+    if ending == ".jsonl":
         write_file(out, to_jsonl(found.trace, with_llm=True))
     else:
         write_parts(out, to_csv(found.trace))
@@ -156,7 +166,9 @@ def _describe_metrics(found: Described, files: list[Path], out: Path | None, *, 
     text = found.yaml(", ".join(os.path.basename(file) for file in files))  # noqa: PTH119
     if out is not None:
         if out.suffix not in (".yaml", ".yml"):
-            raise InputError(f"-o {out}: metrics are no requests; name a .yaml, for the traffic they describe")
+            raise InputError(
+                f"-o {out}: metrics are no requests; name a .yaml, for the traffic they describe"
+            )
         write_file(out, text)
     if json_output:
         print_json(found.summary(), found.warnings)

@@ -144,7 +144,14 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
 
 
 def study_of(
-    trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress, *, drop_invalid: bool, slo: Path
+    trace: Path,
+    known: Any,
+    seed: int,
+    time_limit_s: float,
+    progress: Progress,
+    *,
+    drop_invalid: bool,
+    slo: Path,
 ) -> Study:
     from planner.studies.whatif import Study
 

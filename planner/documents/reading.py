@@ -1,7 +1,7 @@
 """How a log is read, in slo.yaml beside the other keys of `traffic`: the map that `plan trace` found is kept.
 
-    traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
-              timezone: Europe/Berlin, format: columns}
+traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
+          timezone: Europe/Berlin, format: columns}
 """
 
 from __future__ import annotations

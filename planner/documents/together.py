@@ -210,9 +210,7 @@ def _with_traces(
             read[source] = (
                 source
                 if isinstance(source, Trace)
-                else read_trace(
-                    source, seed=None, drop_invalid=drop_invalid, how=reading_of(entry.own, path)
-                )
+                else read_trace(source, seed=None, drop_invalid=drop_invalid, how=reading_of(entry.own, path))
             )
         is_own = sources[entry.name] is not None
         name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)

@@ -11,11 +11,11 @@ from typing import Any, Unpack
 import pandas as pd
 
 from planner.documents.day import USUAL_EVERY_S, DaySection, parse_day
+from planner.documents.reading import reading_of
 from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, market_of, row_of
 from planner.errors import InputError
-from planner.documents.reading import reading_of
 from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result

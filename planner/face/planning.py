@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 from planner.documents.catalog import Catalog
+from planner.documents.reading import reading_of
 from planner.documents.task import Task
 from planner.documents.together import Question, question_of
 from planner.errors import InputError
-from planner.documents.reading import reading_of
 from planner.face.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import PlanResult, SharedPlanResult

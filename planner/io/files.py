@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -384,6 +384,25 @@ def write_file(path: Path, content: str | bytes) -> None:
         path.write_bytes(raw)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """The same of a text too long to be held at once."""
+    check_output_file(path)
+    if path.exists() and not path.is_file():
+        write_file(path, "".join(parts))
+        return
+    aside = Path(tempfile.mkdtemp(prefix=".fleetplan-", dir=path.parent))
+    try:
+        made = aside / path.name
+        with gzip.open(made, "wb") if path.suffix == ".gz" else made.open("wb") as stream:
+            for part in parts:
+                stream.write(_encoded(part))
+        made.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_output_file(path: Path) -> None:

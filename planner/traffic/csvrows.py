@@ -16,7 +16,9 @@ _ROWS = 200_000
 def to_csv(trace: Trace) -> Iterator[str]:
     """The file, some rows at a time. Raises InputError for what CSV does not hold: prefixes and waits."""
     if trace.has_prefixes or trace.after.size:
-        raise InputError("a trace with prefixes or waits is written as JSON lines: name the file with -o NAME.jsonl")
+        raise InputError(
+            "a trace with prefixes or waits is written as JSON lines: name the file with -o NAME.jsonl"
+        )
     for start in range(0, len(trace), _ROWS):
         part = slice(start, start + _ROWS)
         images = trace.image_tokens

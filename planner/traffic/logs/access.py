@@ -32,7 +32,15 @@ ENVOY = re.compile(rb'\[\d{4}-\d\d-\d\dT[\d:.]+Z\] "(?:[^"\\]|\\.)*" \d{1,3} \S+
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.*)")
 _NAMES = {
     "combined": ("remote_addr", "ident", "remote_user", "time_local", "request", "status", "body_bytes_sent"),
-    "envoy": ("start_time", "request", "response_code", "response_flags", "bytes_received", "bytes_sent", "duration"),
+    "envoy": (
+        "start_time",
+        "request",
+        "response_code",
+        "response_flags",
+        "bytes_received",
+        "bytes_sent",
+        "duration",
+    ),
 }
 _SHORT = {
     "rt": "request_time",
@@ -91,4 +99,6 @@ def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
     """What the fields are, by their names; the times are those of the format."""
     found = guessed(sample, where)
     status = "status" if kind == "combined" else "response_code"
-    return replace(found, status=status, kind="path", tenant="", model=found.model, request_id=found.request_id)
+    return replace(
+        found, status=status, kind="path", tenant="", model=found.model, request_id=found.request_id
+    )

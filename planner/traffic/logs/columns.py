@@ -83,7 +83,9 @@ class Columns:
         if missing := [role for role in ("input", "output") if not getattr(self, role)]:
             raise InputError(f"map: {missing[0]} is missing; say which column has {missing[0]} tokens")
         if not self.arrival and not (self.end and self.duration):
-            raise InputError("map: arrival is missing; say arrival=COLUMN, or both end=COLUMN,duration=COLUMN")
+            raise InputError(
+                "map: arrival is missing; say arrival=COLUMN, or both end=COLUMN,duration=COLUMN"
+            )
 
     def given(self) -> dict[str, str]:
         """Columns by role, without those that are not there."""
@@ -113,10 +115,14 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
         pairs = [part.partition("=") for part in given.split(",") if part.strip()]
         for role, sign, _ in pairs:
             if not sign:
-                raise InputError(f"{where}: expected ROLE=COLUMN,..., found {shown(role)}; ROLE: {', '.join(ROLES)}")
+                raise InputError(
+                    f"{where}: expected ROLE=COLUMN,..., found {shown(role)}; ROLE: {', '.join(ROLES)}"
+                )
         names = [role.strip() for role, _, _ in pairs]
         if len(set(names)) < len(names):
-            raise InputError(f"{where}: {next(n for n in names if names.count(n) > 1)} is given twice; keep one")
+            raise InputError(
+                f"{where}: {next(n for n in names if names.count(n) > 1)} is given twice; keep one"
+            )
         given = {role.strip(): name for role, _, name in pairs}
     found: dict[str, Any] = {}
     units: dict[str, str] = {}
@@ -227,7 +233,9 @@ def _only(sample: pd.DataFrame, names: list[str], what: str, doubts: list[str]) 
     """The one column, or the first of several that say the same."""
     if len(names) > 1:
         first = numbers(sample[names[0]])
-        differ = [name for name in names[1:] if not np.array_equal(numbers(sample[name]), first, equal_nan=True)]
+        differ = [
+            name for name in names[1:] if not np.array_equal(numbers(sample[name]), first, equal_nan=True)
+        ]
         if differ:
             doubts.append(f"{' and '.join([names[0], *differ][:4])} may both be {what}")
     return names[0] if names else ""
@@ -338,7 +346,18 @@ def _named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], taken: set[
 
 
 _FINE = {
-    *("success", "successful", "succeeded", "ok", "okay", "complete", "completed", "done", "finished", "true"),
+    *(
+        "success",
+        "successful",
+        "succeeded",
+        "ok",
+        "okay",
+        "complete",
+        "completed",
+        "done",
+        "finished",
+        "true",
+    ),
     *("stop", "length", "eos", "status_code_ok", "status_code_unset", "unset", "default", "served", "2xx"),
     *("tool_calls", "end_turn", "max_tokens", "streaming_complete", "1"),
 }

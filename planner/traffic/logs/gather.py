@@ -155,7 +155,9 @@ class Gatherer:
     def _name(self, role: str, column: pd.Series[Any]) -> None:
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         known = self._names[role]
-        place = np.array([known.setdefault(str(value), len(known)) for value in values] or [0], dtype=np.int32)
+        place = np.array(
+            [known.setdefault(str(value), len(known)) for value in values] or [0], dtype=np.int32
+        )
         self._codes[role].append(place[codes])
 
     def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
@@ -164,7 +166,9 @@ class Gatherer:
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
             self._nameless += len(missing)
-            hashed[missing] = np.arange(self._nameless - len(missing), self._nameless, dtype=np.uint64)[missing]
+            hashed[missing] = np.arange(self._nameless - len(missing), self._nameless, dtype=np.uint64)[
+                missing
+            ]
         return hashed
 
     def trace(self, name: str) -> Trace:

@@ -112,7 +112,11 @@ TABLES = (
     ),
     Known(
         "Envoy AI Gateway",
-        (frozenset({"start_time", "response_code", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"}),),
+        (
+            frozenset(
+                {"start_time", "response_code", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"}
+            ),
+        ),
         {
             "arrival": ("start_time",),
             "input": ("gen_ai.usage.input_tokens",),

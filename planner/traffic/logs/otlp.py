@@ -41,7 +41,9 @@ _SCALARS = ("intValue", "doubleValue", "stringValue", "boolValue")
 _PARENTS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
 
 
-def span_rows(documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def span_rows(
+    documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """A row for each span of a model. Spans of anything else are passed over.
 
     Where a span and one within it both tell tokens (a gateway's and the engine's), they are one request: the

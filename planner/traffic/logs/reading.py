@@ -14,14 +14,24 @@ import pandas as pd
 from planner.errors import InputError, TraceError
 from planner.io.values import shown
 from planner.traffic.logs import access, known, otlp, tables, vllm
-from planner.traffic.logs.columns import Columns, guessed
+from planner.traffic.logs.columns import Columns, guessed, words_of
 from planner.traffic.logs.gather import Gatherer
 from planner.traffic.logs.times import zone_of
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
 COLUMN_MAP = "columns"
-NAMES = (COLUMN_MAP, "vllm", "otlp", *(one.name.lower().replace(" ", "-") for one in known.TABLES), "access-log")
+NAMES = (
+    COLUMN_MAP,
+    "vllm",
+    "otlp",
+    *(one.name.lower().replace(" ", "-") for one in known.TABLES),
+    "access-log",
+)
+_SUMS = {
+    *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
+    *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
+}
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
 
 
@@ -130,20 +140,28 @@ def read_logs(sources: list[Source], how: Reading = ANY, *, drop_invalid: bool =
         gatherer.notes += [note for note in log.say if note not in gatherer.notes]
     assert gatherer is not None and log is not None
     if len(sources) > 1 and gatherer.clock.since_zero:
-        raise TraceError(f"{sources[1].path}: its clock counts from zero, so nobody knows how it lies to the others")
+        raise TraceError(
+            f"{sources[1].path}: its clock counts from zero, so nobody knows how it lies to the others"
+        )
     if log.is_guess:
         gatherer.notes.insert(0, _taken_as(log.columns, gatherer))
     name = sources[0].path.name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
-    return Read(gatherer.trace(name), log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None)
+    return Read(
+        gatherer.trace(name), log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None
+    )
 
 
 def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
     """The note on a map that nobody gave."""
     when = columns.arrival or f"{columns.end} - {columns.duration}"
     others = ", ".join(
-        f"{role} {name}" for role, name in columns.given().items() if role not in ("arrival", "end", "duration")
+        f"{role} {name}"
+        for role, name in columns.given().items()
+        if role not in ("arrival", "end", "duration")
     )
-    return f"taken as arrival: {when} ({gatherer.clock.said()}); {others}. Otherwise: --map {columns.written()}"
+    return (
+        f"taken as arrival: {when} ({gatherer.clock.said()}); {others}. Otherwise: --map {columns.written()}"
+    )
 
 
 def _opened(source: Source, how: Reading) -> _Log:
@@ -179,7 +197,9 @@ def _access(source: Source, how: Reading, kind: str) -> _Log:
         )
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
-    columns = how.columns or access.columns_of(kind, tables.json_sample(rows), f"{source.path}, line {source.at}")
+    columns = how.columns or access.columns_of(
+        kind, tables.json_sample(rows), f"{source.path}, line {source.at}"
+    )
     blocks = tables.object_blocks(
         access.access_rows(kind, source.lines(), source.path), set(columns.given().values())
     )
@@ -197,6 +217,7 @@ def _parquet(path: Path, how: Reading) -> _Log:
     found = table.columns(names) if table is not None and table.prepare is None else None
     if found is None:
         _refuse_format(how, where)
+        _refuse_sums(names, where)
         found = how.columns or guessed(pd.DataFrame(sample_of[1]).iloc[: tables.SAMPLE_ROWS], where)
     _check_there(found, names, where)
     blocks = tables.parquet_blocks(path, tables.parquet_file(path), set(found.given().values()))
@@ -212,13 +233,12 @@ def _csv(source: Source, how: Reading) -> _Log:
         columns = table.columns(names)
         assert columns is not None
         wanted = _read_columns(columns, table, names)
-        blocks = tables.csv_blocks(
-            source.path, source.stream, names, source.at, wanted, [columns.arrival]
-        )
+        blocks = tables.csv_blocks(source.path, source.stream, names, source.at, wanted, [columns.arrival])
         if table.prepare is not None:
             blocks = _prepared(blocks, columns, table)
         return _Log(table.name, columns, blocks)
     _refuse_format(how, where)
+    _refuse_sums(names, where)
     columns = how.columns or guessed(tables.csv_sample(names, source.ahead()), where)
     _check_there(columns, names, where)
     given = columns.given()
@@ -238,9 +258,12 @@ def _prepared(blocks: Iterator[tables.Block], columns: Columns, table: known.Kno
     assert table.prepare is not None
     wanted = set(columns.given().values())
     for line, block in blocks:
-        plain = {name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()}
+        plain = {
+            name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()
+        }
         rows = [
-            table.prepare(dict(zip(plain, values, strict=True))) for values in zip(*plain.values(), strict=True)
+            table.prepare(dict(zip(plain, values, strict=True)))
+            for values in zip(*plain.values(), strict=True)
         ]
         yield line, {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in wanted}
 
@@ -256,16 +279,29 @@ def _table(names: Collection[str], how: Reading) -> known.Known | None:
     return None
 
 
+def _refuse_sums(names: Collection[str], where: str) -> None:
+    """A row that stands for many requests is none."""
+    if sums := [name for name in names if "_".join(words_of(name)) in _SUMS]:
+        raise TraceError(
+            f"{where}: rows are sums of many requests (column {shown(sums[0])}), not requests; give a log with a "
+            "row for each, or describe the traffic in slo.yaml (docs/file-formats.md)"
+        )
+
+
 def _refuse_format(how: Reading, where: str) -> None:
     if how.format not in (None, COLUMN_MAP):
-        raise TraceError(f"{where}: lacks what tells {how.format}; leave --format out to have it told, or say --map")
+        raise TraceError(
+            f"{where}: lacks what tells {how.format}; leave --format out to have it told, or say --map"
+        )
 
 
 def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
     for role, name in columns.given().items():
         if name not in names:
             found = ", ".join(map(shown, list(names)[:16])) or "no column"
-            raise TraceError(f"{where}: has no column {shown(name)}, which the map takes as {role}; found {found}")
+            raise TraceError(
+                f"{where}: has no column {shown(name)}, which the map takes as {role}; found {found}"
+            )
 
 
 def _json(source: Source, how: Reading) -> _Log:
@@ -285,6 +321,7 @@ def _json(source: Source, how: Reading) -> _Log:
         blocks = tables.object_blocks(rows, set(columns.given().values()), table.prepare)
         return _Log(table.name, columns, blocks, counted)
     _refuse_format(how, where)
+    _refuse_sums(names, where)
     columns = how.columns or guessed(tables.json_sample(sample), where)
     if how.columns is not None:
         _check_there(columns, names, where)
@@ -334,7 +371,9 @@ def _document(source: Source) -> Iterator[tables.Row] | None:
 def _inner(document: dict[str, Any]) -> list[tables.Row] | None:
     """The list of an object that holds hardly anything else, a page of an API for instance."""
     found = next((document[name] for name in _LISTS if isinstance(document.get(name), list)), None)
-    is_page = found is not None and len(document) <= _MOST_OF_A_PAGE and all(isinstance(r, dict) for r in found)
+    is_page = (
+        found is not None and len(document) <= _MOST_OF_A_PAGE and all(isinstance(r, dict) for r in found)
+    )
     return found if is_page else None
 
 

@@ -225,7 +225,9 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
 
     at = 1
     try:
-        for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)):
+        for batch in file.iter_batches(
+            batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
+        ):
             table = batch.to_pandas()
             yield np.arange(at, at + len(table)), {str(name): table[name] for name in table.columns}
             at += len(table)

@@ -117,7 +117,7 @@ class Clock:
                 if named not in (None, unit):
                     raise UnsureError(
                         f"{where}: column {self.name} is named as if in {named}, but its times ({middle:.15g}) "
-                        f"are {unit} since 1970; say which with --map arrival={self.name}:{unit}",
+                        f"are {unit} since 1970; say which with --map arrival={self.name}:{unit}"
                     )
                 self.unit = unit
                 return
@@ -151,7 +151,11 @@ class Clock:
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
         if (at := np.flatnonzero(bad)).size:
-            kind = f"a number of {self.unit} from 0 on" if self.since_zero else f"a time in {self.unit} since 1970"
+            kind = (
+                f"a number of {self.unit} from 0 on"
+                if self.since_zero
+                else f"a time in {self.unit} since 1970"
+            )
             self._refuse(where, line[at[0]], kind, column.iloc[at[0]])
         if exact is not None:
             return exact * per
