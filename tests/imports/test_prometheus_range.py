@@ -95,7 +95,7 @@ def test_a_histogram_is_counts_per_bucket_and_interval() -> None:
     assert found.sums.tolist() == [90, 60]
 
 
-def test_the_formats_say_the_same(tmp_path: Path):
+def test_the_formats_say_the_same(tmp_path: Path) -> None:
     texts = {
         "api.json": answer(row(OK, [[1.5, "1"], [2.5, "3"]], instance="a:1", note='a "b", {c}')),
         "promtool.json": json.dumps([row(OK, [[1.5, "1"], [2.5, "3"]], instance="a:1", note='a "b", {c}')]),
@@ -143,7 +143,7 @@ def test_names_and_intervals() -> None:
         (answer(), "holds no samples"),
     ],
 )
-def test_bad_input_ends_in_one_line(tmp_path: Path, text: str, expected: str):
+def test_bad_input_ends_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "range.json"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -161,7 +161,7 @@ def test_instances_with_other_buckets_are_refused() -> None:
         histogram(parse_series(answer(*rows), "test"), "x", np.array([0.0, 60.0]))
 
 
-def test_mutated_files_end_in_one_line_or_are_read(tmp_path: Path):
+def test_mutated_files_end_in_one_line_or_are_read(tmp_path: Path) -> None:
     """300 mutants of each format; nothing but InputError comes out."""
     rng = random.Random(3)
     sources = [
@@ -188,7 +188,7 @@ def test_mutated_files_end_in_one_line_or_are_read(tmp_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_what_promtool_dumps_is_read(tmp_path: Path):
+def test_what_promtool_dumps_is_read(tmp_path: Path) -> None:
     """A real database made from OpenMetrics text, and dumped again."""
     t0 = 1_700_000_000
     lines = [f'{OK}{{instance="a"}} {3 * k} {t0 + 15 * k}' for k in range(41)]
