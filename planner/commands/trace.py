@@ -35,7 +35,7 @@ def describe_trace(
         typer.Argument(
             metavar="FILE...",
             readable=False,
-            help="A trace, or logs of one clock: CSV, JSON, JSONL, Parquet, text; .gz too. See docs/traces.md.",
+            help="A trace, or logs of one clock: CSV, JSON, JSONL, Parquet, text; docs/traces.md.",
         ),
     ],
     out: Annotated[

@@ -2,7 +2,7 @@
 
 Both become the section `traffic` of slo.yaml: a curve of rates, and lengths.
 
-A range of Prometheus' samples (prometheus_range.py) holds what finished: `vllm:request_success_total`, and the
+A range of Prometheus' samples (prometheus_range.py) holds what finished: `vllm:request_success_total` and the
 histograms `vllm:request_prompt_tokens` and `vllm:request_generation_tokens`. Instances are added up. OpenAI's
 usage (GET /v1/organization/usage/completions, or the CSV of its page; openai/openai-openapi, schemas
 UsageTimeBucket and UsageCompletionsResult) holds requests and tokens per bucket: of lengths the mean alone.
@@ -139,7 +139,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
     models = sorted({row.label("model_name") for row in series} - {""})
     if len(models) > 1:
         raise InputError(
-            f"{where}: metrics of {len(models)} LLMs ({', '.join(models[:4])}), whose lengths differ; query one, "
+            f"{where}: metrics of {len(models)} LLMs ({', '.join(models[:4])}), whose lengths differ; "
+            "query one, "
             f"for instance {{model_name={models[0]!r}}}"
         )
     requests = [row for row in series if row.name == REQUESTS] or [
@@ -152,7 +153,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
     edges_s = intervals(requests, every_s)
     if len(edges_s) < 2:
         raise InputError(
-            f"{where}: covers less than one interval of {every_s:g} s; query a longer range, or say --every 60 s"
+            f"{where}: covers less than one interval of {every_s:g} s; query a longer range, or say "
+            "--every 60 s"
         )
     finished = increase(requests, edges_s, gap_s=max(every_s, 300.0))
     warnings: list[str] = []
@@ -172,7 +174,8 @@ def _filled(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
     unknown = np.isnan(rate_rps)
     if unknown.mean() > MOST_UNKNOWN_FRAC:
         raise InputError(
-            f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals are unknown, since samples are too far "
+            f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals are unknown, since samples are "
+            "too far "
             "apart; query with a shorter step, or say a longer --every"
         )
     if unknown.any():
@@ -182,7 +185,8 @@ def _filled(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
         known = np.flatnonzero(~unknown)
         if unknown.any():
             warnings.append(
-                f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals have no samples (scrapes are missing); "
+                f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals have no samples (scrapes are "
+                "missing); "
                 "their rates are drawn between those beside them"
             )
         rate_rps = np.interp(np.arange(len(rate_rps)), known, rate_rps[known])
@@ -207,7 +211,8 @@ def _lengths(
         upper[-1] = 2 * upper[-2]
         if counts[-1] > 0:
             notes.append(
-                f"{int(round(counts[-1]))} requests are longer than the last bucket of {name} ({upper[-2]:g}): taken "
+                f"{round(float(counts[-1]))} requests are longer than the last bucket of {name} "
+                f"({upper[-2]:g}): taken "
                 f"as up to {upper[-1]:g} tokens"
             )
     edges = np.concatenate(([0.0], upper))
@@ -237,7 +242,8 @@ def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: l
         behind = float(np.mean(queue[~np.isnan(queue)] >= _WAITED)) if not np.isnan(queue).all() else 0.0
         if behind > 0:
             warnings.append(
-                f"requests waited in {behind:.0%} of the intervals (up to {facts['most_waiting']:.3g} at a time): "
+                f"requests waited in {behind:.0%} of the intervals (up to {facts['most_waiting']:.3g} at a "
+                "time): "
                 "what finished then is less than what was asked"
             )
     used = next((rows for name in _KV if (rows := [r for r in series if r.name == name])), [])
@@ -252,7 +258,8 @@ def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: l
         facts["prefix_hit_frac"] = hits / queries
         if hits / queries >= 0.01:
             warnings.append(
-                f"{hits / queries:.0%} of the prompts' tokens came from prefix caches, which metrics do not say more "
+                f"{hits / queries:.0%} of the prompts' tokens came from prefix caches, which metrics do "
+                "not say more "
                 "of: the traffic described has no shared prefixes; add prefixes: to it, or give a log"
             )
     return facts
@@ -275,7 +282,7 @@ def usage_traffic(files: Sequence[Path]) -> Described:
     places = (starts - first) / every_s
     if (np.abs(widths - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
         raise InputError(f"{where}: buckets have several widths; ask for one bucket_width, better 1m than 1d")
-    intervals_count = int(round(places.max())) + 1
+    intervals_count = round(float(places.max())) + 1
     if intervals_count > 100_000:
         raise InputError(f"{where}: spans {intervals_count} buckets, expected at most 100000")
     counts = np.bincount(np.round(places).astype(int), table[:, 2], intervals_count)

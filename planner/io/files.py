@@ -81,7 +81,8 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.BufferedReader]:
     """Open UTF-8 text as a stream of bytes, without its byte order mark.
 
-    A file that begins with one of `long_lines` may have lines up to MAX_DOCUMENT_BYTES. Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
+    A file that begins with one of `long_lines` may have lines up to MAX_DOCUMENT_BYTES.
+    Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
     costs no more memory than one that is just too long.
     """
     with open_input(path) as stream:

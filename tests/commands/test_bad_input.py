@@ -195,7 +195,7 @@ TRACES = [
         TRACE + "30,131000,200\n",
         r"trace.csv: .*131200 tokens \(prompt \+ output\).* 131072; drop such requests or choose an LLM",
     ),
-    trace("JSON list", '[{"timestamp": 0}]', r"line 1: is one JSON list; expected JSONL"),
+    trace("JSON list", '[{"timestamp": 0}]', r"object 1: no column is told as input"),
     trace("broken JSON", '{"timestamp": 0,\n', r"t.jsonl, line 1: is not JSON", "t.jsonl"),
     trace(
         "broken JSON later",

@@ -200,7 +200,7 @@ def _unsure(
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
     guess = "" if missing else text
-    return UnsureError(f"{where}: {'; '.join(why)}; found {names}. Say it with --map {quoted}", guess)
+    return UnsureError(f"{where}: {'; '.join(why)}; found {names}. Say it: plan trace --map {quoted}, or traffic: map in slo.yaml", guess)
 
 
 def _lengths(sample: pd.DataFrame, role: str) -> list[str]:

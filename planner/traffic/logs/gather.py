@@ -111,7 +111,8 @@ class Gatherer:
                 column = table[self.columns.status].astype(str)
                 at = int(np.flatnonzero((column == unknown[0]).to_numpy(dtype=bool))[0])
                 raise TraceError(
-                    f"{where} {line[at]}, column {self.columns.status}: {shown(unknown[0])} says neither that a "
+                    f"{where} {line[at]}, column {self.columns.status}: {shown(unknown[0])} says neither "
+                    "that a "
                     "request succeeded nor that it failed; expected a status of HTTP, success or failure; or "
                     "leave it out: --map without status"
                 )
@@ -135,7 +136,8 @@ class Gatherer:
         bad = keep & ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
         if (at := np.flatnonzero(bad)).size:
             raise TraceError(
-                f"{where} {line[at[0]]}, column {name}: expected a whole number of tokens, 0 to {MAX_TOKENS}, "
+                f"{where} {line[at[0]]}, column {name}: expected a whole number of tokens, 0 to "
+                f"{MAX_TOKENS}, "
                 f"found {said(table[name].iloc[at[0]])}"
             )
         return np.where(keep, counts, 0.0).astype(np.int64)
@@ -148,7 +150,8 @@ class Gatherer:
         unit = self.columns.units.get("duration") or span_unit(name, table)
         if not unit and not np.isnan(numbers(table[name])).all():
             raise UnsureError(
-                f"{where} {line[0]}: column {name} has no unit; say which with --map duration={name}:ms or {name}:s"
+                f"{where} {line[0]}: column {name} has no unit; say which with --map duration={name}:ms or "
+                f"{name}:s"
             )
         return at_ns - spans_ns(line, table[name], unit, where, name)
 

@@ -1,6 +1,6 @@
 """Spans of generative AI as OpenTelemetry's collector writes them: OTLP as JSON, one export a line or a file.
 
-Attributes are those of the conventions (`gen_ai.usage.input_tokens`, ...; open-telemetry/semantic-conventions,
+Attributes are those of the conventions (`gen_ai.usage.input_tokens`; open-telemetry/semantic-conventions,
 1.27 on) and their older names, which vLLM emits (`gen_ai.usage.prompt_tokens`, span `llm_request`; vLLM 0.32,
 vllm/tracing/utils.py). Attributes that hold messages are not looked at.
 """

@@ -132,7 +132,8 @@ def read_logs(sources: list[Source], how: Reading = ANY, *, drop_invalid: bool =
             gatherer = Gatherer(log.columns, how.zone, how.salt, drop_invalid)
         elif gatherer.columns != log.columns:
             raise TraceError(
-                f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.written()}); give "
+                f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.written()}); "
+                "give "
                 "files of one kind"
             )
         for line, columns in log.blocks:
@@ -193,7 +194,8 @@ def _vllm(source: Source) -> _Log:
 def _access(source: Source, how: Reading, kind: str) -> _Log:
     if not kind:
         raise TraceError(
-            f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or Envoy's default"
+            f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
+            "Envoy's default"
         )
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
@@ -283,7 +285,8 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
     """A row that stands for many requests is none."""
     if sums := [name for name in names if "_".join(words_of(name)) in _SUMS]:
         raise TraceError(
-            f"{where}: rows are sums of many requests (column {shown(sums[0])}), not requests; give a log with a "
+            f"{where}: rows are sums of many requests (column {shown(sums[0])}), not requests; give a log "
+            "with a "
             "row for each, or describe the traffic in slo.yaml (docs/file-formats.md)"
         )
 

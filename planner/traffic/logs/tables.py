@@ -1,4 +1,4 @@
-"""Blocks of rows out of files: CSV, JSON objects a line or in a list, Parquet. Only columns that are asked for.
+"""Blocks of rows out of files: CSV, JSON objects a line or in a list, Parquet; columns that are asked for.
 
 Of what a row holds beside them, prompts and answers above all, nothing is kept.
 """

@@ -44,7 +44,8 @@ class UnsureError(TraceError):
 
 
 def unit_of_name(name: str) -> str | None:
-    """The unit that a column's name ends with: `latency_ms`, `durationMs`, `took (s)`, `startTimeUnixNano`."""
+    """The unit that a column's name ends with: `latency_ms`, `durationMs`, `took (s)`, "
+    "`startTimeUnixNano`."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
     last = words[-1].lower() if words else ""
     return _UNIT_OF.get(last) if len(words) > 1 else None
@@ -116,7 +117,8 @@ class Clock:
             if FIRST_S <= middle * ns / 1e9 < LAST_S:
                 if named not in (None, unit):
                     raise UnsureError(
-                        f"{where}: column {self.name} is named as if in {named}, but its times ({middle:.15g}) "
+                        f"{where}: column {self.name} is named as if in {named}, but its times "
+                        f"({middle:.15g}) "
                         f"are {unit} since 1970; say which with --map arrival={self.name}:{unit}"
                     )
                 self.unit = unit
@@ -160,7 +162,8 @@ class Clock:
         if exact is not None:
             return exact * per
         whole = np.floor(values)
-        return whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
+        parts: IntArray = np.rint((values - whole) * per).astype(np.int64)
+        return whole.astype(np.int64) * per + parts
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         dates = self._parsed(line, column, where)
@@ -174,7 +177,7 @@ class Clock:
         if (at := np.flatnonzero(bad)).size:
             self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
         found = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
-        ns: IntArray = found.dt.as_unit("ns").to_numpy().astype(np.int64)
+        ns = np.asarray(found.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
         return ns if has_offsets or self.zone is None else self._localised(ns, line, column, where)
 
     def _parsed(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
@@ -205,7 +208,8 @@ class Clock:
         return dates if zoned[0] else dates.dt.tz_localize(None)
 
     def _localised(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Local times of `zone` as UTC. Of an hour that there is twice, the second begins where times fall."""
+        """Local times of `zone` as UTC. Of an hour that there is twice, the second begins where times "
+        "fall."""
         zone = zone_of(str(self.zone))
         naive = pd.DatetimeIndex(ns.view("M8[ns]"))
         early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
@@ -264,7 +268,8 @@ def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name
     values[missing] = 0.0
     if (at := np.flatnonzero(~((values >= 0) & (values < 7 * 86400e9)))).size:
         raise TraceError(
-            f"{where} {line[at[0]]}, column {name}: expected a duration below a week{unit and ' in ' + unit}, "
+            f"{where} {line[at[0]]}, column {name}: expected a duration below a "
+            f"week{unit and ' in ' + unit}, "
             f"found {said(column.iloc[at[0]])}"
         )
     return np.rint(values).astype(np.int64)

@@ -31,7 +31,8 @@ COLUMNS = Columns(
     units={"arrival": "ns"},
 )
 LINE = re.compile(
-    rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] )?)?(?:\([^)]{0,80}\) )?"
+    rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
+    rb")?)?(?:\([^)]{0,80}\) )?"
     rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<part>\.\d+)? "
     rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<said>.*)"
 )
@@ -111,20 +112,24 @@ class VllmLog:
         length, times = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
         if times >= MOST_CUT:
             raise TraceError(
-                f"{self.path}: {times} prompts are cut at {length} characters and token ids (--max-log-len), so "
+                f"{self.path}: {times} prompts are cut at {length} characters and token ids "
+                "(--max-log-len), so "
                 "lengths are lost; leave that option out, or export spans (--otlp-traces-endpoint)"
             )
         if all(request.prompt_tokens is None for request in every):
             raise TraceError(
-                f"{self.path}: tells when {len(every)} requests came, but not how long they are; start vLLM with "
-                "VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans (--otlp-traces-endpoint)"
+                f"{self.path}: tells when {len(every)} requests came, but not how long they are; start "
+                "vLLM with "
+                "VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
+                "(--otlp-traces-endpoint)"
             )
         assumed = [r for r in every if r.output_tokens is None and r.max_tokens and r.status == "ok"]
         for request in assumed:
             request.output_tokens = request.max_tokens
         if assumed:
             self.notes.append(
-                f"{len(assumed)} answers are not in the log; they have ignore_eos and are taken as long as asked"
+                f"{len(assumed)} answers are not in the log; they have ignore_eos and are taken as long as "
+                "asked"
             )
         for request in every:
             yield (
@@ -179,7 +184,8 @@ class VllmLog:
             self.has_stamps = stamp is not None
         if self.has_stamps != (stamp is not None):
             raise TraceError(
-                f"{self.path}, line {number}: some lines begin with a date and a year, others do not; keep those "
+                f"{self.path}, line {number}: some lines begin with a date and a year, others do not; keep "
+                "those "
                 "of one container"
             )
         if stamp is not None:
