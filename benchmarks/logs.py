@@ -73,7 +73,8 @@ def main() -> None:
     if not path.exists():
         write_log(path, given.rows, given.kind)
     print(
-        f"{path.name}: {path.stat().st_size / 2**20:.0f} MiB, written in {time.process_time() - began:.0f} CPU s"
+        f"{path.name}: {path.stat().st_size / 2**20:.0f} MiB, written in {time.process_time() - began:.0f} "
+        "CPU s"
     )
     subprocess.run([sys.executable, "-c", READ, str(path)], check=True)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

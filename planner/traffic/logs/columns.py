@@ -16,6 +16,7 @@ from planner.traffic.logs.times import NS_PER, Clock, UnsureError, is_missing, n
 
 SAME_S = 1.0  # two times of a request closer than this are one
 _TIMES = ("arrival", "end")
+_MOST = 0.5  # of a sample's values fit a role: the others are wrong, not the role
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
 _LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
@@ -30,7 +31,8 @@ _START = (
 )
 _END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
 _TIME = {"time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"}
-_TIME |= set(NS_PER) | {"nano", "iso8601", "sec", "msec"}
+_TIME |= {"nano", "iso8601", "msec"}
+_COUNTED = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}  # a clock that counts from 0
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
 _SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
@@ -200,7 +202,11 @@ def _unsure(
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
     guess = "" if missing else text
-    return UnsureError(f"{where}: {'; '.join(why)}; found {names}. Say it: plan trace --map {quoted}, or traffic: map in slo.yaml", guess)
+    return UnsureError(
+        f"{where}: {'; '.join(why)}; found {names}. Say it: plan trace --map {quoted}, or traffic: map in "
+        "slo.yaml",
+        guess,
+    )
 
 
 def _lengths(sample: pd.DataFrame, role: str) -> list[str]:
@@ -245,7 +251,9 @@ def _times(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Columns that hold a time of day, and which: start, end, or "" where the name does not say."""
     for name in sample.columns:
         words = words_of(name)
-        if set(words) & _NOT_TIME or not set(words) & (_TIME | set(_START) | set(_END)):
+        if set(words) & (_NOT_TIME | _SPAN) or "_".join(words) in _SPAN_NAMES:
+            continue
+        if not set(words) & (_TIME | set(_START) | set(_END)):
             continue
         if _clock(sample[name], name) is None:
             continue
@@ -259,14 +267,9 @@ def _times(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
 def _clock(column: pd.Series[Any], name: str) -> Clock | None:
     """How the times of a sample are read; None where they are none, or count from zero without a unit."""
     clock = Clock(name)
-    sample = column[~is_missing(column)]
-    if not len(sample):
+    if clock.fitting_frac(column) < _MOST:
         return None
-    try:
-        clock.ns(np.arange(len(sample)), sample, "row")
-    except InputError:
-        return None
-    is_counted = clock.since_zero and not set(words_of(name)) & (_TIME | set(_START))
+    is_counted = clock.since_zero and not set(words_of(name)) & _COUNTED
     return None if is_counted else clock
 
 
@@ -325,14 +328,15 @@ def _counter(sample: pd.DataFrame) -> str:
 
 def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
     """The median distance of two columns of times."""
-    ns = []
-    both = ~is_missing(sample[one]) & ~is_missing(sample[other])
-    if not both.any():
-        return 0.0
-    for name in (one, other):
-        clock = Clock(name)
-        ns.append(clock.ns(np.arange(int(both.sum())), sample.loc[both, name], "row"))
-    return float(np.median(np.abs(ns[0] - ns[1]))) / 1e9
+    apart = []
+    clocks = [Clock(one), Clock(other)]
+    for _, row in sample.iloc[:100].iterrows():
+        try:
+            at = [clock.ns(np.zeros(1, np.int64), row[[clock.name]], "row")[0] for clock in clocks]
+        except InputError:
+            continue  # one of the two is missing or wrong here
+        apart.append(abs(int(at[0]) - int(at[1])))
+    return float(np.median(apart)) / 1e9 if apart else 0.0
 
 
 def _named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], taken: set[str]) -> str:
@@ -385,7 +389,9 @@ def failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]],
 
 
 def tells_status(column: pd.Series[Any]) -> bool:
-    return not failed(column)[1]
+    """Whether most of its values say whether a request failed; one that does not is refused later."""
+    unknown = failed(column)[1]
+    return float(column.astype(str).isin(unknown).mean()) <= _MOST
 
 
 EMBEDDINGS, OTHER_CALLS = "embeddings", "other calls that generate no text"

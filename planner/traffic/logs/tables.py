@@ -56,7 +56,7 @@ def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
     body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
     try:
         read = csv.reader(io.StringIO(body.decode(errors="replace")))
-        rows = [row for row in itertools.islice(read, SAMPLE_ROWS) if len(row) == len(names)]
+        rows = [(row + [""] * len(names))[: len(names)] for row in itertools.islice(read, SAMPLE_ROWS) if row]
     except csv.Error:
         rows = []
     cut = [[cell[:LONGEST_TEXT] for cell in row] for row in rows]
