@@ -251,7 +251,7 @@ def _times(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Columns that hold a time of day, and which: start, end, or "" where the name does not say."""
     for name in sample.columns:
         words = words_of(name)
-        if set(words) & (_NOT_TIME | _SPAN) or "_".join(words) in _SPAN_NAMES:
+        if set(words) & (_NOT_TIME | _SPAN):
             continue
         if not set(words) & (_TIME | set(_START) | set(_END)):
             continue
@@ -269,7 +269,8 @@ def _clock(column: pd.Series[Any], name: str) -> Clock | None:
     clock = Clock(name)
     if clock.fitting_frac(column) < _MOST:
         return None
-    is_counted = clock.since_zero and not set(words_of(name)) & _COUNTED
+    words = words_of(name)
+    is_counted = clock.since_zero and (not set(words) & _COUNTED or "_".join(words) in _SPAN_NAMES)
     return None if is_counted else clock
 
 

@@ -108,7 +108,7 @@ class Clock:
         if not len(sample):
             raise UnsureError(f"{where}: column {self.name} holds no time", "")
         values = numbers(sample)
-        if np.isnan(values).mean() > 0.5:
+        if np.isnan(values).mean() >= 0.5:
             self.unit = _date_kind(sample, where, self.name)
             return
         middle = float(np.nanpercentile(values, 50, method="lower"))
@@ -268,7 +268,7 @@ def said(value: object) -> str:
 
 def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
     texts = sample.astype(str).tolist()
-    if np.mean([bool(_DATE.match(text)) for text in texts]) > 0.5:
+    if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:
         return "date"
     if np.mean([bool(_APACHE_LIKE.fullmatch(text.strip())) for text in texts]) > 0.5:
         return _APACHE
