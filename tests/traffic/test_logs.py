@@ -219,6 +219,23 @@ def test_a_log_of_vllm_over_new_year_goes_on(read: Read) -> None:
     assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 2.0], [(3, 7), (3, 7)])
 
 
+DATA = Path(__file__).parents[1] / "data"
+REAL = [(12, 5), (40, 3), (7, 1), (21, 6), (9, 4), (5, 3), (6, 3), (30, 8), (15, 7), (6, 2), (50, 9), (8, 6)]
+
+
+def test_what_vllm_wrote_is_read() -> None:
+    """vLLM 0.32 on a CPU, asked for these lengths (the eighth and the last for two answers of half), one
+    request aborted and one refused; its log at level DEBUG, and its spans as a collector's file exporter
+    writes them.
+    """
+    log = read_trace(DATA / "vllm_requests.log", seed=None)
+    spans = read_trace(DATA / "vllm_spans.jsonl", seed=None)
+    assert lengths(log) == lengths(spans) == REAL
+    assert log.dropped == {FAILED: 1}
+    assert np.abs(log.arrival_s - spans.arrival_s).max() <= 1.0  # the log has whole seconds
+    assert "7 answers are not in the log" in log.notes[0]
+
+
 # ---------------------------------------------------------------- what cannot be
 
 
@@ -328,7 +345,7 @@ def check_mutations(tmp_path: Path, kind: str, count: int) -> None:
             middle_s = np.diff(np.percentile(trace.arrival_s, [25, 75]))
             assert len(trace) < 12 or 1.0 < float(middle_s[0]) < 60.0
             assert np.median(trace.input_tokens) <= 400 or len(trace) < 12
-    assert read > count / 10  # some edits do no harm
+    assert read > count / 20  # some edits do no harm
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
