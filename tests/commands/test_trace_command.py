@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -84,9 +85,9 @@ def test_what_is_unsure_names_the_map_to_type(tmp_path: Path) -> None:
 
 
 def test_metrics_are_described_for_slo_yaml(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
-            "metric": {"__name__": f"vllm:{name}", **labels},
+            "metric": {"__name__": f"vllm:{name}", **dict(labels)},
             "values": [[1_767_607_200 + 60 * k, str(rate * 60 * k)] for k in range(21)],
         }
         for name, labels, rate in (

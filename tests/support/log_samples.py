@@ -37,7 +37,7 @@ def date(at_s: float, ending: str = "Z") -> str:
 
 
 def gateway_csv() -> bytes:
-    rows = [["created_at", "model", "prompt_tokens", "completion_tokens", "latency_ms", "status_code"]]
+    rows: list[list[Any]] = [["created_at", "model", "prompt_tokens", "completion_tokens", "latency_ms", "status_code"]]
     rows += [[date(r.at_s), "m", r.input_tokens, r.output_tokens, int(1e3 * r.took_s), 200] for r in REQUESTS]
     rows.append([date(20.0), "m", 5, "", 3, 500])
     return _csv(rows)
@@ -45,7 +45,7 @@ def gateway_csv() -> bytes:
 
 def ended_csv() -> bytes:
     """Only the end and the duration are there."""
-    rows = [["finished_at", "input_tokens", "output_tokens", "duration_ms"]]
+    rows: list[list[Any]] = [["finished_at", "input_tokens", "output_tokens", "duration_ms"]]
     rows += [
         [(ns(r.at_s + r.took_s)) // 10**6, r.input_tokens, r.output_tokens, int(1e3 * r.took_s)]
         for r in sorted(REQUESTS, key=lambda r: r.at_s + r.took_s)

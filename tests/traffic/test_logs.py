@@ -117,8 +117,7 @@ def test_parquet_is_read_as_its_csv(read: Read, tmp_path: Path) -> None:
 
 def test_a_packed_log_and_two_logs_of_one_clock(tmp_path: Path) -> None:
     """The second file begins where the first ends; together they are the sample."""
-    name, make = SAMPLES["gateway CSV"]
-    header, *rows = make().splitlines(keepends=True)
+    header, *rows = SAMPLES["gateway CSV"][1]().splitlines(keepends=True)
     (tmp_path / "a.csv").write_bytes(header + b"".join(rows[:10]))
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(header + b"".join(rows[10:])))
     found = read_files([tmp_path / "b.csv.gz", tmp_path / "a.csv"], seed=None)
@@ -322,7 +321,7 @@ def mutated(rng: np.random.Generator, content: bytes) -> bytes:
                 raw[int(rng.choice(digits))] = int(rng.integers(48, 58))
         else:
             lines = bytes(raw).split(b"\n")
-            rng.shuffle(lines)  # type: ignore[arg-type]
+            rng.shuffle(lines)
             raw = bytearray(b"\n".join(lines))
     return bytes(raw)
 

@@ -182,8 +182,8 @@ class Clock:
         if exact is not None:
             return exact * per
         whole = np.floor(values)
-        parts: IntArray = np.rint((values - whole) * per).astype(np.int64)
-        return whole.astype(np.int64) * per + parts
+        found: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
+        return found
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         dates = self._parsed(line, column, where)
