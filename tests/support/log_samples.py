@@ -37,7 +37,9 @@ def date(at_s: float, ending: str = "Z") -> str:
 
 
 def gateway_csv() -> bytes:
-    rows: list[list[Any]] = [["created_at", "model", "prompt_tokens", "completion_tokens", "latency_ms", "status_code"]]
+    rows: list[list[Any]] = [
+        ["created_at", "model", "prompt_tokens", "completion_tokens", "latency_ms", "status_code"]
+    ]
     rows += [[date(r.at_s), "m", r.input_tokens, r.output_tokens, int(1e3 * r.took_s), 200] for r in REQUESTS]
     rows.append([date(20.0), "m", 5, "", 3, 500])
     return _csv(rows)

@@ -47,6 +47,12 @@ def test_times_of_access_logs_are_told() -> None:
     assert read(["05/Jan/2026:11:00:00 +0100"]) == [AT_NS - 250_000_000]
 
 
+def test_zones_may_differ_from_line_to_line() -> None:
+    """Clocks that are put forward, written with their offset."""
+    found = read(["2026-03-29T01:59:00+01:00", "2026-03-29T03:01:00+02:00"])
+    assert found[1] - found[0] == 120 * 10**9
+
+
 def test_an_hour_that_there_is_twice_is_told_by_the_order() -> None:
     """Berlin, 2025-10-26: 02:59 (summer), then 02:01 and 02:58 again (winter), then 03:01.
 

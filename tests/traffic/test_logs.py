@@ -16,6 +16,7 @@ from log_samples import EPOCH_NS, REQUESTS, SAMPLES, WHOLE_SECONDS, date, ns
 from planner.errors import InputError
 from planner.traffic.csvrows import to_csv
 from planner.traffic.formats import NO_OUTPUT
+from planner.traffic.frames import trace_of
 from planner.traffic.logs.columns import parse_columns
 from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES
 from planner.traffic.logs.reading import Reading
@@ -216,6 +217,40 @@ def test_a_log_of_vllm_over_new_year_goes_on(read: Read) -> None:
     )
     trace = read(line.format("12-31 23:59:59", 1) + line.format("01-01 00:00:01", 2), "vllm.log")
     assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 2.0], [(3, 7), (3, 7)])
+
+
+def test_json_lines_of_vllm_are_read(read: Read) -> None:
+    """With milliseconds and a year; a gateway's JSON lines with asctime and message are none of vLLM's."""
+    line = {
+        "asctime": "2026-01-05 10:00:00,250",
+        "levelname": "DEBUG",
+        "name": "vllm.entrypoints",
+        "message": "",
+    }
+    said = (
+        "Request chatcmpl-1 details: prompt: 'a \"b\"', prompt_token_ids: [1, 2, 3], prompt_embeds shape: "
+        "None.",
+        "Generated response chatcmpl-1 details: output_token_ids: [7, 8]",
+    )
+    log = "".join(json.dumps({**line, "message": one}) + "\n" for one in said)
+    assert lengths(read(log, "vllm.jsonl")) == [(3, 2)]
+    other = {**line, "name": "gateway", "message": "done", "prompt_tokens": 5, "completion_tokens": 4}
+    other["created_at"] = "2026-01-05T10:00:00Z"
+    assert lengths(read(json.dumps(other) + "\n", "gateway.jsonl")) == [(5, 4)]
+
+
+def test_a_table_in_memory_is_read_as_its_file() -> None:
+    table = pd.DataFrame(
+        {
+            "created_at": pd.to_datetime([ns(one.at_s) for one in REQUESTS], utc=True),
+            "prompt_tokens": [one.input_tokens for one in REQUESTS],
+            "completion_tokens": [one.output_tokens for one in REQUESTS],
+            "hash_ids": [[1]] * len(REQUESTS),
+        }
+    )
+    trace = trace_of(table)
+    assert lengths(trace) == [(one.input_tokens, one.output_tokens) for one in BY_TIME]
+    assert trace.notes[1].startswith("not read from a log: hash_ids")
 
 
 DATA = Path(__file__).parents[1] / "data"

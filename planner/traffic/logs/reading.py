@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from planner.errors import InputError, TraceError
@@ -32,6 +33,7 @@ _SUMS = {
     *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
     *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
 }
+_OF_TRACES = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
 
 
@@ -246,7 +248,7 @@ def _csv(source: Source, how: Reading) -> _Log:
     given = columns.given()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
     blocks = tables.csv_blocks(source.path, source.stream, names, source.at, set(given.values()), figures)
-    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None)
+    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=_not_read(names))
 
 
 def _read_columns(columns: Columns, table: known.Known, names: Collection[str]) -> set[str]:
@@ -279,6 +281,26 @@ def _table(names: Collection[str], how: Reading) -> known.Known | None:
         if is_asked and one.columns(names) is not None:
             return one
     return None
+
+
+def read_frame(name: str, frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
+    """The same of a table in memory whose columns are those of a log; its rows are counted from 0."""
+    names = [str(column) for column in frame.columns]
+    frame = frame.set_axis(names, axis=1).reset_index(drop=True)
+    _refuse_sums(names, name)
+    columns = guessed(frame.iloc[: tables.SAMPLE_ROWS], name)
+    gatherer = Gatherer(columns, drop_invalid=drop_invalid)
+    gatherer.add(
+        np.arange(len(frame)), {each: frame[each] for each in columns.given().values()}, f"{name}, row"
+    )
+    gatherer.notes = [_taken_as(columns, gatherer), *_not_read(names)]
+    return gatherer.trace(name)
+
+
+def _not_read(names: Collection[str]) -> list[str]:
+    """What a trace could have and a log has not."""
+    lost = [name for name in names if name.lower() in _OF_TRACES]
+    return [f"not read from a log: {', '.join(lost)}; name all columns as a trace has them"] if lost else []
 
 
 def _refuse_sums(names: Collection[str], where: str) -> None:
@@ -329,7 +351,7 @@ def _json(source: Source, how: Reading) -> _Log:
     if how.columns is not None:
         _check_there(columns, names, where)
     blocks = tables.object_blocks(rows, set(columns.given().values()))
-    return _Log(COLUMN_MAP, columns, blocks, counted, is_guess=how.columns is None)
+    return _Log(COLUMN_MAP, columns, blocks, counted, how.columns is None, _not_read(names))
 
 
 def _objects(source: Source) -> tuple[Iterator[tuple[int, tables.Row]], list[tables.Row], str]:

@@ -39,6 +39,7 @@ LINE = re.compile(
 JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<said>(?:[^"\\]|\\.)*)"'
 )
+_OWN = b'"name": "vllm'  # of JSON lines, which other programs write too
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
@@ -68,7 +69,7 @@ class _Request:
 
 def is_log(lines: Iterable[bytes]) -> bool:
     """Whether some line of a sample is one of vLLM's own."""
-    return any(LINE.match(line) or JSON_LINE.match(line) for line in lines)
+    return any(LINE.match(line) or (_OWN in line and JSON_LINE.match(line)) for line in lines)
 
 
 class VllmLog:
