@@ -156,9 +156,9 @@ TRACES = [
     trace("blank lines only", "\n\n\n", r"trace.csv: is empty"),
     trace("header only", HEADER, r"no request is left.*no row below the header"),
     trace("all rows dropped", HEADER + "0,5,0\n1,5,0\n", r"no request is left.*2 rows with no output tokens"),
-    trace("no header", ROWS, r"line 1.*column .* is missing.*expected one of the headers"),
+    trace("no header", ROWS, r"line 1: holds figures, expected the names of columns"),
     trace(
-        "missing column", "timestamp,input_tokens\n0,5\n", r"line 1.*column 'output_tokens' is missing.*found"
+        "missing column", "timestamp,input_tokens\n0,5\n", r"line 1: no column is told as output; found.*--map arrival=timestamp"
     ),
     trace("column twice", "timestamp,input_tokens,input_tokens,output_tokens\n0,5,5,1\n", r"given twice"),
     trace("negative tokens", TRACE + "30,-5,3\n", r"line 62, column input_tokens: .*whole number.*'?-5"),

@@ -243,6 +243,8 @@ def _csv(source: Source, how: Reading) -> _Log:
         return _Log(table.name, columns, blocks)
     _refuse_format(how, where)
     _refuse_sums(names, where)
+    if how.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
+        raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
     columns = how.columns or guessed(tables.csv_sample(names, source.ahead()), where)
     _check_there(columns, names, where)
     given = columns.given()
