@@ -9,21 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.io.files import read_yaml
 from planner.io.values import Section, mapping, one_of, text
-from planner.traffic.logs.columns import parse_columns
-from planner.traffic.logs.reading import ANY, NAMES, Reading
-from planner.traffic.logs.times import zone_of
+
+if TYPE_CHECKING:
+    from planner.traffic.logs.reading import Reading
 
 KEYS = ("map", "timezone", "format")
 
 
-def parse_reading(section: Section) -> Reading:
-    """Of the section `traffic`; what it does not say is told by the file."""
+def parse_reading(section: Section) -> Reading | None:
+    """Of the section `traffic`; None where it says nothing, and the file tells all."""
     if not any(key in section for key in KEYS):
-        return ANY
+        return None
+    from planner.traffic.logs.columns import parse_columns  # which load pandas
+    from planner.traffic.logs.reading import NAMES, Reading
+    from planner.traffic.logs.times import zone_of
+
     columns = zone = name = None
     if "map" in section:
         such_as = "{arrival: created_at, input: prompt_tokens, output: completion_tokens}"
@@ -36,14 +40,14 @@ def parse_reading(section: Section) -> Reading:
     return Reading(columns, name, zone)
 
 
-def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> Reading:
+def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> Reading | None:
     """What slo.yaml, as a mapping, says of the log; the rest of it is not looked at."""
     traffic = document.get("traffic")
-    return parse_reading(Section.of(traffic, f"{where}: traffic")) if isinstance(traffic, Mapping) else ANY
+    return parse_reading(Section.of(traffic, f"{where}: traffic")) if isinstance(traffic, Mapping) else None
 
 
-def read_reading(slo: Path | None) -> Reading:
+def read_reading(slo: Path | None) -> Reading | None:
     """The same of a file; nothing of none, or of what can be read but once, such as a pipe."""
     if slo is None or not os.path.isfile(slo):  # noqa: PTH113 - silent about any name
-        return ANY
+        return None
     return reading_of(read_yaml(slo), slo)

@@ -53,9 +53,8 @@ def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: Reading | N
         return trace
     if isinstance(trace, str | Path):
         from planner.traffic import reading
-        from planner.traffic.logs.reading import Reading
 
-        return reading.read_trace(trace, seed=None, drop_invalid=drop_invalid, how=how or Reading())
+        return reading.read_trace(trace, seed=None, drop_invalid=drop_invalid, how=how)
     import pandas as pd
 
     from planner.traffic import frames

@@ -31,7 +31,7 @@ LONG_LINES = (b'{"resourceSpans"', b"[")  # how files begin whose lines may be l
 
 
 def read_trace(
-    path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False, how: Reading = ANY
+    path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False, how: Reading | None = None
 ) -> Trace:
     """Read any of FORMATS, or a log. `seed` serves to `spread` coarse clocks alone; without one they stay
     coarse. `how` says what a log does not say itself.
@@ -42,7 +42,7 @@ def read_trace(
     Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column,
     UnsureError with a guess where the columns of a log could be several things.
     """
-    return read_files([Path(path)], seed=seed, drop_invalid=drop_invalid, how=how).trace
+    return read_files([Path(path)], seed=seed, drop_invalid=drop_invalid, how=how or ANY).trace
 
 
 def read_files(

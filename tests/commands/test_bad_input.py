@@ -158,7 +158,9 @@ TRACES = [
     trace("all rows dropped", HEADER + "0,5,0\n1,5,0\n", r"no request is left.*2 rows with no output tokens"),
     trace("no header", ROWS, r"line 1: holds figures, expected the names of columns"),
     trace(
-        "missing column", "timestamp,input_tokens\n0,5\n", r"line 1: no column is told as output; found.*--map arrival=timestamp"
+        "missing column",
+        "timestamp,input_tokens\n0,5\n",
+        r"line 1: no column is told as output; found.*--map arrival=timestamp",
     ),
     trace("column twice", "timestamp,input_tokens,input_tokens,output_tokens\n0,5,5,1\n", r"given twice"),
     trace("negative tokens", TRACE + "30,-5,3\n", r"line 62, column input_tokens: .*whole number.*'?-5"),
