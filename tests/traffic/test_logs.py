@@ -219,6 +219,22 @@ def test_a_log_of_vllm_over_new_year_goes_on(read: Read) -> None:
     assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 2.0], [(3, 7), (3, 7)])
 
 
+def test_fields_of_an_access_log_without_names_are_mapped_by_number(read: Read) -> None:
+    """36 s less 1.25 s to 38 s less 0.25 s: 3 s. Without a map the line says that it is not known."""
+    line = '10.0.0.1 - - [10/Oct/2026:13:55:{} +0200] "POST /v1/{} HTTP/1.1" 200 5 "-" "curl" {} {} {}\n'
+    text = (
+        line.format(36, "chat/completions", 1.25, 100, 20)
+        + line.format(38, "completions", 0.25, 110, 21)
+        + line.format(39, "embeddings", 0.25, 110, "-")
+    )
+    how = Reading(parse_columns("end=time_local,duration=10:s,input=11,output=12,kind=path"))
+    trace = read(text, "access.log", how)
+    assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 3.0], [(100, 20), (110, 21)])
+    assert trace.dropped == {"embeddings": 1}
+    with pytest.raises(InputError, match="time_local is when requests ended"):
+        read(text, "access.log")
+
+
 def test_json_lines_of_vllm_are_read(read: Read) -> None:
     """With milliseconds and a year; a gateway's JSON lines with asctime and message are none of vLLM's."""
     line = {

@@ -226,7 +226,8 @@ def _parquet(path: Path, how: Reading) -> _Log:
     _check_there(found, names, where)
     blocks = tables.parquet_blocks(path, tables.parquet_file(path), set(found.given().values()))
     is_guess = how.columns is None and table is None
-    return _Log(table.name if table else COLUMN_MAP, found, blocks, "row", is_guess=is_guess)
+    name = table.name if table else COLUMN_MAP
+    return _Log(name, found, blocks, "row", is_guess, _not_read(file.schema_arrow.names))
 
 
 def _csv(source: Source, how: Reading) -> _Log:
