@@ -306,7 +306,7 @@ def intervals(series: Iterable[Series], every_s: float) -> Floats:
         return np.empty(0)
     first, last = min(float(row.t_s[0]) for row in every), max(float(row.t_s[-1]) for row in every)
     low, high = math.ceil(first / every_s - 1e-9), math.floor(last / every_s + 1e-9)
-    return np.arange(low, high + 1) * every_s if high >= low else np.empty(0)
+    return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
 
 
 def increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:

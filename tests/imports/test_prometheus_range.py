@@ -42,7 +42,7 @@ def answer(*rows: dict[str, object]) -> str:
 
 def test_a_counter_that_falls_began_anew() -> None:
     """0, 10 | 10, 25 | fell to 4: 4 more | 4, 9. In all 10, 15, 4, 5."""
-    found = increase([counter([0, 60, 120, 180, 240], [0, 10, 25, 4, 9])], np.arange(0, 300, 60))
+    found = increase([counter([0, 60, 120, 180, 240], [0, 10, 25, 4, 9])], np.arange(0.0, 300.0, 60.0))
     assert found.tolist() == [10, 15, 4, 5]
 
 
@@ -55,14 +55,14 @@ def test_between_samples_a_counter_rises_evenly() -> None:
 
 def test_instances_are_summed_and_may_come_and_go() -> None:
     """The second instance lives from 60 to 180 s; what it had when it was first seen does not count."""
-    edges = np.arange(0, 300, 60)
+    edges = np.arange(0.0, 300.0, 60.0)
     a = counter([0, 60, 120, 180, 240], [0, 6, 12, 18, 24], instance="a")
     b = counter([60, 120, 180], [100, 101, 103], instance="b")
     assert increase([a, b], edges).tolist() == [6, 7, 8, 6]
 
 
 def test_a_gap_leaves_its_intervals_unknown_and_a_stale_end_does_not() -> None:
-    edges = np.arange(0, 1500, 300)
+    edges = np.arange(0.0, 1500.0, 300.0)
     gap = counter([0, 300, 900, 1200], [0, 5, 15, 20])
     found = increase([gap], edges)
     assert found[[0, 3]].tolist() == [5, 5]
