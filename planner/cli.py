@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import __version__
-from planner.commands import facts, measurements
+from planner.commands import measurements
 from planner.commands import validate as validation
 from planner.commands.allocate import allocate
 from planner.commands.catalog import commands as catalog_commands
@@ -43,6 +43,7 @@ from planner.commands.reporting import write_report
 from planner.commands.schedule import schedule
 from planner.commands.search import find_goodput, search
 from planner.commands.simulate import simulate
+from planner.commands.trace import describe_trace
 from planner.commands.ui import show_ui
 from planner.commands.watch import watch
 from planner.commands.whatif import sensitivity, what_if
@@ -74,7 +75,7 @@ for _name, _command in (
     ("allocate", allocate),
     ("schedule", schedule),
     ("day", day),
-    ("trace", facts.describe_trace),
+    ("trace", describe_trace),
     ("prefixes", plan_prefixes),
     ("import", measurements.import_measurements),
     ("fit", measurements.fit),

@@ -30,7 +30,7 @@ QUIET_S = 1.0  # work shorter than this is not talked about
 PIPE_COLUMNS = 500
 LONGEST_S = 1e8  # three years; a longer clock cannot be set
 
-TRACE_HELP = "The traffic: CSV or JSONL, plain or .gz."
+TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
 
 
 def out_file(help: str) -> Any:
@@ -109,11 +109,14 @@ class Progress:
             self.status.stop()  # also after an error: the terminal gets its cursor back
 
 
-def read_requests(path: Path, *, drop_invalid: bool) -> Trace:
-    """The traffic, coarse stamps not yet spread; what is wrong with it is said first."""
+def read_requests(path: Path, *, drop_invalid: bool, slo: Path | None = None) -> Trace:
+    """The traffic, coarse stamps not yet spread; what is wrong with it is said first. What `slo` says of the
+    columns of a log counts.
+    """
+    from planner.documents.reading import read_reading
     from planner.face.inputs import read_trace
 
-    found = read_trace(path, drop_invalid=drop_invalid)
+    found = read_trace(path, drop_invalid=drop_invalid, how=read_reading(slo))
     say_first(found.warnings)
     return found
 

@@ -97,7 +97,7 @@ def day(
     given = {"controllers": controllers, "every": every, "train": train, "start": start}
     given |= {"storage": storage, "billing": billing}
     with Progress() as progress:
-        requests = None if trace is None else read_requests(trace, drop_invalid=drop_invalid)
+        requests = None if trace is None else read_requests(trace, drop_invalid=drop_invalid, slo=slo)
         warnings = () if requests is None else requests.warnings
         found = day(
             slo,
@@ -148,7 +148,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid)
+        requests = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
         found = day(slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress)
         if not isinstance(found, DayResult):
             raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")

@@ -1,46 +1,16 @@
-"""`plan trace` and `plan catalog`: describe what is given, print what is known."""
+"""`plan catalog`: print what is known."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from planner.commands.common import (
-    CatalogOption,
-    DropOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    print_json,
-    print_mapping,
-    print_rows,
-    read_requests,
-)
+from planner.commands.common import CatalogOption, JsonOption, print_json, print_rows
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.units import percentile_name, show_s
-
-
-def describe_trace(
-    trace: Annotated[Path, typer.Argument(readable=False, help="CSV or JSONL, plain or .gz.")],
-    seed: SeedOption = 0,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
-) -> None:
-    """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
-    from planner.traffic.trace import spread
-    from planner.traffic.workload import describe
-
-    with Progress():
-        requests = spread(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
-        summary = describe(requests).as_dict()
-    if json_output:
-        print_json(summary, requests.warnings)
-    else:
-        print_mapping(summary, str(trace))
 
 
 def show_catalog(

@@ -66,7 +66,7 @@ def pareto(
         keep_inputs([out / name for name in NAMES], slo, trace)
     with Progress() as progress:
         known = read_catalog(catalog)
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
         task = read_task(slo, known).task()
         found = pareto.frontier(study, task, over, first=ends[0], last=ends[1], points=points)
         document = pareto.document(found)

@@ -74,7 +74,7 @@ def plan_one(wish: Wish) -> None:
         question = read_task(wish.slo, read_catalog(wish.catalog))
         if wish.per_gpu is not None:
             question = question.replace({"fleet.per_gpu": wish.per_gpu})
-        requests = read_requests(wish.trace, drop_invalid=wish.drop_invalid)
+        requests = read_requests(wish.trace, drop_invalid=wish.drop_invalid, slo=wish.slo)
         progress(f"read {len(requests)} requests from {wish.trace.name}")
         found = plan(
             question,

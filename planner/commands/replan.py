@@ -70,7 +70,7 @@ def replan(
         known = read_catalog(catalog)
         running = read_fleet(file, known)
         task = read_task(slo, known).task()
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
         moved = (

@@ -179,7 +179,7 @@ def search(
     with Progress() as progress, stopped_after(time_limit, str):
         known = read_catalog(catalog)
         task = read_task(slo, known).task()
-        requests = spread(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
+        requests = spread(read_requests(trace, drop_invalid=drop_invalid, slo=slo), seed=seed)
         rate_rps = rate or task.rate_rps or requests.rate_rps
         progress(f"searching as {formulation.value} does")
         found = search_as(

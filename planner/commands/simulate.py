@@ -103,7 +103,7 @@ def simulate(
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
         traffic = traffic_option(rate, scale, window)
-        read = read_requests(trace, drop_invalid=drop_invalid)
+        read = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
         if engines.engine is not None and engines.engine.is_nearest:
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
         say_first(sentences(images(engines, read)))

@@ -64,7 +64,7 @@ def what_if(
         for text in changes:
             document = whatif.change(document, text)
         changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
         before = study.ask(task)
         moved = whatif.ask_again(study, before, changed, ", ".join(changes))
         bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
@@ -109,7 +109,7 @@ def sensitivity(
         raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
     with Progress() as progress:
         known = read_catalog(catalog)
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
         before = study.ask(read_task(slo, known))
         moves = whatif.sensitivity(study, before, by_frac=by_frac)
         room = whatif.headroom(study, before)
@@ -144,11 +144,18 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
 
 
 def study_of(
-    trace: Path, known: Any, seed: int, time_limit_s: float, progress: Progress, *, drop_invalid: bool
+    trace: Path,
+    known: Any,
+    seed: int,
+    time_limit_s: float,
+    progress: Progress,
+    *,
+    drop_invalid: bool,
+    slo: Path,
 ) -> Study:
     from planner.studies.whatif import Study
 
-    requests = read_requests(trace, drop_invalid=drop_invalid)
+    requests = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
     progress(f"read {len(requests)} requests from {trace.name}")
     return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
 

@@ -41,6 +41,8 @@ from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import Offer, Term, offer_of
 from planner.documents.owned import parse_owned, parse_sold_as, rentable, with_owned
+from planner.documents.reading import KEYS as READING
+from planner.documents.reading import parse_reading
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
@@ -304,7 +306,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_one_llm(document, catalog, where)
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     asked = Section.of(document, where)
-    traffic = asked.part("traffic", ("rate", "scale", "window", "draws"))
+    traffic = asked.part("traffic", ("rate", "scale", "window", "draws", *READING))
+    parse_reading(traffic)
     fleet = asked.part("fleet", _FLEET_KEYS)
     limits = asked.part("limits", ("power", "cost", "gpus"))
     policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing"))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.documents.catalog import Catalog
+from planner.documents.reading import reading_of
 from planner.documents.task import Task, parse_task, with_config
 from planner.errors import InputError, TraceError
 from planner.io.files import read_yaml
@@ -209,7 +210,7 @@ def _with_traces(
             read[source] = (
                 source
                 if isinstance(source, Trace)
-                else read_trace(source, seed=None, drop_invalid=drop_invalid)
+                else read_trace(source, seed=None, drop_invalid=drop_invalid, how=reading_of(entry.own, path))
             )
         is_own = sources[entry.name] is not None
         name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)

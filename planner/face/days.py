@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import pandas as pd
 
 from planner.documents.day import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
+from planner.documents.reading import reading_of
 from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, Slo, market_of, row_of
@@ -162,7 +163,8 @@ def day(
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
-    study = Study(read_trace(trace), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    how = reading_of(question.document, question.path)
+    study = Study(read_trace(trace, how=how), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")

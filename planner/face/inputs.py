@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from planner.face.results import PlanResult
+    from planner.traffic.logs.reading import Reading
 
 Section: TypeAlias = Mapping[str, Any]
 CatalogLike: TypeAlias = "Catalog | str | Path | None"
@@ -42,8 +43,9 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     return catalogs.read_catalog(None if folder is None else Path(folder))
 
 
-def read_trace(trace: TraceLike, *, drop_invalid: bool = False) -> Trace:
-    """The requests of a file or of a table, checked. Coarse stamps are spread by whoever has a seed.
+def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: Reading | None = None) -> Trace:
+    """The requests of a file or of a table, checked. Coarse stamps are spread by whoever has a seed. `how`
+    says which column of a log is what, where the file does not (docs/traces.md).
 
     Requests without tokens are left out. More than 20 % of these are an error, unless `drop_invalid`.
     """
@@ -52,7 +54,7 @@ def read_trace(trace: TraceLike, *, drop_invalid: bool = False) -> Trace:
     if isinstance(trace, str | Path):
         from planner.traffic import reading
 
-        return reading.read_trace(trace, seed=None, drop_invalid=drop_invalid)
+        return reading.read_trace(trace, seed=None, drop_invalid=drop_invalid, how=how)
     import pandas as pd
 
     from planner.traffic import frames

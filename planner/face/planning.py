@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 from planner.documents.catalog import Catalog
+from planner.documents.reading import reading_of
 from planner.documents.task import Task
 from planner.documents.together import Question, question_of
 from planner.errors import InputError
@@ -75,7 +76,8 @@ def plan(
     task = question.task()
     if trace is None or isinstance(trace, Mapping):
         raise InputError("trace: missing; give the traffic, a file or a DataFrame")
-    study = Study(read_trace(trace), question.catalog, seed, time_limit_s, progress)
+    how = reading_of(question.document, question.path)
+    study = Study(read_trace(trace, how=how), question.catalog, seed, time_limit_s, progress)
     found = beside_each_gpu(study, task, prove=prove)
     return PlanResult(explained(found, study, task) if explain else found, question, command)
 

@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ import yaml
 from planner.errors import InputError
 
 MAX_LINE_BYTES = 4 * 2**20
+MAX_DOCUMENT_BYTES = 256 * 2**20  # of a line that is a whole document
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the process along
@@ -77,21 +78,23 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[io.BufferedReader]:
+def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.BufferedReader]:
     """Open UTF-8 text as a stream of bytes, without its byte order mark.
 
+    A file that begins with one of `long_lines` may have lines up to MAX_DOCUMENT_BYTES.
     Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
     costs no more memory than one that is just too long.
     """
     with open_input(path) as stream:
-        yield io.BufferedReader(_TextBytes(path, stream), 2**20)
+        yield io.BufferedReader(_TextBytes(path, stream, long_lines), 2**20)
 
 
 class _TextBytes(io.RawIOBase):
     """Passes the bytes of `stream` on, block by block, once they are checked."""
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
-        self.path, self.stream = path, stream
+    def __init__(self, path: Path, stream: BinaryIO, long_lines: tuple[bytes, ...]) -> None:
+        self.path, self.stream, self.long_lines = path, stream, long_lines
+        self.longest_bytes = MAX_LINE_BYTES
         self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.lines, self.open_line_bytes, self.is_first = 0, 0, True
 
@@ -102,6 +105,8 @@ class _TextBytes(io.RawIOBase):
         block = self.stream.read(min(len(buffer), 2**20))
         if self.is_first:
             block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
+            if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
+                self.longest_bytes = MAX_DOCUMENT_BYTES
         self._check(block)
         buffer[: len(block)] = block
         return len(block)
@@ -117,9 +122,9 @@ class _TextBytes(io.RawIOBase):
             line = self.lines + block.count(b"\n", 0, error.start) + 1
             raise InputError(f"{self.path}, line {line}: is not UTF-8; {hint}") from None
         newline = block.find(b"\n")
-        if self.open_line_bytes + (newline if newline >= 0 else len(block)) > MAX_LINE_BYTES:
+        if self.open_line_bytes + (newline if newline >= 0 else len(block)) > self.longest_bytes:
             raise InputError(
-                f"{self.path}, line {self.lines + 1}: is longer than {MAX_LINE_BYTES // 2**20} MiB; "
+                f"{self.path}, line {self.lines + 1}: is longer than {self.longest_bytes // 2**20} MiB; "
                 "expected one request per line"
             )
         if newline >= 0:
@@ -380,6 +385,25 @@ def write_file(path: Path, content: str | bytes) -> None:
         path.write_bytes(raw)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """The same of a text too long to be held at once."""
+    check_output_file(path)
+    if path.exists() and not path.is_file():
+        write_file(path, "".join(parts))
+        return
+    aside = Path(tempfile.mkdtemp(prefix=".fleetplan-", dir=path.parent))
+    try:
+        made = aside / path.name
+        with gzip.open(made, "wb") if path.suffix == ".gz" else made.open("wb") as stream:
+            for part in parts:
+                stream.write(_encoded(part))
+        made.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_output_file(path: Path) -> None:

@@ -21,6 +21,7 @@ from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray, Trace, no_ed
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
 ANEW_FRAC = 0.01  # a clock that starts again does so this near to where it started, of its span
+YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # a clock since 1970 is between these
 DATE_S = 1e8  # a clock of numbers that begins later counts from a date, and does not start again
 SAID_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
 MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
@@ -296,9 +297,10 @@ class Rows:
         notes += sorting
         if order is not None:
             ticks = ticks[order]
-        if self.format.starts_at_zero or self.origin is not None:
+        per_s = self._per_s(float(ticks[0]), notes)
+        if self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s:
             ticks = ticks - ticks[0]
-        arrival_s = ticks if self.origin is not None else ticks / self.format.ticks_per_s
+        arrival_s = ticks if self.origin is not None else ticks / per_s
         if arrival_s[-1] > MAX_SPAN_S:
             raise TraceError(
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
@@ -356,6 +358,16 @@ class Rows:
                 f"{found.arrival_s[-1]:.3g} s, more than 100 years; give seconds"
             )
         return found
+
+    def _per_s(self, first: float, notes: list[str]) -> float:
+        """Ticks of the clock in a second; those of a clock that counts from 1970 are told by its size."""
+        if self.origin is not None or self.format.ticks_per_s != 1.0:
+            return self.format.ticks_per_s
+        for unit, per_s in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
+            if YEAR_2000_S * per_s <= first < LAST_YEAR_S * per_s:
+                notes.append(f"{self.clock}: {unit} since 1970")
+                return per_s
+        return 1.0
 
     def _after(self, order: IntArray) -> IntArray:
         """Rows (request, parent), by parent, of the requests in this order."""
@@ -525,6 +537,12 @@ def _number(value: object) -> float:
 def _found(value: object) -> str:
     is_missing = value is None or (isinstance(value, float) and np.isnan(value))
     return "nothing or NaN" if is_missing else shown(value)
+
+
+def known(names: Iterable[str]) -> bool:
+    """Whether columns are those of a format, whatever else there is."""
+    lower = {name.strip().lower() for name in names}
+    return any(all(name.lower() in lower for name in form.columns) for form in FORMATS)
 
 
 def accepted() -> str:

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.traffic.formats import Rows
+from planner.traffic.formats import Rows, known
+from planner.traffic.logs.reading import read_frame
 from planner.traffic.reading import ids_of
 from planner.traffic.trace import Trace
 
@@ -17,13 +18,16 @@ NAME = "DataFrame"
 
 
 def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
-    """The requests of a table with the columns of any of `formats.FORMATS`, coarse stamps not yet spread.
+    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log, coarse stamps not
+    yet spread.
 
     `frame.attrs["name"]` names it in answers and errors, which count its rows from 0.
     """
     path = Path(str(frame.attrs.get("name", NAME)))
     if not len(frame):
         raise TraceError(f"{path}: has no row; expected at least one request")
+    if not known(map(str, frame.columns)):
+        return read_frame(str(path), frame, drop_invalid=drop_invalid)
     rows = Rows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
     columns = {name: _plain(frame[by_name[name]]) for name in rows.needed}

@@ -8,8 +8,10 @@ from typing import Any
 from planner.traffic.trace import Trace
 
 
-def to_jsonl(trace: Trace) -> str:
-    """One object per request, in order; columns that the trace does not have are left out."""
+def to_jsonl(trace: Trace, *, with_llm: bool = False) -> str:
+    """One object per request, in order; columns that the trace does not have are left out. The LLM that a
+    request asked for is written where it is to be told apart.
+    """
     parents: list[list[int]] = [[] for _ in range(len(trace))]
     for child, parent in trace.after.tolist():
         parents[child].append(parent)
@@ -26,6 +28,8 @@ def to_jsonl(trace: Trace) -> str:
             row["adapter"] = trace.adapters[trace.adapter[i]] if trace.adapter[i] >= 0 else ""
         if trace.tenants:
             row["tenant"] = trace.tenants[trace.tenant[i]]
+        if with_llm and trace.llms:
+            row["model"] = trace.llms[trace.llm[i]]
         if trace.has_prefixes:
             ids = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]]
             row |= {"prefix_block_tokens": trace.prefix_block_tokens, "prefix_ids": ids.tolist()}

@@ -1,6 +1,6 @@
-"""Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of tracerows.FORMATS.
+"""Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of formats.FORMATS, or a log.
 
-A file's format is told by its columns, never by its name. What a trace loses or gains on the way in (failed
+A file's format is told by its content, never by its name. What a trace loses or gains on the way in (failed
 requests left out, coarse clocks spread) stands in its `dropped`, `notes` and `warnings`.
 """
 
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +21,73 @@ import pandas as pd
 from planner.errors import TraceError
 from planner.io import csvlines
 from planner.io.files import open_text
-from planner.traffic.formats import NESTED, Rows, accepted
+from planner.traffic.formats import NESTED, Rows, accepted, known
+from planner.traffic.logs.reading import ANY, Read, Reading, Source, read_logs
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread
 
 _BLOCK_BYTES = 16 * 2**20
+LONG_LINES = (b'{"resourceSpans"', b"[")  # how files begin whose lines may be long: whole documents
 
 
-def read_trace(path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False) -> Trace:
-    """Read any of FORMATS. `seed` serves to `spread` coarse clocks alone; without one they stay coarse.
+def read_trace(
+    path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False, how: Reading | None = None
+) -> Trace:
+    """Read any of FORMATS, or a log. `seed` serves to `spread` coarse clocks alone; without one they stay
+    coarse. `how` says what a log does not say itself.
 
     Requests without input or output tokens are left out. Where they are more than MOST_DROPPED_FRAC of the
     file it is refused, unless `drop_invalid` says that they are to be.
 
-    Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column.
+    Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column,
+    UnsureError with a guess where the columns of a log could be several things.
     """
-    path = Path(path)
-    with open_text(path) as stream:
-        first, at = _first_line(path, stream)
-        if first[:1] == b"[":
-            raise TraceError(f"{path}, line {at}: is one JSON list; expected JSONL, one object per line")
-        read = _read_jsonl if first[:1] == b"{" else _read_csv
-        trace = read(path, stream, first, at, drop_invalid=drop_invalid)
-    return trace if seed is None else spread(trace, seed=seed)
+    return read_files([Path(path)], seed=seed, drop_invalid=drop_invalid, how=how or ANY).trace
+
+
+def read_files(
+    paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, how: Reading = ANY
+) -> Read:
+    """The same, with what was read; several files are logs of one clock, and become one trace."""
+    with ExitStack() as stack:
+        sources = [_opened(path, stack) for path in paths]
+        if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
+            source = sources[0]
+            read = _read_jsonl if source.first[:1] == b"{" else _read_csv
+            trace = read(source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid)
+            found = Read(trace, "trace", None)
+        else:
+            found = read_logs(sources, how, drop_invalid=drop_invalid)
+    return found if seed is None else replace(found, trace=spread(found.trace, seed=seed))
+
+
+def _opened(path: Path, stack: ExitStack) -> Source:
+    if path.suffix in (".parquet", ".pq") and path.is_file():
+        return Source(path)
+    stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
+    return Source(path, stream, *_first_line(path, stream))
+
+
+def _has_format(source: Source) -> bool:
+    """Whether the columns are those of a format. Of JSONL those of all lines at the beginning count."""
+    if source.stream is None or source.first[:1] == b"[":
+        return False
+    if source.first[:1] != b"{":
+        try:
+            return known(next(csv.reader([source.first.decode()])))
+        except csv.Error:
+            return False
+    names: dict[str, None] = {}
+    for line in source.sample_lines():
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            parts = row.get(NESTED)
+            names |= dict.fromkeys(row)
+            names |= dict.fromkeys(f"{NESTED}.{part}" for part in parts) if isinstance(parts, dict) else {}
+    return known(names)
 
 
 def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:

@@ -156,9 +156,11 @@ TRACES = [
     trace("blank lines only", "\n\n\n", r"trace.csv: is empty"),
     trace("header only", HEADER, r"no request is left.*no row below the header"),
     trace("all rows dropped", HEADER + "0,5,0\n1,5,0\n", r"no request is left.*2 rows with no output tokens"),
-    trace("no header", ROWS, r"line 1.*column .* is missing.*expected one of the headers"),
+    trace("no header", ROWS, r"line 1: holds figures, expected the names of columns"),
     trace(
-        "missing column", "timestamp,input_tokens\n0,5\n", r"line 1.*column 'output_tokens' is missing.*found"
+        "missing column",
+        "timestamp,input_tokens\n0,5\n",
+        r"line 1: no column is told as output; found.*--map arrival=timestamp",
     ),
     trace("column twice", "timestamp,input_tokens,input_tokens,output_tokens\n0,5,5,1\n", r"given twice"),
     trace("negative tokens", TRACE + "30,-5,3\n", r"line 62, column input_tokens: .*whole number.*'?-5"),
@@ -195,7 +197,7 @@ TRACES = [
         TRACE + "30,131000,200\n",
         r"trace.csv: .*131200 tokens \(prompt \+ output\).* 131072; drop such requests or choose an LLM",
     ),
-    trace("JSON list", '[{"timestamp": 0}]', r"line 1: is one JSON list; expected JSONL"),
+    trace("JSON list", '[{"timestamp": 0}]', r"object 1: no column is told as input"),
     trace("broken JSON", '{"timestamp": 0,\n', r"t.jsonl, line 1: is not JSON", "t.jsonl"),
     trace(
         "broken JSON later",

@@ -1,0 +1,178 @@
+"""`plan trace`: a log or a trace described, and written as a trace."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.common import (
+    DropOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    keep_inputs,
+    out_file,
+    print_json,
+    print_mapping,
+    say_first,
+)
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.imports.described import Described
+    from planner.traffic.logs.reading import Read, Reading
+
+
+def describe_trace(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            readable=False,
+            help="A trace, or logs of one clock: CSV, JSON, JSONL, Parquet, text; docs/traces.md.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        out_file("Write the trace: .csv, or .jsonl; of metrics the traffic they describe: .yaml."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--map", help="Which column is what: arrival=created_at,input=prompt_tokens,output=..."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="Of a log, where its content does not tell it.")
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--tz", help="Of dates without a zone: Europe/Berlin. Default: UTC.")
+    ] = None,
+    hash_ids: Annotated[
+        bool, typer.Option("--hash-ids", help="Replace names of tenants by salted hashes.")
+    ] = False,
+    salt: Annotated[
+        str | None,
+        typer.Option(
+            "--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."
+        ),
+    ] = None,
+    every: Annotated[
+        str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
+    ] = "300 s",
+    seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Describe a trace or a log: counts, lengths, rates, bursts, prefixes, dropped rows by reason.
+
+    plan trace gateway.csv --map arrival=created_at,input=prompt_tokens,output=completion_tokens -o trace.csv
+
+    Prompts are never kept. Metrics of Prometheus and an export of OpenAI's usage are no requests; they become
+    described traffic: plan trace metrics.json -o slo.yaml.
+    """
+    from planner.imports.described import described_traffic
+
+    if salt is not None and not hash_ids:
+        raise InputError("--salt: is for --hash-ids; add that, or drop the salt")
+    if out is not None:
+        keep_inputs([out], *files)
+    with Progress() as progress:
+        if (
+            columns is None
+            and (described := described_traffic(files, every=every, format=format)) is not None
+        ):
+            _describe_metrics(described, files, out, json_output=json_output)
+            return
+        how = _how(columns, format, timezone, salt if salt or not hash_ids else secrets.token_hex(16))
+        found = _read(files, how, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
+        say_first(found.trace.warnings)
+        progress(f"read {len(found.trace)} requests")
+        _write(found, out)
+    _print(found, files, json_output=json_output)
+
+
+def _how(columns: str | None, format: str | None, timezone: str | None, salt: str | None) -> Reading:
+    from planner.traffic.logs.columns import parse_columns
+    from planner.traffic.logs.reading import NAMES, Reading
+    from planner.traffic.logs.times import zone_of
+
+    if timezone is not None:
+        zone_of(timezone)
+    if format is not None and format not in NAMES:
+        raise InputError(
+            f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}"
+        )
+    found = None if columns is None else parse_columns(columns)
+    return Reading(found, format, timezone, None if salt is None else salt.encode())
+
+
+def _read(files: list[Path], how: Reading, *, seed: int, drop_invalid: bool, may_ask: bool) -> Read:
+    """Read; where the columns are not certain, a person at a terminal is asked whether the guess is right."""
+    from planner.traffic.logs.columns import parse_columns
+    from planner.traffic.logs.times import UnsureError
+    from planner.traffic.reading import read_files
+
+    try:
+        return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
+    except UnsureError as error:
+        if not (may_ask and error.guess and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        typer.echo(str(error), err=True)
+        if not typer.confirm(f"Read it so: {error.guess}?", err=True):
+            raise
+        how = replace(how, columns=parse_columns(error.guess))
+        return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
+
+
+def _write(found: Read, out: Path | None) -> None:
+    from planner.io.files import write_file, write_parts
+    from planner.traffic.csvrows import to_csv
+    from planner.traffic.jsonlines import to_jsonl
+
+    if out is None:
+        return
+    ending = Path(out.name.removesuffix(".gz")).suffix
+    if ending not in (".csv", ".jsonl"):
+        raise InputError(f"-o {out}: expected a name that ends in .csv or .jsonl")
+    if ending == ".jsonl":
+        write_file(out, to_jsonl(found.trace, with_llm=True))
+    else:
+        write_parts(out, to_csv(found.trace))
+
+
+def _print(found: Read, files: list[Path], *, json_output: bool) -> None:
+    from planner.traffic.workload import describe
+
+    summary: dict[str, Any] = describe(found.trace).as_dict()
+    if found.format != "trace":
+        summary["format"] = found.format
+        if found.columns is not None:
+            summary["map"] = found.columns.document()
+    if json_output:
+        print_json(summary, found.trace.warnings)
+    else:
+        print_mapping(summary, ", ".join(map(str, files)))
+
+
+def _describe_metrics(found: Described, files: list[Path], out: Path | None, *, json_output: bool) -> None:
+    from planner.io.files import write_file
+
+    say_first(found.warnings)
+    text = found.yaml(", ".join(os.path.basename(file) for file in files))  # noqa: PTH119
+    if out is not None:
+        if out.suffix not in (".yaml", ".yml"):
+            raise InputError(
+                f"-o {out}: metrics are no requests; name a .yaml, for the traffic they describe"
+            )
+        write_file(out, text)
+    if json_output:
+        print_json(found.summary(), found.warnings)
+    elif out is None:
+        typer.echo(text, nl=False)
+    else:
+        print_mapping(found.summary(), str(out))

@@ -1,0 +1,38 @@
+"""Writing a trace: CSV that `read_trace` gives back, for traces of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import InputError
+from planner.traffic.trace import Trace
+
+_ROWS = 200_000
+
+
+def to_csv(trace: Trace) -> Iterator[str]:
+    """The file, some rows at a time. Raises InputError for what CSV does not hold: prefixes and waits."""
+    if trace.has_prefixes or trace.after.size:
+        raise InputError(
+            "a trace with prefixes or waits is written as JSON lines: name the file with -o NAME.jsonl"
+        )
+    for start in range(0, len(trace), _ROWS):
+        part = slice(start, start + _ROWS)
+        images = trace.image_tokens
+        columns = {
+            "arrival_s": [repr(at) for at in trace.arrival_s[part].tolist()],
+            "input_tokens": trace.input_tokens[part] - (0 if images is None else images[part]),
+            "output_tokens": trace.output_tokens[part],
+        }
+        if images is not None:
+            columns["image_tokens"] = images[part]
+        if trace.tenants:
+            columns["tenant"] = np.array(trace.tenants, dtype=object)[trace.tenant[part]]
+        if trace.llms:
+            columns["model"] = np.array(trace.llms, dtype=object)[trace.llm[part]]
+        if trace.adapters:
+            columns["adapter"] = np.array((*trace.adapters, ""), dtype=object)[trace.adapter[part]]
+        yield pd.DataFrame(columns).to_csv(index=False, header=start == 0, lineterminator="\n")

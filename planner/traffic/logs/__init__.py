@@ -1,0 +1,1 @@
+"""Logs of gateways, engines and tracers as traces: a module per kind of file."""

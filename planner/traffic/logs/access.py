@@ -1,0 +1,104 @@
+"""Access logs as text: nginx and Apache (combined), Envoy's default; token counts stand in further fields.
+
+    log_format tokens '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
+        '"$http_referer" "$http_user_agent" rt=$request_time in=$upstream_http_x_prompt_tokens '
+        'out=$upstream_http_x_completion_tokens';
+
+A field `name=value` is a column of that name; any other is one by its number, as awk counts with what stands
+in quotes or brackets as one field: `--map input=10,output=11,duration=12:s`. nginx writes a line when the
+answer has ended (nginx.org, ngx_http_log_module), Envoy's START_TIME is the beginning
+(envoyproxy.io, "Access logging").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from planner.errors import TraceError
+from planner.io.values import shown
+from planner.traffic.logs.columns import Columns, guessed
+
+_FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
+COMBINED = re.compile(
+    rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
+)
+ENVOY = re.compile(rb'\[\d{4}-\d\d-\d\dT[\d:.]+Z\] "(?:[^"\\]|\\.)*" \d{1,3} \S+ ')
+_NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.*)")
+_NAMES = {
+    "combined": ("remote_addr", "ident", "remote_user", "time_local", "request", "status", "body_bytes_sent"),
+    "envoy": (
+        "start_time",
+        "request",
+        "response_code",
+        "response_flags",
+        "bytes_received",
+        "bytes_sent",
+        "duration",
+    ),
+}
+_SHORT = {
+    "rt": "request_time",
+    "in": "input_tokens",
+    "out": "output_tokens",
+    "prompt": "prompt_tokens",
+    "completion": "completion_tokens",
+}
+_OWN_END = {"combined": "time_local", "envoy": ""}
+LONGEST = 2000  # characters of a field: a path is not kept beyond
+
+
+def kind_of(lines: Iterable[bytes]) -> str:
+    """combined, envoy, or empty where most lines of a sample are neither."""
+    given = [line for line in lines if line.strip()]
+    for name, pattern in (("combined", COMBINED), ("envoy", ENVOY)):
+        if given and sum(bool(pattern.match(line)) for line in given) > len(given) / 2:
+            return name
+    return ""
+
+
+def access_rows(
+    kind: str, lines: Iterable[tuple[int, bytes]], path: Path
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The fields of each line by name or number; a dash is nothing."""
+    pattern = COMBINED if kind == "combined" else ENVOY
+    names = _NAMES[kind]
+    for number, raw in lines:
+        if not raw.strip():
+            yield number, {}
+            continue
+        if not pattern.match(raw):
+            raise TraceError(
+                f"{path}, line {number}: is no line of an access log like those before it: "
+                f"{shown(raw.strip()[:40].decode(errors='replace'))}"
+            )
+        yield number, _row(raw.decode(errors="replace"), names)
+
+
+def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for place, match in enumerate(_FIELD.finditer(line), start=1):
+        quoted, bracketed, key, own, plain = match.groups()
+        value = next((part for part in (quoted, bracketed, own, plain) if part is not None), "")[:LONGEST]
+        if key is None and plain is not None and (named := _NAMED.fullmatch(plain)):
+            key, value = named[1], named[2]
+        name = _SHORT.get(key, key) if key else names[place - 1] if place <= len(names) else str(place)
+        row[name] = None if value in ("-", "") else value
+    if request := row.get("request"):  # "POST /v1/chat/completions HTTP/1.1"
+        words = str(request).split()
+        row["path"] = words[1] if len(words) > 1 else request
+    return row
+
+
+def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
+    """What the fields are, by their names; the times are those of the format."""
+    found = guessed(sample, where)
+    status = "status" if kind == "combined" else "response_code"
+    return replace(
+        found, status=status, kind="path", tenant="", model=found.model, request_id=found.request_id
+    )

@@ -1,0 +1,313 @@
+"""The rows of a log put together to a trace: what is no request to plan for is counted and left out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.errors import TraceError
+from planner.io.values import shown
+from planner.traffic.formats import (
+    MAX_SPAN_S,
+    MOST_DROPPED_FRAC,
+    NO_INPUT,
+    NO_OUTPUT,
+    SAID_DROPPED_FRAC,
+    clock_quantum_s,
+)
+from planner.traffic.logs.columns import Columns, failed, other_kind, span_unit
+from planner.traffic.logs.times import Clock, UnsureError, is_missing, numbers, said, spans_ns
+from planner.traffic.trace import MAX_TOKENS, IntArray, Trace, no_ids, several_llms
+
+FAILED = "failed requests"
+FROM_CACHE = "answers from the gateway's cache"
+HALVES = "further rows of a request that is counted (halves of a stream, retries)"
+BLANK = "blank lines"
+_NO_LOAD = (FROM_CACHE, HALVES, BLANK)  # what engines never see, beside other kinds of calls
+_HASHED = 16  # hex digits of an id's hash
+_FEWEST = 20  # requests of which a gap can be judged
+_SECRET = ("api_key", "apikey", "authorization", "token", "key")
+
+
+@dataclass(slots=True)
+class Gatherer:
+    """Takes blocks of rows of one or several files, and makes one trace of them.
+
+    `salt` hashes tenants where it is there. An error says at which `counted` it is: line, row.
+    """
+
+    columns: Columns
+    zone: str | None = None
+    salt: bytes | None = None
+    drop_invalid: bool = False
+    dropped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    clock: Clock = field(init=False)
+    _at_ns: list[IntArray] = field(default_factory=list)
+    _tokens: tuple[list[IntArray], list[IntArray]] = field(default_factory=lambda: ([], []))
+    _codes: dict[str, list[npt.NDArray[np.int32]]] = field(default_factory=dict)
+    _names: dict[str, dict[str, int]] = field(default_factory=dict)
+    _ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _lost_ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _nameless: int = 0
+
+    def __post_init__(self) -> None:
+        role = "arrival" if self.columns.arrival else "end"
+        self.clock = Clock(getattr(self.columns, role), self.columns.units.get(role, ""), self.zone)
+        for name in ("tenant", "model", "adapter"):
+            if getattr(self.columns, name):
+                self._codes[name], self._names[name] = [], {}
+
+    def add(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> None:
+        """Take rows that stand at `line` (n,) of their file; `where` ends with what is counted there."""
+        every = self.columns.given()
+        blank = is_missing(table[self.clock.name])
+        if blank.any():
+            blank = np.logical_and.reduce([is_missing(table[name]) for name in set(every.values())])
+        keep = ~blank
+        self.dropped[BLANK] += int(blank.sum())
+        for mask, reason in self._without_load(table, line, where):
+            self.dropped[reason] += int((mask & keep).sum())
+            keep &= ~mask
+        inputs, outputs = (self._count(line, table, role, keep, where) for role in ("input", "output"))
+        self.dropped[NO_OUTPUT] += int((keep & (outputs == 0)).sum())
+        self.dropped[NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
+        served = (inputs > 0) & (outputs > 0)
+        if self.columns.request_id:
+            for kept, rows in ((self._ids, keep & served), (self._lost_ids, keep & ~served)):
+                kept.append(self._hashes(table[self.columns.request_id][rows]))
+        keep &= served
+        if not keep.any():
+            return
+        at_ns = self._arrivals(line[keep], {name: table[name][keep] for name in set(every.values())}, where)
+        self._at_ns.append(at_ns)
+        self._tokens[0].append(inputs[keep])
+        self._tokens[1].append(outputs[keep])
+        for role in self._codes:
+            self._name(role, table[every[role]][keep])
+
+    def _without_load(
+        self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
+    ) -> list[tuple[npt.NDArray[np.bool_], str]]:
+        """Rows that are no requests for text, or that failed, by the reason."""
+        found = []
+        if self.columns.kind:
+            codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
+            kinds = np.array([other_kind(value) for value in values], dtype=object)[codes]
+            found = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
+        if self.columns.cache_hit:
+            hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
+            found.append((hit.to_numpy(dtype=bool), FROM_CACHE))
+        if self.columns.status:
+            broken, unknown = failed(table[self.columns.status])
+            if unknown:
+                column = table[self.columns.status].astype(str)
+                at = int(np.flatnonzero((column == unknown[0]).to_numpy(dtype=bool))[0])
+                raise TraceError(
+                    f"{where} {line[at]}, column {self.columns.status}: {shown(unknown[0])} says neither "
+                    "that a "
+                    "request succeeded nor that it failed; expected a status of HTTP, success or failure; or "
+                    "leave it out: --map without status"
+                )
+            found.append((broken, FAILED))
+        return found
+
+    def _count(
+        self,
+        line: IntArray,
+        table: dict[str, pd.Series[Any]],
+        role: str,
+        keep: npt.NDArray[np.bool_],
+        where: str,
+    ) -> IntArray:
+        """Tokens (n,), 0 where nothing stands; a value that is no count of tokens is refused."""
+        name = getattr(self.columns, role)
+        counts = numbers(table[name])
+        unread = np.isnan(counts)
+        if unread.any():
+            counts = np.where(unread & is_missing(table[name]), 0.0, counts)
+        bad = keep & ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
+        if (at := np.flatnonzero(bad)).size:
+            raise TraceError(
+                f"{where} {line[at[0]]}, column {name}: expected a whole number of tokens, 0 to "
+                f"{MAX_TOKENS}, "
+                f"found {said(table[name].iloc[at[0]])}"
+            )
+        return np.where(keep, counts, 0.0).astype(np.int64)
+
+    def _arrivals(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> IntArray:
+        at_ns = self.clock.ns(line, table[self.clock.name], where)
+        if self.columns.arrival:
+            return at_ns
+        name = self.columns.duration
+        unit = self.columns.units.get("duration") or span_unit(name, table)
+        if not unit and not np.isnan(numbers(table[name])).all():
+            raise UnsureError(
+                f"{where} {line[0]}: column {name} has no unit; say which with --map duration={name}:ms or "
+                f"{name}:s"
+            )
+        return at_ns - spans_ns(line, table[name], unit, where, name)
+
+    def _name(self, role: str, column: pd.Series[Any]) -> None:
+        codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
+        known = self._names[role]
+        place = np.array(
+            [known.setdefault(str(value), len(known)) for value in values] or [0], dtype=np.int32
+        )
+        self._codes[role].append(place[codes])
+
+    def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
+        """Of request ids, 64 bits each; a row without one is a request of its own."""
+        missing = is_missing(column)
+        hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
+        if missing.any():
+            self._nameless += len(missing)
+            hashed[missing] = np.arange(self._nameless - len(missing), self._nameless, dtype=np.uint64)[
+                missing
+            ]
+        return hashed
+
+    def trace(self, name: str) -> Trace:
+        """What was gathered, in order of arrival. The lists are emptied on the way."""
+        self._find_halves()
+        kept = sum(map(len, self._at_ns))
+        warnings = self._warnings(name, kept)
+        at_ns = _joined(self._at_ns)
+        inputs, outputs = (_joined(parts) for parts in self._tokens)
+        codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
+        order = np.argsort(at_ns, kind="stable")
+        if self._ids:
+            order = self._once(order)
+        at_ns = at_ns[order]
+        arrival_s = (at_ns - at_ns[0]) / 1e9
+        if arrival_s[-1] > MAX_SPAN_S:
+            raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
+        coarse_s = _tick_s(at_ns) or clock_quantum_s(arrival_s) or 0.0
+        warnings += _gaps(name, arrival_s)
+        del at_ns
+        named = {role: self._named(role, codes[role][order]) for role in codes}
+        tenant, tenants = named.get("tenant", (no_ids(), ()))
+        llm, llms = named.get("model", (no_ids(), ()))
+        if len(llms) > 1:
+            self.notes.append(several_llms(llm, llms))
+        adapter, adapters = _adapters(*named.get("adapter", (no_ids(), ())))
+        return Trace(
+            name=name.removesuffix(".gz"),
+            arrival_s=arrival_s,
+            input_tokens=inputs[order],
+            output_tokens=outputs[order],
+            tenant=tenant,
+            tenants=self._hashed(tenants),
+            llm=llm,
+            llms=llms,
+            adapter=adapter,
+            adapters=adapters,
+            dropped={reason: rows for reason, rows in sorted(self.dropped.items()) if rows},
+            notes=tuple(self.notes),
+            warnings=warnings,
+            coarse_s=coarse_s,
+        )
+
+    def _find_halves(self) -> None:
+        """Rows without an answer whose request has another row with one are no failures."""
+        if any(map(len, self._lost_ids)) and any(map(len, self._ids)):
+            halves = int(np.isin(np.concatenate(self._lost_ids), np.concatenate(self._ids)).sum())
+            self.dropped[HALVES] += halves
+            for reason in (NO_OUTPUT, NO_INPUT):
+                taken = min(halves, self.dropped[reason])
+                self.dropped[reason] -= taken
+                halves -= taken
+        self._lost_ids.clear()
+
+    def _once(self, order: IntArray) -> IntArray:
+        """Of the rows of one request the first; further ones are counted."""
+        ids = np.concatenate(self._ids)
+        self._ids.clear()
+        _, first = np.unique(ids[order], return_index=True)
+        if len(first) < len(order):
+            self.dropped[HALVES] += len(order) - len(first)
+            return order[np.sort(first)]
+        return order
+
+    def _warnings(self, name: str, kept: int) -> tuple[str, ...]:
+        left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
+        reasons = ", ".join(f"{rows} {reason}" for reason, rows in left_out.items())
+        if not kept:
+            raise TraceError(f"{name}: no request is left; found {reasons or 'no row'}")
+        lost = {reason: left_out.get(reason, 0) for reason in (FAILED, NO_INPUT, NO_OUTPUT)}
+        share = sum(lost.values()) / (kept + sum(lost.values()))
+        what = ", ".join(f"{rows} {reason}" for reason, rows in lost.items() if rows)
+        of_all = f"{sum(lost.values())} of {kept + sum(lost.values())} requests ({share:.1%})"
+        if share > MOST_DROPPED_FRAC and not self.drop_invalid:
+            raise TraceError(
+                f"{name}: {of_all} cannot be served as they stand: {what}. Mend the file, or go on without "
+                "them with --drop-invalid"
+            )
+        if share <= SAID_DROPPED_FRAC:
+            return ()
+        return (f"{name}: {of_all} are left out, so the plan is for the other {kept} alone: {what}",)
+
+    def _named(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:
+        """As indices in order of first use, and the names."""
+        names = list(self._names[role])
+        used, places = np.unique(codes, return_inverse=True)
+        return places.reshape(-1).astype(np.int64), tuple(names[k] for k in used.tolist())
+
+    def _hashed(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Tenants whose names nobody finds out who does not have the salt; keys of an API in any case."""
+        salt = self.salt
+        if salt is None:
+            words = self.columns.tenant.lower()
+            if not any(secret in words for secret in _SECRET):
+                return names
+            salt = b""
+        return tuple(
+            name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASHED] for name in names
+        )
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    """One array of many, which are given free."""
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
+
+
+def _tick_s(at_ns: IntArray) -> float:
+    """The step of a clock that writes whole seconds or minutes, and more than one request to some; else 0."""
+    if len(at_ns) < _FEWEST or not (np.diff(at_ns) == 0).any():
+        return 0.0
+    for tick_s in (60, 1):
+        if not (at_ns % (tick_s * 10**9)).any():
+            return float(tick_s)
+    return 0.0
+
+
+def _gaps(name: str, arrival_s: npt.NDArray[np.float64]) -> tuple[str, ...]:
+    """A gap that is longer than all else together is a broken time, or two logs."""
+    if len(arrival_s) < _FEWEST:
+        return ()
+    gaps = np.diff(arrival_s)
+    longest = int(gaps.argmax())
+    if gaps[longest] <= max(arrival_s[-1] / 2, 3600.0):
+        return ()
+    return (
+        f"{name}: nothing arrives for {gaps[longest] / 3600:.1f} h of {arrival_s[-1] / 3600:.1f} h, after "
+        f"{longest + 1} of {len(arrival_s)} requests: is a time wrong, or are these two logs?",
+    )
+
+
+def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
+    """The LLM alone is -1; nothing where no row names an adapter."""
+    used = tuple(name for name in names if name)
+    if not used:
+        return no_ids(), ()
+    places = {name: k for k, name in enumerate(used)}
+    return np.array([places.get(name, -1) for name in names], dtype=np.int64)[codes], used

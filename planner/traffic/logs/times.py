@@ -1,0 +1,295 @@
+"""Times of a log: which unit its numbers have, which zone its dates have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.errors import InputError, TraceError
+from planner.io.values import shown
+from planner.traffic.trace import FloatArray, IntArray
+
+NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0  # the years 2000 to 2100, in which a log was written
+_ENDINGS = {
+    "s": ("s", "sec", "secs", "second", "seconds"),
+    "ms": ("ms", "msec", "millis", "milli", "millisecond", "milliseconds"),
+    "us": ("us", "usec", "micros", "micro", "microsecond", "microseconds"),
+    "ns": ("ns", "nano", "nanos", "nanosecond", "nanoseconds"),
+}
+_UNIT_OF = {ending: unit for unit, endings in _ENDINGS.items() for ending in endings}
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_ZONE = re.compile(r"(?:[zZ]|[+-]\d\d(?::?\d\d)?)\s*$")
+_OFFSET = re.compile(r"\d\d:\d\d.*(?:[zZ]|[+-]\d\d(?::?\d\d)?)\s*$|\d{8}T\d+.*[zZ]\s*$")
+_APACHE = "%d/%b/%Y:%H:%M:%S %z"
+_APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
+_SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")
+_SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
+_NOTHING = ("", " ", "-", "null", "None", "NULL", "\\N")  # \\N: of PostgreSQL's COPY
+_STEP_BACK_NS = 30 * 60 * 10**9  # a clock that is put back steps back by more than this
+
+
+class UnsureError(TraceError):
+    """A file could be read in several ways; `guess` are the options that would read it in the likeliest."""
+
+    def __init__(self, message: str, guess: str = "") -> None:
+        super().__init__(message)
+        self.guess = guess
+
+
+def unit_of_name(name: str) -> str | None:
+    """The unit that a column's name ends with: `latency_ms`, `durationMs`, `took (s)`, "
+    "`startTimeUnixNano`."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
+    last = words[-1].lower() if words else ""
+    return _UNIT_OF.get(last) if len(words) > 1 else None
+
+
+def zone_of(name: str, where: object = "--tz") -> ZoneInfo:
+    """A time zone by its name, such as Europe/Berlin or UTC."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise InputError(
+            f"{where}: expected a time zone such as Europe/Berlin or UTC, found {shown(name)}"
+        ) from None
+
+
+def numbers(column: pd.Series[Any]) -> FloatArray:
+    """As float64, NaN where it is not a number; true and false are none."""
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
+        return column.to_numpy(dtype=np.float64)
+    found = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if column.dtype == object or column.dtype.kind == "b":
+        found = np.where([isinstance(value, bool | np.bool_) for value in column], np.nan, found)
+    return found
+
+
+def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
+    """Where nothing stands: no value, an empty text, or the dash of access logs."""
+    missing: npt.NDArray[np.bool_] = column.isna().to_numpy(dtype=bool)
+    if column.dtype.kind not in "iufMb":
+        missing = missing | column.isin(_NOTHING).to_numpy(dtype=bool)
+    return missing
+
+
+@dataclass(slots=True)
+class Clock:
+    """How the times of a column are read; told from the first of them, and held for all.
+
+    `unit` is one of NS_PER, "date", a pattern of strptime, or empty where the values say it. `zone` is that
+    of dates without one. Raises TraceError at the first time that does not fit.
+    """
+
+    name: str
+    unit: str = ""
+    zone: str | None = None
+    has_offsets: bool | None = None
+    since_zero: bool = False
+    _is_told: bool = field(default=False, repr=False)
+    _latest_ns: int = field(default=0, repr=False)
+    _is_back: bool = field(default=False, repr=False)
+
+    def told_by(self, column: pd.Series[Any], where: str) -> None:
+        """Choose the unit by the first values."""
+        if self.unit:
+            self.since_zero = self.unit in NS_PER and self._is_small(column, self.unit)
+            return
+        if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
+            self.unit = "date"
+            return
+        sample = column[~is_missing(column)].iloc[:1000]
+        if not len(sample):
+            raise UnsureError(f"{where}: column {self.name} holds no time", "")
+        values = numbers(sample)
+        if np.isnan(values).mean() >= 0.5:
+            self.unit = _date_kind(sample, where, self.name)
+            return
+        middle = float(np.nanpercentile(values, 50, method="lower"))
+        named = unit_of_name(self.name)
+        for unit, ns in NS_PER.items():
+            if FIRST_S <= middle * ns / 1e9 < LAST_S:
+                if named not in (None, unit):
+                    raise UnsureError(
+                        f"{where}: column {self.name} is named as if in {named}, but its times "
+                        f"({middle:.15g}) "
+                        f"are {unit} since 1970; say which with --map arrival={self.name}:{unit}"
+                    )
+                self.unit = unit
+                return
+        self.since_zero = True
+        if named is None:
+            raise UnsureError(
+                f"{where}: column {self.name} counts from {values[0]:g}, in s, ms, us or ns; say which, for "
+                f"instance --map arrival={self.name}:s",
+                f"arrival={self.name}:s",
+            )
+        self.unit = named
+
+    def fitting_frac(self, column: pd.Series[Any]) -> float:
+        """The share of values that are times as the first of them are; 0 where they are none."""
+        sample = column[~is_missing(column)].iloc[:1000]
+        if not len(sample):
+            return 0.0
+        try:
+            self.told_by(sample, "")
+        except TraceError:
+            return 0.0
+        if self.unit in NS_PER:
+            seconds = numbers(sample) * NS_PER[self.unit] / 1e9
+            fits = seconds >= 0 if self.since_zero else (seconds >= FIRST_S) & (seconds < LAST_S)
+        elif sample.dtype.kind == "M" or isinstance(sample.dtype, pd.DatetimeTZDtype):
+            return 1.0
+        else:
+            form = "ISO8601" if self.unit == "date" else self.unit
+            text = sample.astype(str).str.strip().str.replace(r",(\d{1,9})$", r".\1", regex=True)
+            fits = pd.to_datetime(text, errors="coerce", utc=True, format=form).notna().to_numpy()
+        return float(np.mean(fits))
+
+    def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
+        values = numbers(column[~is_missing(column)].iloc[:1000])
+        return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < FIRST_S
+
+    def ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
+        """Nanoseconds since 1970, or since the clock's zero. `line` (n,) is where each stands in the file."""
+        if not self._is_told:
+            self.told_by(column, f"{where} {line[0]}")
+            self._is_told = True
+        if self.unit not in NS_PER:
+            return self._dates_ns(line, column, where)
+        per = NS_PER[self.unit]
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu":
+            values = column.to_numpy(dtype=np.float64)
+            exact: IntArray | None = column.to_numpy(dtype=np.int64)
+        else:
+            values, exact = numbers(column), None
+        low, high = (0.0, 100 * 366 * 86400.0) if self.since_zero else (FIRST_S, LAST_S)
+        with np.errstate(over="ignore", invalid="ignore"):
+            bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
+        if (at := np.flatnonzero(bad)).size:
+            kind = (
+                f"a number of {self.unit} from 0 on"
+                if self.since_zero
+                else f"a time in {self.unit} since 1970"
+            )
+            self._refuse(where, line[at[0]], kind, column.iloc[at[0]])
+        if exact is not None:
+            return exact * per
+        whole = np.floor(values)
+        found: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
+        return found
+
+    def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
+        dates = self._parsed(line, column, where)
+        has_offsets = dates.dt.tz is not None
+        if self.has_offsets is None:
+            self.has_offsets = has_offsets
+        elif self.has_offsets != has_offsets:
+            kinds = ("without a zone", "with a zone")
+            self._refuse(where, line[0], f"a time {kinds[int(self.has_offsets)]} as before", column.iloc[0])
+        bad = ~dates.dt.year.between(2000, 2099).to_numpy()
+        if (at := np.flatnonzero(bad)).size:
+            self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
+        found = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
+        ns = np.asarray(found.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
+        return ns if has_offsets or self.zone is None else self._localised(ns, line, column, where)
+
+    def _parsed(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
+        """Dates, those that are none as NaT; refuses times with and without a zone beside each other."""
+        if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
+            return column
+        text = column.astype(str) if column.dtype.kind in "iuf" else column
+        form: dict[str, Any] = {"format": "ISO8601" if self.unit == "date" else self.unit}
+        try:
+            return pd.to_datetime(text, errors="raise", cache=False, **form)
+        except (ValueError, TypeError, OverflowError):
+            pass
+        plain = text.where(text.notna(), "").astype(str).str.strip()
+        if self.unit == "date":
+            plain = plain.str.replace(r",(\d{1,9})$", r".\1", regex=True)  # Python's logging
+        try:
+            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)
+        except (ValueError, TypeError, OverflowError):
+            self._refuse(where, line[0], "a time such as 2026-11-16T18:17:03Z", column.iloc[0])
+        if (at := np.flatnonzero(dates.isna().to_numpy())).size:
+            self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
+        zoned = np.array([bool(_OFFSET.search(one) or _ZONE.search(one[10:])) for one in plain])
+        if self.unit == _APACHE:
+            zoned[:] = True
+        if (at := np.flatnonzero(zoned != zoned[0])).size:
+            kinds = ("without a zone", "with a zone")
+            self._refuse(where, line[at[0]], f"a time {kinds[int(zoned[0])]} as before", column.iloc[at[0]])
+        return dates if zoned[0] else dates.dt.tz_localize(None)
+
+    def _localised(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
+        """Local times of `zone` as UTC. Of an hour that there is twice, the second begins where times "
+        "fall."""
+        zone = zone_of(str(self.zone))
+        naive = pd.DatetimeIndex(ns.view("M8[ns]"))
+        early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
+        if (at := np.flatnonzero(early.isna())).size:
+            self._refuse(where, line[at[0]], f"a time that there is in {self.zone}", column.iloc[at[0]])
+        late = naive.tz_localize(zone, ambiguous=np.zeros(len(ns), bool), nonexistent="NaT")
+        first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
+        second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
+        for k in np.flatnonzero(first != second).tolist():
+            if ns[k] - self._latest_ns > 2 * 3600 * 10**9:
+                self._is_back = False  # another year's
+            elif self._latest_ns - ns[k] > _STEP_BACK_NS:
+                self._is_back = True
+            self._latest_ns = int(ns[k]) if self._is_back else max(self._latest_ns, int(ns[k]))
+            if self._is_back:
+                first[k] = second[k]
+        return first
+
+    def _refuse(self, where: str, line: int, expected: str, found: object) -> None:
+        raise TraceError(f"{where} {line}, column {self.name}: expected {expected}, found {said(found)}")
+
+    def said(self) -> str:
+        """In words, for the note on what was taken as what."""
+        if self.unit in NS_PER:
+            return f"{self.unit} from zero on" if self.since_zero else f"{self.unit} since 1970"
+        if self.has_offsets:
+            return "dates with a zone"
+        return f"dates in {self.zone}" if self.zone else "dates without a zone, taken as UTC"
+
+
+def said(value: object) -> str:
+    """A value of a table for an error message."""
+    is_nothing = value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value))
+    return "nothing" if is_nothing or value is pd.NA else shown(value)
+
+
+def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
+    texts = sample.astype(str).tolist()
+    if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:
+        return "date"
+    if np.mean([bool(_APACHE_LIKE.fullmatch(text.strip())) for text in texts]) > 0.5:
+        return _APACHE
+    raise UnsureError(
+        f"{where}: column {name} holds {shown(texts[0])}, which is no number and no date such as "
+        f"2026-11-16T18:17:03Z; write its form as strptime has it: --map 'arrival={name}:%d/%m/%Y %H:%M:%S'"
+    )
+
+
+def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
+    """Durations as nanoseconds; a value may carry its own unit (350ms). Nothing counts as 0."""
+    missing = is_missing(column)
+    values = numbers(column) * (NS_PER[unit] if unit else np.nan)
+    for k in np.flatnonzero(np.isnan(values) & ~missing).tolist():
+        match = _SPAN.fullmatch(str(column.iloc[k]))
+        values[k] = float(match[1]) * _SPAN_S[match[2]] * 1e9 if match else np.nan
+    values[missing] = 0.0
+    if (at := np.flatnonzero(~((values >= 0) & (values < 7 * 86400e9)))).size:
+        raise TraceError(
+            f"{where} {line[at[0]]}, column {name}: expected a duration below a "
+            f"week{unit and ' in ' + unit}, "
+            f"found {said(column.iloc[at[0]])}"
+        )
+    return np.rint(values).astype(np.int64)

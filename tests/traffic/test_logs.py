@@ -1,0 +1,414 @@
+"""planner/traffic/logs: every kind of log read back, what is left out of it, and no traceback for any "
+"file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from log_samples import EPOCH_NS, REQUESTS, SAMPLES, WHOLE_SECONDS, date, ns
+
+from planner.errors import InputError
+from planner.traffic.csvrows import to_csv
+from planner.traffic.formats import NO_OUTPUT
+from planner.traffic.frames import trace_of
+from planner.traffic.logs.columns import parse_columns
+from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES
+from planner.traffic.logs.reading import Reading
+from planner.traffic.reading import read_files, read_trace
+from planner.traffic.trace import Trace
+
+Read = Callable[..., Trace]
+BY_TIME = sorted(REQUESTS)
+AT_S = np.array([one.at_s for one in BY_TIME])
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Writes `content` to a file and reads it."""
+
+    def read_content(
+        content: bytes | str, name: str = "log.csv", how: Reading | None = None, drop: bool = False
+    ) -> Trace:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return read_trace(path, seed=None, how=how or Reading(), drop_invalid=drop)
+
+    return read_content
+
+
+def lengths(trace: Trace) -> list[tuple[int, int]]:
+    return list(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+
+
+# ---------------------------------------------------------------- every kind, read back
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_every_kind_of_log_is_told_and_read_back(read: Read, kind: str) -> None:
+    """The 24 requests of the sample: lengths to the token, arrivals to the microsecond, or to the second
+    where the log knows no more. Nothing else is in the trace.
+    """
+    name, make = SAMPLES[kind]
+    trace = read(make(), name)
+    assert sorted(lengths(trace)) == sorted((one.input_tokens, one.output_tokens) for one in REQUESTS)
+    if kind in WHOLE_SECONDS:
+        assert np.abs(trace.arrival_s - AT_S).max() <= 1.0
+    else:
+        assert trace.arrival_s == pytest.approx(AT_S - AT_S[0], abs=1e-6)
+        assert lengths(trace) == [(one.input_tokens, one.output_tokens) for one in BY_TIME]
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_what_was_read_is_written_and_read_again(read: Read, tmp_path: Path, kind: str) -> None:
+    """-o trace.csv gives the same arrivals to the last bit, lengths and names."""
+    name, make = SAMPLES[kind]
+    first = read(make(), name)
+    again = read("".join(to_csv(first)), "trace.csv")
+    assert (again.arrival_s == first.arrival_s).all()
+    assert lengths(again) == lengths(first)
+    assert (again.tenants, again.llms, again.adapters) == (first.tenants, first.llms, first.adapters)
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_prompts_are_in_no_trace(read: Read, kind: str) -> None:
+    name, make = SAMPLES[kind]
+    assert "do not" not in repr(read(make(), name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"),
+    [
+        ("gateway CSV", {FAILED: 1}),
+        ("LiteLLM CSV", {FAILED: 1, "embeddings": 1, FROM_CACHE: 1}),
+        ("Langfuse JSON", {FAILED: 1, "other calls that generate no text": 1}),
+        ("Langfuse CSV", {"other calls that generate no text": 1}),
+        ("Envoy JSON", {FAILED: 1, "embeddings": 1}),
+        ("nginx text", {"other calls that generate no text": 1}),
+        ("OTLP", {"embeddings": 1}),
+    ],
+)
+def test_what_is_no_request_for_text_is_counted_apart(
+    read: Read, kind: str, left_out: dict[str, int]
+) -> None:
+    name, make = SAMPLES[kind]
+    assert read(make(), name).dropped == left_out
+
+
+def test_parquet_is_read_as_its_csv(read: Read, tmp_path: Path) -> None:
+    """Timestamps of Arrow with a zone, whole numbers."""
+    pytest.importorskip("pyarrow")
+    table = pd.DataFrame(
+        {
+            "created_at": pd.to_datetime([ns(one.at_s) for one in REQUESTS], utc=True),
+            "prompt_tokens": [one.input_tokens for one in REQUESTS],
+            "completion_tokens": [one.output_tokens for one in REQUESTS],
+        }
+    )
+    table.to_parquet(tmp_path / "log.parquet")
+    trace = read_trace(tmp_path / "log.parquet", seed=None)
+    assert trace.arrival_s == pytest.approx(AT_S - AT_S[0], abs=1e-9)
+    assert lengths(trace) == [(one.input_tokens, one.output_tokens) for one in BY_TIME]
+
+
+def test_a_packed_log_and_two_logs_of_one_clock(tmp_path: Path) -> None:
+    """The second file begins where the first ends; together they are the sample."""
+    header, *rows = SAMPLES["gateway CSV"][1]().splitlines(keepends=True)
+    (tmp_path / "a.csv").write_bytes(header + b"".join(rows[:10]))
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(header + b"".join(rows[10:])))
+    found = read_files([tmp_path / "b.csv.gz", tmp_path / "a.csv"], seed=None)
+    assert found.trace.arrival_s == pytest.approx(AT_S - AT_S[0], abs=1e-6)
+    assert found.trace.name == "b.csv.gz and 1 more"
+
+
+# ---------------------------------------------------------------- requests in several rows
+
+
+def test_halves_of_a_stream_and_retries_are_one_request(read: Read) -> None:
+    """a: begun and ended in two rows; b: told twice; c: once. Three requests, two further rows."""
+    trace = read(
+        "request_id,created_at,prompt_tokens,completion_tokens\n"
+        f"a,{date(0)},7,\na,{date(1)},7,5\nb,{date(2)},8,6\nb,{date(3)},8,6\nc,{date(4)},9,7\n"
+    )
+    assert lengths(trace) == [(7, 5), (8, 6), (9, 7)]
+    assert trace.dropped == {HALVES: 2}
+
+
+def test_an_answer_that_never_came_is_no_request(read: Read) -> None:
+    """One of six has no output: 16.7 %, said first."""
+    rows = "".join(f"{date(k)},5,{'' if k == 3 else 4}\n" for k in range(6))
+    trace = read("created_at,prompt_tokens,completion_tokens\n" + rows)
+    assert trace.dropped == {NO_OUTPUT: 1}
+    assert "1 of 6 requests (16.7%) are left out" in trace.warnings[0]
+
+
+def test_more_failures_than_a_fifth_are_refused_unless_asked(read: Read) -> None:
+    rows = "".join(f"{date(k)},5,4,{500 if k % 2 else 200}\n" for k in range(6))
+    text = "created_at,prompt_tokens,completion_tokens,status\n" + rows
+    with pytest.raises(InputError, match=r"3 of 6 requests \(50.0%\) .*--drop-invalid"):
+        read(text)
+    assert len(read(text, drop=True)) == 3
+
+
+def test_spans_within_spans_are_one_request(read: Read) -> None:
+    """A gateway's span, an HTTP call within it, and the engine's span in that: the engine's counts."""
+    tokens = [
+        {"key": f"gen_ai.usage.{side}", "value": {"intValue": "5"}}
+        for side in ("prompt_tokens", "completion_tokens")
+    ]
+    spans = [
+        {"spanId": "01", "startTimeUnixNano": str(ns(0)), "attributes": tokens},
+        {"spanId": "02", "parentSpanId": "01", "startTimeUnixNano": str(ns(1)), "attributes": []},
+        {"spanId": "03", "parentSpanId": "02", "startTimeUnixNano": str(ns(2)), "attributes": tokens},
+        {"spanId": "04", "startTimeUnixNano": str(ns(5)), "attributes": tokens},
+    ]
+    document = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    for text in (json.dumps(document), json.dumps(document, indent=2)):
+        assert read(text, "spans.json").arrival_s.tolist() == [0.0, 3.0]
+
+
+def test_ids_are_hashed_with_a_salt(read: Read) -> None:
+    """Equal names stay equal, another salt gives other hashes; keys of an API are hashed in any case."""
+    text = "created_at,prompt_tokens,completion_tokens,tenant\n" + "".join(
+        f"{date(k)},5,4,{'ann' if k % 2 else 'bob'}\n" for k in range(4)
+    )
+    one, two = (read(text, how=Reading(salt=salt)) for salt in (b"1", b"2"))
+    assert read(text).tenants == ("bob", "ann")
+    assert one.tenant.tolist() == [0, 1, 0, 1]
+    assert len({*one.tenants, *two.tenants, "ann", "bob"}) == 6
+    keys = parse_columns("arrival=created_at,input=prompt_tokens,output=completion_tokens,tenant=api_key")
+    assert "ann" not in read(text.replace("tenant", "api_key"), how=Reading(keys)).tenants
+
+
+# ---------------------------------------------------------------- vLLM's log
+
+
+def test_a_log_of_vllm_without_lengths_says_how_to_have_them(read: Read) -> None:
+    lines = [line for line in SAMPLES["vLLM"][1]().splitlines(keepends=True) if b"DEBUG" not in line]
+    with pytest.raises(
+        InputError, match=r"tells when 24 requests came, but not how long .*VLLM_LOGGING_LEVEL=DEBUG"
+    ):
+        read(b"".join(lines), "vllm.log")
+
+
+def test_a_log_of_vllm_that_is_cut_is_refused(read: Read) -> None:
+    """--max-log-len 16 keeps 16 characters and 16 ids of each prompt."""
+    lines = [
+        f"DEBUG 01-05 10:00:0{k} [logger.py:1] Request cmpl-{k} details: prompt: '{'a' * 16}', "
+        "prompt_token_ids: "
+        f"{[5] * 16}, prompt_embeds shape: None.\n"
+        for k in range(4)
+    ]
+    with pytest.raises(InputError, match=r"4 prompts are cut at 16 characters .*--max-log-len"):
+        read("".join(lines), "vllm.log")
+
+
+def test_a_log_of_vllm_over_new_year_goes_on(read: Read) -> None:
+    """23:59:59 on the last day of December to 00:00:01: two seconds."""
+    line = (
+        "INFO {} [logger.py:39] Received request cmpl-{}: prompt: 'x', params: SamplingParams(n=1, "
+        "max_tokens=7, "
+        "ignore_eos=True), prompt_token_ids: [1, 2, 3], lora_request: None.\n"
+    )
+    trace = read(line.format("12-31 23:59:59", 1) + line.format("01-01 00:00:01", 2), "vllm.log")
+    assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 2.0], [(3, 7), (3, 7)])
+
+
+def test_fields_of_an_access_log_without_names_are_mapped_by_number(read: Read) -> None:
+    """36 s less 1.25 s to 38 s less 0.25 s: 3 s. Without a map the line says that it is not known."""
+    line = '10.0.0.1 - - [10/Oct/2026:13:55:{} +0200] "POST /v1/{} HTTP/1.1" 200 5 "-" "curl" {} {} {}\n'
+    text = (
+        line.format(36, "chat/completions", 1.25, 100, 20)
+        + line.format(38, "completions", 0.25, 110, 21)
+        + line.format(39, "embeddings", 0.25, 110, "-")
+    )
+    how = Reading(parse_columns("end=time_local,duration=10:s,input=11,output=12,kind=path"))
+    trace = read(text, "access.log", how)
+    assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 3.0], [(100, 20), (110, 21)])
+    assert trace.dropped == {"embeddings": 1}
+    with pytest.raises(InputError, match="time_local is when requests ended"):
+        read(text, "access.log")
+
+
+def test_json_lines_of_vllm_are_read(read: Read) -> None:
+    """With milliseconds and a year; a gateway's JSON lines with asctime and message are none of vLLM's."""
+    line = {
+        "asctime": "2026-01-05 10:00:00,250",
+        "levelname": "DEBUG",
+        "name": "vllm.entrypoints",
+        "message": "",
+    }
+    said = (
+        "Request chatcmpl-1 details: prompt: 'a \"b\"', prompt_token_ids: [1, 2, 3], prompt_embeds shape: "
+        "None.",
+        "Generated response chatcmpl-1 details: output_token_ids: [7, 8]",
+    )
+    log = "".join(json.dumps({**line, "message": one}) + "\n" for one in said)
+    assert lengths(read(log, "vllm.jsonl")) == [(3, 2)]
+    other = {**line, "name": "gateway", "message": "done", "prompt_tokens": 5, "completion_tokens": 4}
+    other["created_at"] = "2026-01-05T10:00:00Z"
+    assert lengths(read(json.dumps(other) + "\n", "gateway.jsonl")) == [(5, 4)]
+
+
+def test_a_table_in_memory_is_read_as_its_file() -> None:
+    table = pd.DataFrame(
+        {
+            "created_at": pd.to_datetime([ns(one.at_s) for one in REQUESTS], utc=True),
+            "prompt_tokens": [one.input_tokens for one in REQUESTS],
+            "completion_tokens": [one.output_tokens for one in REQUESTS],
+            "hash_ids": [[1]] * len(REQUESTS),
+        }
+    )
+    trace = trace_of(table)
+    assert lengths(trace) == [(one.input_tokens, one.output_tokens) for one in BY_TIME]
+    assert trace.notes[1].startswith("not read from a log: hash_ids")
+
+
+DATA = Path(__file__).parents[1] / "data"
+REAL = [(12, 5), (40, 3), (7, 1), (21, 6), (9, 4), (5, 3), (6, 3), (30, 8), (15, 7), (6, 2), (50, 9), (8, 6)]
+
+
+def test_what_vllm_wrote_is_read() -> None:
+    """vLLM 0.32 on a CPU, asked for these lengths (the eighth and the last for two answers of half), one
+    request aborted and one refused; its log at level DEBUG, and its spans as a collector's file exporter
+    writes them.
+    """
+    log = read_trace(DATA / "vllm_requests.log", seed=None)
+    spans = read_trace(DATA / "vllm_spans.jsonl", seed=None)
+    assert lengths(log) == lengths(spans) == REAL
+    assert log.dropped == {FAILED: 1}
+    assert np.abs(log.arrival_s - spans.arrival_s).max() <= 1.0  # the log has whole seconds
+    assert "7 answers are not in the log" in log.notes[0]
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "start_time,end_time,num_model_requests,input_tokens,output_tokens\n1767607200,1767610800,9,900,90\n",
+            "rows are sums of many requests",
+        ),
+        (
+            "created_at,tokens\n2026-01-05T10:00:00Z,5\n",
+            "no column is told as input; no column is told as output",
+        ),
+        (f"created_at,prompt_tokens,completion_tokens\n{date(0)},5,-3\n", "line 2, column completion_tokens"),
+        (
+            f"created_at,prompt_tokens,completion_tokens\n{date(0)},5,3\n{date(1, '')},5,3\n",
+            "with a zone as before",
+        ),
+        (f"created_at,prompt_tokens,completion_tokens\n{date(0)},5,3,8\n", "more than the 3 fields"),
+        (
+            f"created_at,prompt_tokens,completion_tokens,status\n{date(0)},5,3,200\n{date(1)},5,3,9 lives\n",
+            "lives",
+        ),
+        (
+            "created_at,prompt_tokens,completion_tokens\n1767607200,5,3\n1767607201000,5,3\n",
+            "line 3, column created_at: expected a time in s since 1970",
+        ),
+        (
+            "arrival,prompt_tokens,completion_tokens\n0.5,5,3\n1.5,5,3\n",
+            "counts from 0.5, in s, ms, us or ns; say which",
+        ),
+        (
+            "finished_at,prompt_tokens,completion_tokens\n1767607200,5,3\n",
+            "finished_at is when requests ended",
+        ),
+        (
+            "finished_at,prompt_tokens,completion_tokens,latency\n1767607200,5,3,900\n",
+            "latency has no unit; .*duration=latency:ms",
+        ),
+        (
+            "created_at,prompt_tokens,input_tokens,completion_tokens\n1767607200,5,4,3\n",
+            "prompt_tokens and input_tokens may both be input tokens",
+        ),
+        ("at,prompt_tokens,completion_tokens\n05/06/2026 10:00,5,3\n", "no column is told as arrival"),
+    ],
+)
+def test_what_is_not_certain_ends_in_one_line(read: Read, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gap_of_years_is_said(read: Read) -> None:
+    """One digit of a year is wrong."""
+    rows = "".join(f"{date(k) if k < 29 else '2029-01-05T10:00:00Z'},5,4\n" for k in range(30))
+    assert "nothing arrives for" in read("created_at,prompt_tokens,completion_tokens\n" + rows).warnings[0]
+
+
+# ---------------------------------------------------------------- mutations
+
+
+def mutated(rng: np.random.Generator, content: bytes) -> bytes:
+    """One to three random edits: bytes changed, taken out, doubled; digits changed; lines swapped, cut."""
+    raw = bytearray(content)
+    for _ in range(int(rng.integers(1, 4))):
+        at = int(rng.integers(0, max(len(raw), 1)))
+        edit = int(rng.integers(0, 8))
+        if edit == 0:
+            raw[at : at + 1] = bytes([int(rng.integers(0, 256))])
+        elif edit == 1:
+            raw[at : at + int(rng.integers(1, 20))] = b""
+        elif edit == 2:
+            raw[at:at] = bytes(
+                rng.choice(list(b'",{}[]:-+.eE0123456789 \nTZ\\'), int(rng.integers(1, 6))).astype(np.uint8)
+            )
+        elif edit == 3:
+            raw[at:at] = raw[at : at + int(rng.integers(1, 200))]
+        elif edit == 4:
+            del raw[at:]
+        elif edit < 7:
+            digits = [place for place, byte in enumerate(raw) if 48 <= byte < 58]
+            if digits:
+                raw[int(rng.choice(digits))] = int(rng.integers(48, 58))
+        else:
+            lines = bytes(raw).split(b"\n")
+            rng.shuffle(lines)
+            raw = bytearray(b"\n".join(lines))
+    return bytes(raw)
+
+
+def check_mutations(tmp_path: Path, kind: str, count: int) -> None:
+    """Each ends in a trace whose times are within what its dates can mean, or in one line."""
+    name, make = SAMPLES[kind]
+    content, path = make(), tmp_path / name
+    read = 0
+    for seed in range(count):
+        path.write_bytes(mutated(np.random.default_rng(seed), content))
+        try:
+            trace = read_trace(path, seed=None, drop_invalid=True)
+        except InputError as error:
+            assert "\n" not in str(error)
+            assert str(error).startswith(str(path)) or name in str(error)
+        else:
+            read += 1
+            # intact rows are within 13 s; a unit misread is a factor of 1000, a wrong date a single row
+            middle_s = np.diff(np.percentile(trace.arrival_s, [25, 75]))
+            assert len(trace) < 12 or 1.0 < float(middle_s[0]) < 60.0
+            assert np.median(trace.input_tokens) <= 400 or len(trace) < 12
+    assert read > count / 20  # some edits do no harm
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_mutated_logs_end_in_a_trace_or_one_line(tmp_path: Path, kind: str) -> None:
+    check_mutations(tmp_path, kind, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_300_mutated_logs_end_in_a_trace_or_one_line(tmp_path: Path, kind: str) -> None:
+    check_mutations(tmp_path, kind, 300)
+
+
+def test_the_sample_begins_when_it_says() -> None:
+    """2026-01-05 is 20458 days after 1970, and 10 h."""
+    assert EPOCH_NS == (20458 * 24 + 10) * 3600 * 10**9
