@@ -20,12 +20,15 @@ planner/traffic/described.py says what they mean.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from planner.io.files import read_yaml
 from planner.io.values import Section, is_number, mapping, nearest, number, placed, positive, refused, rows, share
 from planner.traffic.described import Clients, Description, Prefixes, Sessions, check
 from planner.traffic.lengths import Fixed, Histogram, Lengths, Lognormal, Percentiles
@@ -64,6 +67,14 @@ def parse_task_row(name: str, row: Section) -> TaskRow:
 def is_description(traffic: Section) -> bool:
     """Whether `traffic` says what requests are like, and not only what to do with a trace."""
     return any(key in traffic for key in KEYS) or isinstance(traffic.get("rate"), Mapping)
+
+
+def describes_traffic(path: Path) -> bool:
+    """Whether this slo.yaml describes its traffic; not for what can be read but once, such as a pipe."""
+    if not os.path.isfile(path):  # noqa: PTH113 - silent about any name
+        return False
+    traffic = read_yaml(path).get("traffic")
+    return isinstance(traffic, Mapping) and is_description(Section.of(traffic, path))
 
 
 def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description | None:

@@ -15,7 +15,7 @@ from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, market_of, row_of
 from planner.errors import InputError
-from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, read_trace
+from planner.face.inputs import CatalogLike, FleetLike, Section, TraceLike, read_fleet, requests_of
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result
 from planner.fleet import Fleet, Pool
@@ -77,7 +77,7 @@ class DayResult(Result):
 
 def day(
     slo: TaskDocument | Section | str | Path | None,
-    trace: TraceLike,
+    trace: TraceLike | None = None,
     *,
     standing: FleetLike | None = None,
     terms: Mapping[str, Any] | None = None,
@@ -106,7 +106,7 @@ def day(
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
-    study = Study(read_trace(trace), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    study = Study(requests_of(trace, task.described, seed=seed), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
     if standing is None:
         progress("the fleet that stands all day")
         found = study.ask(task)
@@ -117,7 +117,7 @@ def day(
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
             )
-        requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(
+        requests = Asked(task.rate_rps, task.scale, task.window or "whole", task.described).of(
             spread(study.trace, seed=seed), seed=seed
         )
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)

@@ -90,6 +90,7 @@ class Study:
         """`Asked.of`, once for every traffic."""
         robust = task.robust
         base = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
+        base = (task.described, *base)
         key = (*base, task.draws)
         if key not in self._asked:
             known = next((each for one, each in self._asked.items() if one[:-1] == base), None)

@@ -41,6 +41,7 @@ CLIENT_RATE_VAR = 0.25  # of the rate of a client, at each of
 CLIENT_RATE_S = (60.0, 600.0)  # these time scales
 MOST_CELLS = 400_000  # of time, in which a rate is constant
 CLIENT_CELLS = 5_000
+TRIED, TRIED_CELLS = 6, 400_000  # how often factors are moved, and on how many cells they are tried
 FINE = 6  # cells in the shortest window of a Fano factor
 WARM_TURNS = 5.0  # means of a session's length, before the traffic begins
 _EDGE = 1e-9
@@ -341,9 +342,10 @@ def _bursts(description: Description, edges_s: FloatArray, rng: np.random.Genera
 
 def scales(description: Description) -> list[tuple[float, float]]:
     """Time scales tau [s] and the variances sigma^2 of their factors; see the module's docstring."""
+    rates = np.array(description.rate_rps) * description.growth
     return _scales(
         description.fano,
-        description.mean_rps,
+        float((rates**2).sum() / rates.sum()),  # intervals with more requests vary more
         1.0 if description.gap_cv is None else description.gap_cv**2,
         description.every_s if description.is_curve else description.duration_s,
     )
@@ -353,8 +355,9 @@ def scales(description: Description) -> list[tuple[float, float]]:
 def _scales(
     fano: tuple[tuple[float, float], ...], rate_rps: float, base: float, evened_s: float
 ) -> list[tuple[float, float]]:
-    from scipy.optimize import least_squares  # here: a tenth of a second, for every command
-
+    """Fitted to the formula of v(T), then, as evening out an interval takes some of it away, moved until the
+    evened rate itself has the variances that are asked for.
+    """
     windows_s = np.array([window_s for window_s, _ in fano])
     wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
     if not wanted.any():
@@ -362,22 +365,54 @@ def _scales(
     longest_s = min(windows_s.max() * 4, evened_s)
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
-    lags = [np.linspace(0.0, window_s, 201) for window_s in (*windows_s, evened_s)]
-    triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
+    asked = wanted
+    for _ in range(TRIED):
+        found = _fitted(asked, windows_s, taus_s)
+        made = _made(found, windows_s, taus_s, evened_s)
+        asked = asked * np.clip(np.divide(wanted, made, out=np.ones(len(made)), where=made > 0), 0.5, 2.0)
+    return [(float(tau), float(each)) for tau, each in zip(taus_s, found, strict=True) if each > 1e-6]
 
-    def variances(sigma2: FloatArray) -> FloatArray:
+
+def _fitted(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
+    """Variances sigma^2 of the factors by which v(T) is nearest to what is wanted."""
+    from scipy.optimize import least_squares  # here: a tenth of a second, for every command
+
+    lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
+    triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
+    weight = 1 / np.maximum(wanted, 1e-3 * wanted.max())
+
+    def missed(root: FloatArray) -> FloatArray:
         found = []
         for lag, triangle in zip(lags, triangles, strict=True):
-            together = np.prod(1 + sigma2 * triangle, axis=1) - 1
+            together = np.prod(1 + root**2 * triangle, axis=1) - 1
             found.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * together, lag))
-        return np.array(found[:-1]) - found[-1]  # what is evened out over `evened_s` is gone
+        return (np.array(found) - wanted) * weight
 
-    weight = 1 / np.maximum(wanted, 1e-3 * wanted.max())
-    start = np.full(len(taus_s), max(wanted.max() / len(taus_s), 1e-3))
-    fitted = least_squares(
-        lambda root: (variances(root**2) - wanted) * weight, np.sqrt(start), method="trf", max_nfev=200
-    )
-    return [(float(tau), float(s**2)) for tau, s in zip(taus_s, fitted.x, strict=True) if s**2 > 1e-6]
+    start = np.full(len(taus_s), math.sqrt(max(wanted.max() / len(taus_s), 1e-3)))
+    return np.asarray(least_squares(missed, start, max_nfev=100).x ** 2)
+
+
+def _made(sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float) -> FloatArray:
+    """Variances of the evened rate's means over windows, as they come out."""
+    rng = np.random.default_rng(0)
+    within = int(np.clip(evened_s / windows_s.min() * 2, 8, TRIED_CELLS // 8))
+    intervals = TRIED_CELLS // within
+    middle_s = (np.arange(within) + 0.5) / within * evened_s
+    rate = np.ones((intervals, within))
+    for tau_s, variance in zip(taus_s, sigma2, strict=True):
+        if variance > 1e-6:
+            values = rng.gamma(1 / variance, variance, (intervals, int(evened_s / tau_s) + 2))
+            block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s
+            rate *= np.take_along_axis(values, block.astype(np.int64), axis=1)
+    mean = rate.mean(axis=1, keepdims=True)
+    rate = np.divide(rate, mean, out=np.ones_like(rate), where=mean > 0)
+    sums = np.concatenate((np.zeros((intervals, 1)), np.cumsum(rate, axis=1)), axis=1)
+    found = []
+    for window_s in windows_s:
+        cells = max(round(window_s / evened_s * within), 1)
+        whole = sums[:, ::cells]
+        found.append(float((np.diff(whole, axis=1) / cells).var()))
+    return np.array(found)
 
 
 # -- sessions ----------------------------------------------------------------------------------------------
@@ -429,8 +464,8 @@ def _waits(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
 
 def _lengths(
     description: Description, shares: FloatArray, client: IntArray, rng: np.random.Generator
-) -> tuple[IntArray, IntArray]:
-    """(n,) tokens of input and output."""
+) -> tuple[IntArray, ...]:
+    """Tokens of input and output, (n,) each."""
     frac = description.clients.lengths_frac
     first, second = (_scores(frac, shares, client, rng) for _ in range(2))
     if description.joint_table:
@@ -438,7 +473,19 @@ def _lengths(
     elif description.joint:
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
-    return description.input.of_scores(first), description.output.of_scores(second)
+    return tuple(
+        lengths.of_scores(scores if frac == 0 else _normal(scores))
+        for lengths, scores in ((description.input, first), (description.output, second))
+    )
+
+
+def _normal(scores: FloatArray) -> FloatArray:
+    """The same order, normal as a whole: as clients' rates move, those of the moment are not."""
+    from scipy.special import ndtri
+
+    rank = np.empty(len(scores))
+    rank[np.argsort(scores)] = np.arange(len(scores)) + 0.5
+    return np.asarray(ndtri(rank / len(scores)))
 
 
 def _scores(frac: float, shares: FloatArray, client: IntArray, rng: np.random.Generator) -> FloatArray:

@@ -16,7 +16,7 @@ from planner.traffic.lengths import Histogram
 from planner.traffic.sessions import sessions, waiting
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-INTERVALS = 24
+INTERVALS = 48
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
 INTERVAL_REQUESTS = 50  # of an interval at least, on average
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)

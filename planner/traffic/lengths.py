@@ -20,7 +20,7 @@ _SCORES = np.linspace(-6.0, 6.0, 4001)
 _WEIGHTS = np.exp(-(_SCORES**2) / 2)
 _WEIGHTS /= _WEIGHTS.sum()
 STEEPEST = 4.0  # of a tail, in logarithms of tokens per standard deviation
-BEND = 60.0  # of what lies between two percentiles, where a mean asks for the lower end
+BEND = 60.0  # of what lies between two percentiles, where a mean asks for the lower or the upper end
 
 
 def _tokens(lengths: FloatArray) -> IntArray:
@@ -90,13 +90,14 @@ class Histogram:
 class Percentiles:
     """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
 
-    Below the first percentile the first slope goes on, above the last one a slope that gives `mean_tokens_`
-    where that is known. No request is longer than `most_tokens`, 0 meaning that nobody said.
+    Below the first percentile the first slope goes on, above the last one a slope that gives the mean where
+    that is known; where no slope does, what lies between percentiles is bent towards their shorter or longer
+    ends. No request is longer than `most_tokens`. 0 means that nobody said.
     """
 
     fracs: tuple[float, ...]
     tokens: tuple[float, ...]
-    asked_mean_tokens: float = 0.0  # 0: nobody said
+    asked_mean_tokens: float = 0.0
     most_tokens: float = 0.0
 
     @property
@@ -136,16 +137,19 @@ def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
 
     steep, bend = float(slopes[-1]), 1.0
     if mean:
-        least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1.0)
+        least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1 / BEND)
         if not least <= mean <= most:
             raise InputError(
                 f"mean: {mean:g} tokens cannot be with these percentiles"
                 f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to {most:.0f}"
             )
-        if mean_of(0.0, 1.0) <= mean:
+        if mean < mean_of(0.0, 1.0):
+            steep, bend = 0.0, _where(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
+        elif mean <= mean_of(STEEPEST, 1.0):
             steep = _where(lambda each: mean_of(each, 1.0), mean, 0.0, STEEPEST)
         else:
-            steep, bend = 0.0, _where(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
+            steep, bend = STEEPEST, _where(lambda each: mean_of(STEEPEST, 1 / each), mean, 1.0, BEND)
+            bend = 1 / bend
     return _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
 
 
