@@ -21,9 +21,9 @@ import numpy as np
 
 from planner.documents.catalog import read_catalog
 from planner.documents.described import description_document, parse_description
+from planner.face.simulating import simulate
 from planner.io.files import to_yaml, yaml_value
 from planner.io.values import Section
-from planner.face.simulating import simulate
 from planner.traffic.described import draw
 from planner.traffic.described_of import described_of
 from planner.traffic.reading import read_trace
@@ -102,7 +102,9 @@ def measured(case: Case, folder: Path, draws: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("traces", type=Path)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--only", default="")
@@ -117,7 +119,9 @@ def main() -> None:
                 f"{', '.join(map(str, sorted(one[name])))} ({np.mean(one[name]) / one['trace'] - 1:+.0%})"
                 for name in ("described", "poisson")
             ]
-            print(f"| {one['name']} | {one['requests']:,} | {one['trace']} | {' | '.join(cells)} |", flush=True)
+            print(
+                f"| {one['name']} | {one['requests']:,} | {one['trace']} | {' | '.join(cells)} |", flush=True
+            )
     if given.out:
         given.out.write_text(json.dumps(rows, indent=1))
 

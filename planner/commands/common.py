@@ -114,7 +114,7 @@ class Progress:
 def read_requests(
     path: Path | None,
     slo: Path | None = None,
-    known: Catalog | None = None,
+    known: Catalog | Path | None = None,
     *,
     seed: int = 0,
     drop_invalid: bool = False,
@@ -130,7 +130,7 @@ def read_requests(
 
     described = None
     if slo is not None and not (is_said and path is not None) and describes_traffic(slo):
-        described = read_task(slo, read_catalog(None) if known is None else known).task().described
+        described = read_task(slo, read_catalog(known)).task().described
     found = requests_of(path, described, seed=seed, drop_invalid=drop_invalid)
     say_first(found.warnings)
     return found

@@ -41,7 +41,7 @@ FolderOption = Annotated[
 
 def day(
     slo: SloArgument,
-    trace: TraceArgument,
+    trace: TraceArgument = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -87,8 +87,8 @@ def day(
     given = {"controllers": controllers, "every": every, "train": train, "start": start}
     given |= {"storage": storage, "billing": billing}
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid)
-        progress(f"read {len(requests)} requests from {trace.name}")
+        requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
+        progress(f"{len(requests)} requests of {requests.name}")
         found = day(
             slo,
             requests,
@@ -111,7 +111,7 @@ def day(
 
 def run_controller(
     fleet: Path,
-    trace: Path,
+    trace: Path | None,
     slo: Path | None,
     controller: str | None,
     start: str | None,
@@ -135,7 +135,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid)
+        requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         found = day(slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress)
         if out is not None:
             write_file(out, requests_csv(found.answer.rows[-1].run.simulation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,13 +21,20 @@ from planner.commands.common import (
 )
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
+from planner.io.values import Section
 from planner.units import percentile_name, show_s
+
+if TYPE_CHECKING:
+    from planner.traffic.trace import Trace
 
 
 def describe_trace(
     trace: Annotated[Path, typer.Argument(readable=False, help="CSV or JSONL, plain or .gz.")],
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
+    is_described: Annotated[
+        bool, typer.Option("--describe", help="Print it as `traffic:` of slo.yaml, from which more is drawn.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Describe a trace: counts, lengths, rates, burstiness, prefix sharing, dropped rows by reason."""
@@ -36,6 +43,9 @@ def describe_trace(
 
     with Progress():
         requests = spread(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
+        if is_described:
+            print_description(requests, as_json=json_output)
+            return
         summary = describe(requests).as_dict()
     if json_output:
         print_json(summary, requests.warnings)
@@ -43,8 +53,21 @@ def describe_trace(
         print_mapping(summary, str(trace))
 
 
+def print_description(requests: Trace, *, as_json: bool) -> None:
+    """The description that fits a trace, as slo.yaml has it."""
+    from planner.documents.described import description_document
+    from planner.io.files import to_yaml
+    from planner.traffic.described_of import described_of
+
+    document = {"traffic": description_document(described_of(requests))}
+    if as_json:
+        print_json(document, requests.warnings)
+    else:
+        typer.echo(to_yaml(document), nl=False)
+
+
 def show_catalog(
-    what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency or engines.")] = "gpus",
+    what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency, engines or tasks.")] = "gpus",
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -56,12 +79,13 @@ def show_catalog(
         "slos": _slo_rows,
         "latency": _latency_rows,
         "engines": _engine_rows,
+        "tasks": _task_rows,
     }
     if what not in tables:
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](known)
     if json_output:
-        if what not in ("latency", "engines"):  # these say in a column where they come from
+        if what not in ("latency", "engines", "tasks"):  # these say in a column where they come from
             rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
     else:
@@ -166,3 +190,23 @@ def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
         }
         for row in known.engines.values()
     ]
+
+
+def _task_rows(known: Catalog) -> list[dict[str, Any]]:
+    from planner.documents.described import parse_description
+
+    rows = []
+    for row in known.tasks.values():
+        found = parse_description(Section({"rate": 10, **row.values}, row.name), {})
+        assert found is not None
+        inputs, outputs = found.input.mean_tokens, found.output.mean_tokens
+        rows.append(
+            {
+                "task": row.name,
+                "of": row.of,
+                "input": round(inputs),
+                "output": round(outputs),
+                "source": row.source,
+            }
+        )
+    return rows

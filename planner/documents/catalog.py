@@ -5,8 +5,8 @@
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
 A directory of one's own may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml, slos.yaml,
-spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there come before
-the shipped ones.
+spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there
+come before the shipped ones.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """`traffic:` of slo.yaml where it describes requests in place of a trace; rows of catalogs/tasks.yaml.
 
     traffic:
-      rate: 30                       # or {curve: [10, 30, 20], every: 1 h}, or {weekly: [168 numbers], mean: 30}
+      rate: 30                       # or {curve: [10, 30, 20], every: 1 h}, {weekly: [168 numbers], mean: 30}
       duration: 1 h                  # what is drawn; the busiest part of a longer curve
       growth: {per_month: 5 %, months: 6}
       task: chat                     # what the keys below leave out
       input: 1500                    # or {mean: 1500, p50: 900, p95: 5000, max: 32000}, {fixed: 1500},
-      output: 300                    #    {lognormal: {mean: 1500, cv: 1.2}}, {histogram: {edges: [..], counts: [..]}}
+      output: 300                    # {lognormal: {mean: 1500, cv: 1}}, {histogram: {edges: .., counts: ..}}
       joint: -0.2                    # rank correlation of input and output, or {table: [[..], ..]}
       burstiness: {cv: 2, fano: {10 s: 3, 60 s: 8}}
       clients: {count: 100, skew: 1.2, cv: 2, lengths: 10 %}
@@ -24,12 +24,24 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
 from planner.io.files import read_yaml
-from planner.io.values import Section, is_number, mapping, nearest, number, placed, positive, refused, rows, share
+from planner.io.values import (
+    Section,
+    is_number,
+    mapping,
+    nearest,
+    number,
+    placed,
+    positive,
+    refused,
+    rows,
+    share,
+)
 from planner.traffic.described import Clients, Description, Prefixes, Sessions, check
 from planner.traffic.lengths import Fixed, Histogram, Lengths, Lognormal, Percentiles
 from planner.traffic.trace import MAX_TOKENS
@@ -241,10 +253,12 @@ def _histogram(section: Section) -> Histogram:
         raise InputError(
             f"{part.where}: {len(edges)} edges and {len(counts)} counts; expected one edge more than counts"
         )
-    if any(high <= low for low, high in zip(edges, edges[1:], strict=False)) or edges[0] < 0:
+    if any(high <= low for low, high in pairwise(edges)) or edges[0] < 0:
         raise refused(part.at("edges"), "expected tokens >= 0 that rise", list(edges))
     if edges[-1] < 1 or edges[-1] > MAX_TOKENS:
-        raise InputError(f"{part.at('edges')}: expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}")
+        raise InputError(
+            f"{part.at('edges')}: expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}"
+        )
     if min(counts) < 0 or not sum(counts) > 0:
         raise refused(part.at("counts"), "expected numbers >= 0, one of them above 0", list(counts))
     return Histogram(edges, counts)
@@ -265,7 +279,7 @@ def _percentiles(given: Mapping[str, Any], where: str) -> Lengths:
     mean, most = section.number("mean", 0.0, least=1.0), section.number("max", 0.0, least=1.0)
     fracs = tuple(sorted(found))
     tokens = tuple(found[frac] for frac in fracs)
-    if any(high < low for low, high in zip(tokens, tokens[1:], strict=False)):
+    if any(high < low for low, high in pairwise(tokens)):
         said = ", ".join(f"p{100 * frac:g}: {found[frac]:g}" for frac in fracs)
         raise InputError(f"{where}: percentiles must rise, found {said}")
     if most and tokens and most < tokens[-1]:
@@ -273,7 +287,9 @@ def _percentiles(given: Mapping[str, Any], where: str) -> Lengths:
     if not fracs:
         if mean and not most:
             return Lognormal(mean, USUAL_CV)
-        raise InputError(f"{where}: expected a mean and percentiles such as p50 and p95, found {sorted(given)}")
+        raise InputError(
+            f"{where}: expected a mean and percentiles such as p50 and p95, found {sorted(given)}"
+        )
     if len(fracs) == 1 and not mean:
         raise InputError(f"{where}: one percentile alone says too little; add mean, or another percentile")
     lengths = Percentiles(fracs, tokens, mean, most)
@@ -289,7 +305,9 @@ def _joint(asked: Section) -> tuple[float, tuple[tuple[float, ...], ...]]:
     if not isinstance(value, Mapping):
         found = number(value, where)
         if not -1 < found < 1:
-            raise refused(where, "expected a rank correlation between -1 and 1, or {table: [[..], ..]}", value)
+            raise refused(
+                where, "expected a rank correlation between -1 and 1, or {table: [[..], ..]}", value
+            )
         return found, ()
     section = Section.of(value, where, ("table",))
     where = section.at("table")
@@ -317,7 +335,9 @@ def _burstiness(asked: Section) -> tuple[float | None, tuple[tuple[float, float]
         window_s = positive(window, "s", where)
         fano[window_s] = number(value, f"{where}: {window}", above=0.0)
     if cv is None and not fano:
-        raise InputError(f"{section.where}: expected cv, fano or both; leave it out for clients that are usual")
+        raise InputError(
+            f"{section.where}: expected cv, fano or both; leave it out for clients that are usual"
+        )
     return cv, tuple(sorted(fano.items()))
 
 
@@ -326,7 +346,9 @@ def _clients(asked: Section, tenants: int) -> Clients:
     section = asked.part("clients", ("count", "skew", "cv", "lengths"))
     count = section.whole("count", max(usual.count, tenants), most=MOST_COUNT)
     if count < tenants:
-        raise InputError(f"{section.at('count')}: {count} clients cannot belong to {tenants} tenants; raise it")
+        raise InputError(
+            f"{section.at('count')}: {count} clients cannot belong to {tenants} tenants; raise it"
+        )
     skew = section.number("skew", usual.skew, least=0.0)
     cv = section.number("cv", usual.gap_cv, least=0.0)
     if skew > 10 or cv > 100:

@@ -106,7 +106,13 @@ def day(
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
-    study = Study(requests_of(trace, task.described, seed=seed), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    study = Study(
+        requests_of(trace, task.described, seed=seed),
+        question.catalog,
+        seed,
+        STATIC_SHARE * time_limit_s,
+        progress,
+    )
     if standing is None:
         progress("the fleet that stands all day")
         found = study.ask(task)

@@ -81,8 +81,8 @@ def requests_of(
     if trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None):
         name = trace.name if isinstance(trace, Trace) else getattr(trace, "name", None) or "one"
         raise InputError(
-            f"trace: found {str(name)[:100]}, and traffic: describes requests (input, output, task, ...); give "
-            "one of the two"
+            f"trace: found {str(name)[:100]}, and traffic: describes requests (input, output, task, ...); "
+            "give one of the two"
         )
     return draw(described, seed=seed)
 

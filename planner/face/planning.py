@@ -76,7 +76,9 @@ def plan(
     task = question.task()
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
-    study = Study(requests_of(trace, task.described, seed=seed), question.catalog, seed, time_limit_s, progress)
+    study = Study(
+        requests_of(trace, task.described, seed=seed), question.catalog, seed, time_limit_s, progress
+    )
     found = beside_each_gpu(study, task, prove=prove)
     return PlanResult(explained(found, study, task) if explain else found, question, command)
 

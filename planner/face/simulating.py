@@ -321,7 +321,7 @@ def goodput(
     )
     if promise is None:
         raise InputError("slo: missing; say what is promised, such as {'ttft': {'p90': '2 s'}}")
-    read, asked = requests_meant(trace, asked, is_said=isinstance(traffic, Asked | Mapping), seed=0)
+    read, asked = requests_meant(trace, asked, is_said=not (is_poisson or traffic is None), seed=0)
     found = fleet_goodput(
         engines,
         read,

@@ -49,10 +49,10 @@ def further_traffic(trace: Trace, task: Task, requests: Trace, *, seed: int) -> 
     of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
     """
     found, last = [], requests
-    for draw in range(task.draws):
+    for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
-            at, _ = _asked_at(trace, task, frac, seed=seed + draw)
-            if draw == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
+            at, _ = _asked_at(trace, task, frac, seed=seed + number)
+            if number == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
                 raise InputError(
                     f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
                     "same; leave draws out, or ask for a rate that is not the trace's"

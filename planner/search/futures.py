@@ -4,8 +4,9 @@ A future is drawn as a whole: the traffic by a seed, the growth that was asked f
 of the next cluster are from the predicted ones (planner/models/spread.py), prefills and decodes apart. In one
 future that is one draw of each for all workers.
 
-Described traffic is drawn anew from its description. A trace is drawn anew by what `traffic: rate` draws where that lays two or more copies of the trace over each
-other, or keeps a part of it; else from blocks of the trace itself (planner/traffic/redraw.py).
+Described traffic is drawn anew from its description. A trace is drawn anew by what `traffic: rate` draws
+where that lays two or more copies of it over each other, or keeps a part of it; else from blocks of the trace
+itself (planner/traffic/redraw.py).
 
 Futures that a search sees have step times spread evenly over their distribution (Latin hypercube), so that
 few futures stand for all; those that test its answer are independent, and of other seeds.

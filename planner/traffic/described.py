@@ -62,7 +62,7 @@ class Clients:
     def shares(self) -> FloatArray:
         """(count,), the largest first."""
         found = np.arange(1.0, self.count + 1) ** -self.skew
-        return found / found.sum()
+        return np.asarray(found / found.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ def check(description: Description) -> None:
             if window_s > least_s / 2:
                 raise InputError(
                     f"burstiness: fano: {window_s:g} s is more than half of {least_s:g} s, "
-                    f"{'an interval of the rate curve' if description.is_curve else 'the duration'}, in which "
-                    "the rate is said already; leave it out"
+                    f"{'an interval of the rate curve' if description.is_curve else 'the duration'}, in "
+                    "which the rate is said already; leave it out"
                 )
             if value < base:
                 raise InputError(
@@ -250,7 +250,9 @@ def _arrivals(description: Description, rng: np.random.Generator) -> tuple[Float
         rates = mass * shares
         return _renewals(rates, coarse_s, description.clients.gap_cv, rng)
     shortest_s = min((window_s for window_s, _ in description.fano), default=5.0)
-    edges_s = np.linspace(-warm_s, description.duration_s, _cells(length_s, shortest_s / FINE, MOST_CELLS) + 1)
+    edges_s = np.linspace(
+        -warm_s, description.duration_s, _cells(length_s, shortest_s / FINE, MOST_CELLS) + 1
+    )
     mass = description.expected(edges_s) / per_start
     bursts = _bursts(description, edges_s, rng)
     mass = mass * bursts * _evened(bursts, mass, description, edges_s)
@@ -263,7 +265,9 @@ def _cells(length_s: float, cell_s: float, most: int) -> int:
     return int(np.clip(math.ceil(length_s / cell_s), 1, most))
 
 
-def _evened(factor: FloatArray, mass: FloatArray, description: Description, edges_s: FloatArray) -> FloatArray:
+def _evened(
+    factor: FloatArray, mass: FloatArray, description: Description, edges_s: FloatArray
+) -> FloatArray:
     """(cells,): by what to multiply so that each interval of the curve keeps its expected requests."""
     if not description.is_curve:
         return np.full(len(mass), mass.sum() / (mass * factor).sum())
@@ -324,7 +328,7 @@ def _whose(at_s: FloatArray, shares: FloatArray, edges_s: FloatArray, rng: np.ra
     flat = (until.T + np.arange(cells)[:, None]).ravel()
     cell = np.clip(((at_s - edges_s[0]) / (edges_s[1] - edges_s[0])).astype(np.int64), 0, cells - 1)
     found = np.searchsorted(flat, cell + rng.uniform(size=len(at_s)), side="right") - cell * clients
-    return np.clip(found, 0, clients - 1)
+    return np.asarray(np.clip(found, 0, clients - 1), np.int64)
 
 
 def _bursts(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -335,9 +339,14 @@ def _bursts(description: Description, edges_s: FloatArray, rng: np.random.Genera
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
     for scale_s, variance in scales(description):
         blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1
-        values = rng.gamma(1 / variance, variance, blocks)
+        values = _factors(variance, blocks, rng)
         found *= values[((middle_s + rng.uniform(0.0, scale_s)) / scale_s).astype(np.int64)]
     return found
+
+
+def _factors(variance: float, shape: int | tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Factors with mean 1 and this variance."""
+    return rng.gamma(1 / variance, variance, shape)
 
 
 def scales(description: Description) -> list[tuple[float, float]]:
@@ -386,7 +395,7 @@ def _fitted(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> Fl
         for lag, triangle in zip(lags, triangles, strict=True):
             together = np.prod(1 + root**2 * triangle, axis=1) - 1
             found.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * together, lag))
-        return (np.array(found) - wanted) * weight
+        return np.asarray((np.array(found) - wanted) * weight)
 
     start = np.full(len(taus_s), math.sqrt(max(wanted.max() / len(taus_s), 1e-3)))
     return np.asarray(least_squares(missed, start, max_nfev=100).x ** 2)
@@ -401,7 +410,7 @@ def _made(sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_
     rate = np.ones((intervals, within))
     for tau_s, variance in zip(taus_s, sigma2, strict=True):
         if variance > 1e-6:
-            values = rng.gamma(1 / variance, variance, (intervals, int(evened_s / tau_s) + 2))
+            values = _factors(variance, (intervals, int(evened_s / tau_s) + 2), rng)
             block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s
             rate *= np.take_along_axis(values, block.astype(np.int64), axis=1)
     mean = rate.mean(axis=1, keepdims=True)
@@ -437,14 +446,14 @@ def _contexts(added: IntArray, outputs: IntArray, session: IntArray, turn: IntAr
     said = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
     before = said[first] - (added + outputs)[first]
-    return said - outputs - before[session]
+    return np.asarray(said - outputs - before[session])
 
 
 def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
     """Turns of a session after its first that does not fit."""
     bad = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
-    return (bad - (bad[first] - ~fits[first])[session - session[0]]) > 0
+    return np.asarray((bad - (bad[first] - ~fits[first])[session - session[0]]) > 0)
 
 
 def _waits(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
@@ -498,7 +507,7 @@ def _scores(frac: float, shares: FloatArray, client: IntArray, rng: np.random.Ge
     raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * own
     grid = np.linspace(-7.0, 7.0, 1401)
     below = ndtr((grid[:, None] - math.sqrt(frac) * of_client) / math.sqrt(1 - frac)) @ shares
-    return np.interp(raw, grid, ndtri(np.clip(below, 1e-12, 1 - 1e-12)))
+    return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, 1e-12, 1 - 1e-12))))
 
 
 def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray) -> FloatArray:
@@ -517,7 +526,7 @@ def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: F
     column = np.clip(column, 0, joint.shape[1] - 1)
     low, high = until[row, column], until[row, column + 1]
     at = columns[column] + (along - low) / (high - low) * (columns[column + 1] - columns[column])
-    return ndtri(np.clip(at, 1e-12, 1 - 1e-12))
+    return np.asarray(ndtri(np.clip(at, 1e-12, 1 - 1e-12)))
 
 
 def _prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:
@@ -532,7 +541,7 @@ def _prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Gener
 def _blocks(
     inputs: IntArray, session: IntArray, prefix: IntArray, shared: int, keep: IntArray, has_sessions: bool
 ) -> tuple[IntArray, IntArray, int]:
-    """Offsets, ids and size of the blocks of what prompts share: the shared text, and in sessions the rest."""
+    """Offsets, ids and size of the blocks of what prompts share: a shared text, and in sessions the rest."""
     if not shared and not has_sessions:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared)

@@ -31,8 +31,8 @@ def described_of(trace: Trace) -> Description:
     """Raises InputError for a trace of fewer than LEAST_REQUESTS requests, or of one instant."""
     if len(trace) < LEAST_REQUESTS or not trace.duration_s > 0:
         raise InputError(
-            f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; expected "
-            f"at least {LEAST_REQUESTS}, over time"
+            f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; "
+            f"expected at least {LEAST_REQUESTS}, over time"
         )
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
     curve_rps, every_s = _curve(trace, duration_s)
@@ -78,7 +78,7 @@ def _curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
 
 
 def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
-    """Variance around the rate of the interval / mean of counts; 1 where they are more even than Poisson's."""
+    """Variance around the rate of the interval / mean of counts; at least 1, that of a Poisson process."""
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
     longest_s = min(every_s, duration_s) / 3
@@ -135,7 +135,9 @@ def _skew(together: float, count: int) -> float:
     low, high = 0.0, 6.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.square(Clients(count, middle).shares()).sum() < together else (low, middle)
+        low, high = (
+            (middle, high) if np.square(Clients(count, middle).shares()).sum() < together else (low, middle)
+        )
     return float(f"{(low + high) / 2:.3g}")
 
 
@@ -144,7 +146,7 @@ def _alike(trace: Trace, tokens: IntArray, window_s: float) -> float:
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
     window = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
     counts = np.bincount(window)
-    sums: FloatArray = np.bincount(window, weights=rank)
+    sums = np.bincount(window, weights=rank)
     pairs = float((counts * (counts - 1.0)).sum())
     if not pairs:
         return 0.0

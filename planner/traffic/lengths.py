@@ -24,7 +24,8 @@ BEND = 60.0  # of what lies between two percentiles, where a mean asks for the l
 
 
 def _tokens(lengths: FloatArray) -> IntArray:
-    return np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
+    found: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
+    return found
 
 
 def _over_scores(tokens: FloatArray) -> float:
@@ -80,7 +81,7 @@ class Histogram:
 
         below = np.concatenate(([0.0], np.cumsum(self.counts)))
         lengths = np.interp(ndtr(scores), below / below[-1], self.edges_tokens)
-        return np.clip(np.ceil(lengths), 1, MAX_TOKENS).astype(np.int64)
+        return _tokens(np.ceil(lengths))
 
     def scaled(self, factor: float) -> Histogram:
         return replace(self, edges_tokens=tuple(edge * factor for edge in self.edges_tokens))
@@ -141,7 +142,8 @@ def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
         if not least <= mean <= most:
             raise InputError(
                 f"mean: {mean:g} tokens cannot be with these percentiles"
-                f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to {most:.0f}"
+                f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to "
+                f"{most:.0f}"
             )
         if mean < mean_of(0.0, 1.0):
             steep, bend = 0.0, _where(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
@@ -164,7 +166,7 @@ def _tail(
         else:
             found = np.full(len(at), logs[0])
         found = found + first * bend * np.minimum(at - scores[0], 0.0) + last * np.maximum(at - scores[-1], 0)
-        return np.exp(np.clip(found, 0.0, math.log(most_tokens or MAX_TOKENS)))
+        return np.asarray(np.exp(np.clip(found, 0.0, math.log(most_tokens or MAX_TOKENS))))
 
     return tokens
 
