@@ -202,7 +202,9 @@ def plan(
     output: Annotated[str | None, _asked("--output", "Answers: likewise.")] = None,
     task: Annotated[str | None, _asked("--task", "What requests are like: plan catalog tasks.")] = None,
     duration: Annotated[str | None, _asked("--duration", "How much traffic is drawn, such as 1h.")] = None,
-    gpus: Annotated[str | None, _asked("--gpus", "GPUs to choose from: h100-80g,a100-80g.")] = None,
+    gpus: Annotated[
+        str | None, _asked("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
+    ] = None,
     safety: Annotated[str | None, _asked("--safety", "Share of futures that are kept, or none.")] = None,
     ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
     ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,

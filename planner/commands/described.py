@@ -14,6 +14,8 @@ import typer
 from planner.commands.common import CatalogOption, out_file
 from planner.errors import InputError, PlannerError
 
+USUAL_GPUS = "h100-80g"  # of options alone: an answer in seconds
+ANY = "any"
 _LIMIT = re.compile(
     r"\s*(ttft|tpot|tbt|e2e)[ ._-]?(p\d{1,2}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
 )
@@ -75,8 +77,8 @@ class Options:
             key: spaced(value) if key == "duration" else plain(value) for key, value in described.items()
         }
         document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
-        if self.gpus is not None:
-            document["fleet"] = {"gpus": names(self.gpus)}
+        if (gpus := USUAL_GPUS if self.gpus is None else self.gpus).strip().lower() != ANY:
+            document["fleet"] = {"gpus": names(gpus)}
         if self.safety is not None:
             document["safety"] = safety(self.safety)
         return document
@@ -194,4 +196,4 @@ def _slo(text: str) -> dict[str, Any]:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    return {} if text.strip().lower() in ("any", "all") else {"fleet": {"gpus": names(text)}}
+    return {} if text.strip().lower() == ANY else {"fleet": {"gpus": names(text)}}

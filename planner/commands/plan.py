@@ -112,6 +112,11 @@ def plan_one(wish: Wish) -> None:
         print_json(found.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
     else:
         _print_plan(found.plan, explain=wish.explain)
+        if wish.asked is not None and "--gpus" not in wish.flags:
+            console = stdout_console(soft_wrap=True)
+            console.print(
+                "planned on h100-80g alone, as no GPUs were named: --gpus any tries all", markup=False
+            )
         if wish.out is not None:
             _print_written(wish.out, written)
     if found.status == "best found":

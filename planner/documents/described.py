@@ -7,6 +7,7 @@
       task: chat                     # what the keys below leave out
       input: 1500                    # or {mean: 1500, p50: 900, p95: 5000, max: 32000}, {fixed: 1500},
       output: 300                    # {lognormal: {mean: 1500, cv: 1}}, {histogram: {edges: .., counts: ..}}
+      drift: {input: [0.1, 0, -0.1], output: [0, 0.2, -0.2]}      # of lengths, by intervals of the curve
       joint: -0.2                    # rank correlation of input and output, or {table: [[..], ..]}
       burstiness: {cv: 2, fano: {10 s: 3, 60 s: 8}}
       clients: {count: 100, skew: 1.2, cv: 2, lengths: 10 %}
@@ -48,7 +49,7 @@ from planner.traffic.trace import MAX_TOKENS
 from planner.units import quantity, shortest, show_span
 
 SHAPE_KEYS = ("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants")
-KEYS = ("task", "duration", "growth", *SHAPE_KEYS)  # of a description alone
+KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # of a description alone
 TASK_KEYS = ("of", *SHAPE_KEYS)
 USUAL_CV = 1.0  # of lengths of which the mean alone is known; of public traces it is 0.7 to 1.3
 USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 20_000, 600.0, 3600.0
@@ -125,6 +126,7 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
         growth=_growth(asked),
         joint=joint,
         joint_table=table,
+        drift=_drift(asked, len(rate_rps)),
         gap_cv=gap_cv,
         fano=fano,
         clients=_clients(asked, tenants),
@@ -322,6 +324,23 @@ def _joint(asked: Section) -> tuple[float, tuple[tuple[float, ...], ...]]:
     return 0.0, tuple(map(tuple, table))
 
 
+def _drift(asked: Section, intervals: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Standard deviations by interval of the rate curve."""
+    section = asked.part("drift", ("input", "output"))
+    found = []
+    for key in ("input", "output"):
+        values = section.numbers(key, ())
+        if values and len(values) != intervals:
+            raise InputError(
+                f"{section.at(key)}: holds {len(values)} numbers, expected {intervals}, one for each interval of "
+                "the rate"
+            )
+        if any(abs(value) > 5 for value in values):
+            raise refused(section.at(key), "expected numbers of standard deviations, -5 to 5", list(values))
+        found.append(values)
+    return found[0], found[1]
+
+
 def _burstiness(asked: Section) -> tuple[float | None, tuple[tuple[float, float], ...]]:
     if "burstiness" not in asked:
         return None, ()
@@ -392,6 +411,9 @@ def description_document(description: Description) -> dict[str, Any]:
         document["joint"] = {"table": [[_plain(count) for count in row] for row in description.joint_table]}
     elif description.joint:
         document["joint"] = _plain(description.joint)
+    drift = dict(zip(("input", "output"), map(list, description.drift), strict=True))
+    if any(drift.values()):
+        document["drift"] = {key: values for key, values in drift.items() if values}
     if description.gap_cv is not None or description.fano:
         cv = {} if description.gap_cv is None else {"cv": _plain(description.gap_cv)}
         fano = {_seconds(window_s): _plain(value) for window_s, value in description.fano}

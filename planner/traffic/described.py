@@ -95,7 +95,8 @@ class Description:
     than the curve, its busiest part is drawn, where it is longer, the curve begins again. `growth` is a
     factor on all of it. `input` are the prompts' tokens, in sessions those that a turn adds. `joint` is the
     rank correlation of input and output; `joint_table` says more: requests by equal parts of prompts (rows,
-    the shortest first) and of outputs. `fano` are rows (window [s], variance / mean of counts).
+    the shortest first) and of outputs. `drift` has, for inputs and for outputs, how many standard deviations
+    the lengths of an interval of the curve are longer than all (of their normal scores). `fano` are rows (window [s], variance / mean of counts).
     `name` opens notes.
     """
 
@@ -107,6 +108,7 @@ class Description:
     growth: float = 1.0
     joint: float = 0.0
     joint_table: tuple[tuple[float, ...], ...] = ()
+    drift: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     gap_cv: float | None = None
     fano: tuple[tuple[float, float], ...] = ()
     clients: Clients = Clients()
@@ -143,10 +145,10 @@ class Description:
         """Requests between neighbouring times of what is drawn, which begins at 0."""
         within_s = self.every_s * np.arange(len(self.rate_rps) + 1)
         requests = np.concatenate(([0.0], np.cumsum(self.rate_rps))) * self.every_s * self.growth
-        laps, rest_s = np.divmod(edges_s + self._from_s(), within_s[-1])
+        laps, rest_s = np.divmod(edges_s + self.from_s(), within_s[-1])
         return np.diff(laps * requests[-1] + np.interp(rest_s, within_s, requests))
 
-    def _from_s(self) -> float:
+    def from_s(self) -> float:
         """Where in the curve the busiest part of `duration_s` begins."""
         intervals = len(self.rate_rps)
         whole = math.ceil(self.duration_s / self.every_s - _EDGE)
@@ -198,7 +200,7 @@ def draw(description: Description, *, seed: int) -> Trace:
     else:
         at_s, client, session, turn, think_s = _turns(description.sessions, at_s, client, rng)
     shares = description.clients.shares()
-    added, outputs = _lengths(description, shares, client, rng)
+    added, outputs = _lengths(description, shares, client, at_s, rng)
     prefix = _prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
     inputs = added
@@ -271,7 +273,7 @@ def _evened(
     """(cells,): by what to multiply so that each interval of the curve keeps its expected requests."""
     if not description.is_curve:
         return np.full(len(mass), mass.sum() / (mass * factor).sum())
-    middle_s = (edges_s[1:] + edges_s[:-1]) / 2 + description._from_s()
+    middle_s = (edges_s[1:] + edges_s[:-1]) / 2 + description.from_s()
     interval = np.floor(middle_s / description.every_s).astype(np.int64)
     interval -= interval.min()
     before, after = np.bincount(interval, mass), np.bincount(interval, mass * factor)
@@ -472,18 +474,27 @@ def _waits(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
 
 
 def _lengths(
-    description: Description, shares: FloatArray, client: IntArray, rng: np.random.Generator
+    description: Description, shares: FloatArray, client: IntArray, at_s: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, ...]:
     """Tokens of input and output, (n,) each."""
     frac = description.clients.lengths_frac
     first, second = (_scores(frac, shares, client, rng) for _ in range(2))
+    if any(description.drift):
+        interval = np.floor((at_s + description.from_s()) / description.every_s).astype(np.int64)
+        interval %= len(description.rate_rps)
+        first, second = (
+            _normal(scores * math.sqrt(max(1 - float(np.var(drift)), 0.0)) + np.array(drift)[interval])
+            if drift
+            else scores
+            for scores, drift in zip((first, second), description.drift, strict=True)
+        )
     if description.joint_table:
         second = _by_table(description.joint_table, first, second)
     elif description.joint:
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
     return tuple(
-        lengths.of_scores(scores if frac == 0 else _normal(scores))
+        lengths.of_scores(_normal(scores) if frac or any(description.drift) else scores)
         for lengths, scores in ((description.input, first), (description.output, second))
     )
 

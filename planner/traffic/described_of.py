@@ -20,7 +20,8 @@ INTERVALS = 48
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
 INTERVAL_REQUESTS = 50  # of an interval at least, on average
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
-FRACS = (0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1)
+FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
+BIN_FRAC, MOST_BINS = 5e-4, 100  # of all tokens, by which a bin may be wrong; bins of a histogram
 PARTS = 8  # of each length in the joint table
 PART_REQUESTS = 10  # of a cell of it, on average
 LEAST_REQUESTS = 100
@@ -51,6 +52,10 @@ def described_of(trace: Trace) -> Description:
         output=_histogram(trace.output_tokens),
         every_s=every_s,
         joint_table=_table(added, trace.output_tokens),
+        drift=(
+            _drift(trace, added, every_s, curve_rps),
+            _drift(trace, trace.output_tokens, every_s, curve_rps),
+        ),
         gap_cv=1.0,
         fano=fano,
         clients=_clients(trace, added, every_s),
@@ -96,10 +101,20 @@ def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float,
 
 
 def _histogram(tokens: IntArray) -> Histogram:
+    """Edges at quantiles; bins whose tokens are not those of lengths spread evenly are cut at their mean."""
+    ordered = np.sort(tokens)
+    before = np.concatenate(([0], np.cumsum(ordered)))
     edges = np.unique(np.quantile(tokens, FRACS, method="higher"))
     edges = np.concatenate(([edges[0] - 1], edges))
-    counts = np.histogram(tokens, edges + 0.5)[0]
-    return Histogram(tuple(map(float, edges)), tuple(map(float, counts)))
+    while True:
+        at = np.searchsorted(ordered, edges, side="right")
+        counts, sums = np.diff(at), np.diff(before[at])
+        wrong = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
+        worst = int(np.argmax(wrong))
+        if wrong[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:
+            return Histogram(tuple(map(float, edges)), tuple(map(float, counts)))
+        cut = int(np.clip(sums[worst] // counts[worst], edges[worst] + 1, edges[worst + 1] - 1))
+        edges = np.insert(edges, worst + 1, cut)
 
 
 def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]:
@@ -116,6 +131,21 @@ def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]
     return tuple(tuple(map(float, row)) for row in table.tolist())
 
 
+def _drift(trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[float, ...]) -> tuple[float, ...]:
+    """Mean normal score of the lengths of each interval; none where the rate is no curve."""
+    from scipy.special import ndtri
+
+    if len(curve_rps) < 2:
+        return ()
+    rng = np.random.default_rng(0)
+    rank = np.argsort(np.lexsort((rng.uniform(size=len(tokens)), tokens)))
+    scores = ndtri((rank + 0.5) / len(tokens))
+    interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
+    counts = np.bincount(interval, minlength=len(curve_rps))[: len(curve_rps)]
+    sums = np.bincount(interval, weights=scores, minlength=len(curve_rps))[: len(curve_rps)]
+    return tuple(float(f"{each:.3g}") for each in sums / np.maximum(counts, 1))
+
+
 def _clients(trace: Trace, added: IntArray, every_s: float) -> Clients:
     usual = Clients()
     count, skew = usual.count, usual.skew
@@ -125,7 +155,7 @@ def _clients(trace: Trace, added: IntArray, every_s: float) -> Clients:
         skew = _skew(float(((requests / requests.sum()) ** 2).sum()), count)
     together = np.square(Clients(count, skew).shares()).sum()
     moves = (1 + CLIENT_RATE_VAR) ** len(CLIENT_RATE_S) - 1
-    alike = np.mean([_alike(trace, each, CLIENT_RATE_S[0]) for each in (added, trace.output_tokens)])
+    alike = np.mean([_alike(trace, each, CLIENT_RATE_S[0], every_s) for each in (added, trace.output_tokens)])
     frac = float(np.clip(alike / (together * moves), 0.0, MOST_LENGTHS_FRAC))
     return Clients(count, skew, usual.gap_cv, float(f"{frac:.3g}"))
 
@@ -141,9 +171,11 @@ def _skew(together: float, count: int) -> float:
     return float(f"{(low + high) / 2:.3g}")
 
 
-def _alike(trace: Trace, tokens: IntArray, window_s: float) -> float:
-    """Correlation of the ranks of two lengths in one window."""
+def _alike(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
+    """Correlation of the ranks of two lengths in one window, around the mean of their interval."""
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
+    interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
+    rank -= (np.bincount(interval, weights=rank) / np.maximum(np.bincount(interval), 1))[interval]
     window = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
     counts = np.bincount(window)
     sums = np.bincount(window, weights=rank)

@@ -74,7 +74,7 @@ class Histogram:
     @property
     def mean_tokens(self) -> float:
         edges, counts = np.array(self.edges_tokens), np.array(self.counts)
-        return float((edges[1:] + edges[:-1]) @ counts / (2 * counts.sum()))
+        return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))  # whole tokens: rounded up
 
     def of_scores(self, scores: FloatArray) -> IntArray:
         from scipy.special import ndtr  # here: a tenth of a second, for every command
