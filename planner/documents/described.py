@@ -52,7 +52,7 @@ SHAPE_KEYS = ("input", "output", "joint", "burstiness", "clients", "sessions", "
 KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # of a description alone
 TASK_KEYS = ("of", *SHAPE_KEYS)
 USUAL_CV = 1.0  # of lengths of which the mean alone is known; of public traces it is 0.7 to 1.3
-USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 20_000, 600.0, 3600.0
+USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 WEEK_H = 168
 HOUR_S = 3600.0
 MOST_INTERVALS = 100_000
@@ -332,8 +332,8 @@ def _drift(asked: Section, intervals: int) -> tuple[tuple[float, ...], tuple[flo
         values = section.numbers(key, ())
         if values and len(values) != intervals:
             raise InputError(
-                f"{section.at(key)}: holds {len(values)} numbers, expected {intervals}, one for each interval of "
-                "the rate"
+                f"{section.at(key)}: holds {len(values)} numbers, expected {intervals}, one for each "
+                "interval of the rate"
             )
         if any(abs(value) > 5 for value in values):
             raise refused(section.at(key), "expected numbers of standard deviations, -5 to 5", list(values))

@@ -95,9 +95,9 @@ class Description:
     than the curve, its busiest part is drawn, where it is longer, the curve begins again. `growth` is a
     factor on all of it. `input` are the prompts' tokens, in sessions those that a turn adds. `joint` is the
     rank correlation of input and output; `joint_table` says more: requests by equal parts of prompts (rows,
-    the shortest first) and of outputs. `drift` has, for inputs and for outputs, how many standard deviations
-    the lengths of an interval of the curve are longer than all (of their normal scores). `fano` are rows (window [s], variance / mean of counts).
-    `name` opens notes.
+    the shortest first) and of outputs. `drift` has, for inputs and for outputs, by how many standard
+    deviations of their normal scores lengths of an interval of the curve are longer than all. `fano` are rows
+    (window [s], variance / mean of counts). `name` opens notes, `basis` is what was taken for granted.
     """
 
     rate_rps: tuple[float, ...]
@@ -116,7 +116,7 @@ class Description:
     prefixes: Prefixes | None = None
     tenants: int = 1
     name: str = "described traffic"
-    basis: tuple[str, ...] = ()  # what was taken for granted, as sentences
+    basis: tuple[str, ...] = ()
 
     @property
     def mean_rps(self) -> float:

@@ -14,7 +14,7 @@ from planner.errors import InputError
 from planner.traffic.described import CLIENT_RATE_S, CLIENT_RATE_VAR, Clients, Description, Prefixes, Sessions
 from planner.traffic.lengths import Histogram
 from planner.traffic.sessions import sessions, waiting
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import IntArray, Trace
 
 INTERVALS = 48
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)

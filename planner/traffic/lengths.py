@@ -179,7 +179,8 @@ def _sigma(score: float, log: float, mean: float) -> float:
         least = math.exp(log - max(score, 0.0) ** 2 / 2)
         most = math.exp(log + STEEPEST**2 / 2 - score * STEEPEST)
         raise InputError(
-            f"mean: {mean:g} tokens cannot be with this percentile alone, which allows {math.ceil(least)} to "
+            f"mean: {mean:g} tokens cannot be with this percentile alone, which allows "
+            f"{math.ceil(round(least, 3))} to "
             f"{max(most, math.exp(log)):.0f}; give more percentiles"
         )
     return min(kept)
