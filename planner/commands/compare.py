@@ -84,9 +84,8 @@ def compare(
     with Progress() as progress:
         variants = _variants(policies or [])
         known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        requests = read_requests(
-            trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_said=traffic is not None
-        )
+        is_said = traffic is not None
+        requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_said=is_said)
         progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
         found = compare(
             paths,
