@@ -4,16 +4,17 @@
 
 For each trace (Azure conversation and code, Mooncake conversation and synthetic, two parts of a ServeGen day;
 TRACES is the folder that holds them) the least number of workers that keep the SLO is found by simulation: on
-the trace; on draws of the description that `described_of` fits to it, written to YAML and read back; and on
-Poisson arrivals with the trace's pairs of lengths in random order at its mean rate, as who knows a mean rate
-and lengths would draw them. All workers are of one type, so that a fleet is a number.
+the trace; on draws of the description that `described_of` fits to it, written to YAML and read back; on draws
+of its mean rate and lengths alone, with clients as they are by default; and on Poisson arrivals with the
+trace's pairs of lengths in random order at its mean rate. All workers are of one type, so that a fleet is a
+number.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from planner.documents.described import description_document, parse_description
 from planner.face.simulating import simulate
 from planner.io.files import to_yaml, yaml_value
 from planner.io.values import Section
-from planner.traffic.described import draw
+from planner.traffic.described import Clients, draw
 from planner.traffic.described_of import described_of
 from planner.traffic.reading import read_trace
 from planner.traffic.scaling import window
@@ -92,11 +93,20 @@ def measured(case: Case, folder: Path, draws: int) -> dict[str, Any]:
     text = to_yaml({"traffic": description_document(described_of(trace))})
     description = parse_description(Section.of(yaml_value(text)["traffic"], "traffic"), {})
     assert description is not None
+    usual = replace(
+        description,
+        rate_rps=(len(trace) / trace.duration_s,),
+        gap_cv=None,
+        fano=(),
+        drift=((), ()),
+        clients=Clients(),
+    )
     return {
         "name": case.name,
         "requests": len(trace),
         "trace": least_workers(trace, case),
         "described": [least_workers(draw(description, seed=seed), case) for seed in range(draws)],
+        "usual": [least_workers(draw(usual, seed=seed), case) for seed in range(draws)],
         "poisson": [least_workers(poisson(trace, seed), case) for seed in range(draws)],
     }
 
@@ -111,13 +121,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = []
-    print("| trace | requests | trace itself | described | Poisson |\n|---|---:|---:|---:|---:|")
+    print("| trace | requests | trace itself | described | rate and lengths alone | Poisson |")
     for case in CASES:
         if given.only.lower() in case.name.lower():
             rows.append(one := measured(case, given.traces, given.draws))
             cells = [
                 f"{', '.join(map(str, sorted(one[name])))} ({np.mean(one[name]) / one['trace'] - 1:+.0%})"
-                for name in ("described", "poisson")
+                for name in ("described", "usual", "poisson")
             ]
             print(
                 f"| {one['name']} | {one['requests']:,} | {one['trace']} | {' | '.join(cells)} |", flush=True
