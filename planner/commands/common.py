@@ -131,6 +131,12 @@ def read_requests(
     described = None
     if slo is not None and not (is_said and path is not None) and describes_traffic(slo):
         described = read_task(slo, read_catalog(known)).task().described
+    if path is None and described is None:
+        raise typer.BadParameter(
+            "is missing; give the traffic, or describe it in slo.yaml: traffic: {rate: 30, input: 1500, "
+            "output: 300}",
+            param_hint="--trace",
+        )
     found = requests_of(path, described, seed=seed, drop_invalid=drop_invalid)
     say_first(found.warnings)
     return found

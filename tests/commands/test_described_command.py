@@ -84,13 +84,17 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
         (["--slo", "slo.yaml", "--rate", "5"], "in place of slo.yaml"),
         (["--slo", "slo.yaml", "--trace", str(TRACE), "-o", "out"], "give one of the two"),
         ([*QUESTION, "--trace", str(TRACE), "--task", "chat"], "drop one of the two"),
-        (["simulate", "--fleet", "fleet.yaml"], "trace: missing"),
         (["simulate", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--trace", str(TRACE)], "one of the two"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(plan: Plan, options: list[str], said: str) -> None:
     code, _, err = plan(*options)
     assert code == 1 and said in err and len(err.splitlines()) == 1
+
+
+def test_without_a_trace_and_a_description_the_usage_is_wrong(plan: Plan) -> None:
+    code, _, err = plan("simulate", "--fleet", "fleet.yaml")
+    assert code == 2 and "--trace" in err
 
 
 @pytest.mark.parametrize(
