@@ -12,8 +12,9 @@ import errno
 import io
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +35,7 @@ from planner.commands.common import (
 )
 from planner.commands.compare import compare
 from planner.commands.day import day
+from planner.commands.described import Options, init
 from planner.commands.manifests import write_manifests
 from planner.commands.pareto import pareto
 from planner.commands.plan import Wish, plan_one, plan_several
@@ -47,8 +49,9 @@ from planner.commands.trace import describe_trace
 from planner.commands.ui import show_ui
 from planner.commands.watch import watch
 from planner.commands.whatif import sensitivity, what_if
+from planner.documents.described import describes_traffic
 from planner.documents.task import has_several_llms
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.io.streams import hold_places
 
 if TYPE_CHECKING:
@@ -56,12 +59,36 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE = 2000
 
+TimeOption = Annotated[
+    float,
+    typer.Option(
+        "--time-limit",
+        min=0.1,
+        help="Seconds after which the best plan so far is written; --explain: of each plan.",
+    ),
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
+]
+ProveOption = Annotated[
+    bool,
+    typer.Option("--prove", help="Simulate every cheaper fleet of one worker type per pool, however many."),
+]
+PerGpuOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--per-gpu/--no-per-gpu",
+        help="Plan on each GPU type alone too: how many of each? Default: where there are 2 to 4 types.",
+    ),
+]
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command in (
+    ("init", init),
     ("what-if", what_if),
     ("sensitivity", sensitivity),
     ("pareto", pareto),
@@ -142,6 +169,16 @@ def _say(error: PlannerError) -> int:
     return error.exit_code
 
 
+def _asked(name: str, help: str) -> Any:
+    """An option that says a part of the question, in place of slo.yaml."""
+    return typer.Option(name, help=help, rich_help_panel="The question, where there is no slo.yaml")
+
+
+def _limit(name: str) -> Any:
+    metric, percentile = name.removeprefix("--").split("-")
+    return _asked(name, f"{metric.upper()} that {percentile[1:]} % of requests keep, such as 800ms.")
+
+
 @app.callback(invoke_without_command=True)
 def plan(
     context: typer.Context,
@@ -152,56 +189,86 @@ def plan(
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            "--time-limit",
-            min=0.1,
-            help="Seconds after which the best plan so far is written; --explain: of each plan.",
-        ),
-    ] = 120.0,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Plan again around every limit: what does each one cost?")
-    ] = False,
-    prove: Annotated[
-        bool,
-        typer.Option(
-            "--prove", help="Simulate every cheaper fleet of one worker type per pool, however many."
-        ),
-    ] = False,
-    per_gpu: Annotated[
-        bool | None,
-        typer.Option(
-            "--per-gpu/--no-per-gpu",
-            help="Plan on each GPU type alone too: how many of each? Default: where there are 2 to 4 types.",
-        ),
-    ] = None,
+    time_limit: TimeOption = 120.0,
+    explain: ExplainOption = False,
+    prove: ProveOption = False,
+    per_gpu: PerGpuOption = None,
     drop_invalid: DropOption = False,
     png: PngOption = False,
     json_output: JsonOption = False,
+    llm: Annotated[
+        str | None, _asked("--llm", "An LLM of the catalog, or a path to its config.json.")
+    ] = None,
+    rate: Annotated[str | None, _asked("--rate", "Requests/s.")] = None,
+    input_: Annotated[
+        str | None, _asked("--input", "Prompts: mean tokens, or '{p50: 900, p95: 5000}'.")
+    ] = None,
+    output: Annotated[str | None, _asked("--output", "Answers: likewise.")] = None,
+    task: Annotated[str | None, _asked("--task", "What requests are like: plan catalog tasks.")] = None,
+    duration: Annotated[str | None, _asked("--duration", "How much traffic is drawn, such as 1h.")] = None,
+    gpus: Annotated[
+        str | None, _asked("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
+    ] = None,
+    safety: Annotated[str | None, _asked("--safety", "Share of futures that are kept, or none.")] = None,
+    ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
+    ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,
+    ttft_p99: Annotated[str | None, _limit("--ttft-p99")] = None,
+    tpot_p90: Annotated[str | None, _limit("--tpot-p90")] = None,
+    tpot_p95: Annotated[str | None, _limit("--tpot-p95")] = None,
+    tpot_p99: Annotated[str | None, _limit("--tpot-p99")] = None,
+    tbt_p99: Annotated[str | None, _limit("--tbt-p99")] = None,
+    e2e_p95: Annotated[str | None, _limit("--e2e-p95")] = None,
+    e2e_p99: Annotated[str | None, _limit("--e2e-p99")] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Find the cheapest fleet that keeps an SLO on a trace, with a certificate and all it takes to deploy it.
 
     plan --slo slo.yaml --trace azure.csv -o out/
 
-    With several LLMs in slo.yaml (llms:) all of them are planned on one stock, each with a trace of its own.
+    plan --rate 30 --input 1500 --output 300 --llm llama-3.1-70b --ttft-p95 800ms --tpot-p95 50ms
+
+    slo.yaml may describe its traffic, in place of a trace. With several LLMs in it (llms:) all of them are
+    planned on one stock, each with a trace of its own.
     """
     if version:
         typer.echo(f"fleetplan {__version__}")
         return
     if context.invoked_subcommand is not None:
         return
-    if slo is None and trace is None and out is None:
+    limits = {"ttft-p90": ttft_p90, "ttft-p95": ttft_p95, "ttft-p99": ttft_p99, "tpot-p90": tpot_p90}
+    limits |= {"tpot-p95": tpot_p95, "tpot-p99": tpot_p99, "tbt-p99": tbt_p99, "e2e-p95": e2e_p95}
+    limits |= {"e2e-p99": e2e_p99}
+    options = Options(llm, rate, input_, output, task, duration, gpus, safety, limits)
+    if slo is None and trace is None and out is None and not options.given():
         typer.echo(context.get_help())
         return
-    is_shared = slo is not None and out is not None and has_several_llms(slo)
-    if slo is None or out is None or (trace is None and not is_shared):
-        typer.echo("plan: a plan needs all of --slo FILE, --trace FILE and -o DIR; see plan --help", err=True)
-        raise typer.Exit(2)
     wish = Wish(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
+    _plan(wish, options)
+
+
+def _plan(wish: Wish, options: Options) -> None:
+    """By options, or by slo.yaml, which has one LLM or several."""
+    slo, given = wish.slo, options.given()
+    if given:
+        if slo is not None:
+            raise InputError(
+                f"--{next(iter(given))}: is in place of slo.yaml; say it in {slo}, or drop --slo"
+            )
+        flags = tuple(part for name, value in given.items() for part in (f"--{name}", value))
+        asked = options.document(has_trace=wish.trace is not None)
+        plan_one(replace(wish, asked=asked, flags=flags))
+        return
+    is_shared = slo is not None and wish.out is not None and has_several_llms(slo)
+    is_described = slo is not None and wish.out is not None and describes_traffic(slo)
+    if slo is None or wish.out is None or (wish.trace is None and not is_shared and not is_described):
+        typer.echo(
+            "plan: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo FILE that describes its "
+            "traffic and -o DIR, or --llm, --rate, --input, --output and a limit; see plan --help",
+            err=True,
+        )
+        raise typer.Exit(2)
     if is_shared:
         plan_several(wish)
     else:

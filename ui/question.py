@@ -157,6 +157,12 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
     Raises what `slo.parse_task` raises.
     """
     task = parse_task(document, catalog)
+    if task.described is not None:
+        raise InputError(
+            "slo.yaml: traffic: describes requests, and this page plans for a trace; plan it with "
+            "`plan --slo slo.yaml -o out/`, or drop what describes them and take that plan's requests.csv as "
+            "the trace"
+        )
     more = _beyond(document, SHOWN)
     limits, more_limits = _of_slo(task.slo) if task.slowdowns is None else ({}, {})
     prices, more_prices = _of_prices((document.get("fleet") or {}).get("prices") or {}, catalog)

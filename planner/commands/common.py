@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from planner.documents.described import describes_traffic
 from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
 from planner.io.files import is_path
@@ -24,6 +25,7 @@ from planner.traffic.scaling import Asked
 from planner.units import clock, show_s
 
 if TYPE_CHECKING:
+    from planner.documents.catalog import Catalog
     from planner.traffic.trace import Trace
 
 QUIET_S = 1.0  # work shorter than this is not talked about
@@ -109,14 +111,36 @@ class Progress:
             self.status.stop()  # also after an error: the terminal gets its cursor back
 
 
-def read_requests(path: Path, *, drop_invalid: bool, slo: Path | None = None) -> Trace:
-    """The traffic, coarse stamps not yet spread; what is wrong with it is said first. What `slo` says of the
-    columns of a log counts.
+def read_requests(
+    path: Path | None,
+    slo: Path | None = None,
+    known: Catalog | Path | None = None,
+    *,
+    seed: int = 0,
+    drop_invalid: bool = False,
+    is_said: bool = False,
+) -> Trace:
+    """The traffic, coarse stamps not yet spread; what is wrong with it is said first.
+
+    Without a file it is what `slo` describes, drawn by the seed. With one it must describe none, unless rate
+    or window are said beside it (`is_said`): then its traffic does not count. What `slo` says of the columns
+    of a log counts.
     """
     from planner.documents.reading import read_reading
-    from planner.face.inputs import read_trace
+    from planner.face.inputs import read_catalog, requests_of
+    from planner.face.questions import read_task
 
-    found = read_trace(path, drop_invalid=drop_invalid, how=read_reading(slo))
+    described = None
+    if slo is not None and not (is_said and path is not None) and describes_traffic(slo):
+        described = read_task(slo, read_catalog(known)).task().described
+    if path is None and described is None:
+        raise typer.BadParameter(
+            "is missing; give the traffic, or describe it in slo.yaml: traffic: {rate: 30, input: 1500, "
+            "output: 300}",
+            param_hint="--trace",
+        )
+    how = None if path is None else read_reading(slo)
+    found = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, how=how)
     say_first(found.warnings)
     return found
 

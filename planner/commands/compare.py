@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands.common import (
-    TRACE_HELP,
     AddressOption,
     CatalogOption,
     DropOption,
@@ -19,6 +18,7 @@ from planner.commands.common import (
     ScaleOption,
     SeedOption,
     SloOption,
+    TraceOption,
     WindowOption,
     keep_inputs,
     print_json,
@@ -34,10 +34,10 @@ OWN = "own"
 
 
 def compare(
-    trace: Annotated[Path, typer.Option("--trace", readable=False, help=TRACE_HELP)],
     fleet: Annotated[
         list[str], typer.Option("--fleet", help="fleet.yaml or plan.yaml, or NAME=FILE; once per fleet.")
     ],
+    trace: TraceOption = None,
     policies: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,7 +84,8 @@ def compare(
     with Progress() as progress:
         variants = _variants(policies or [])
         known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        requests = read_requests(trace, drop_invalid=drop_invalid)
+        is_said = traffic is not None
+        requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_said=is_said)
         progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
         found = compare(
             paths,

@@ -97,7 +97,11 @@ def day(
     given = {"controllers": controllers, "every": every, "train": train, "start": start}
     given |= {"storage": storage, "billing": billing}
     with Progress() as progress:
-        requests = None if trace is None else read_requests(trace, drop_invalid=drop_invalid, slo=slo)
+        requests = (
+            None
+            if trace is None
+            else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
+        )
         warnings = () if requests is None else requests.warnings
         found = day(
             slo,
@@ -124,7 +128,7 @@ def day(
 
 def run_controller(
     fleet: Path,
-    trace: Path,
+    trace: Path | None,
     slo: Path | None,
     controller: str | None,
     start: str | None,
@@ -148,7 +152,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        requests = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
+        requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         found = day(slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress)
         if not isinstance(found, DayResult):
             raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")

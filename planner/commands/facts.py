@@ -10,11 +10,12 @@ import typer
 from planner.commands.common import CatalogOption, JsonOption, print_json, print_rows
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
+from planner.io.values import Section
 from planner.units import percentile_name, show_s
 
 
 def show_catalog(
-    what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency or engines.")] = "gpus",
+    what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency, engines or tasks.")] = "gpus",
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -26,12 +27,13 @@ def show_catalog(
         "slos": _slo_rows,
         "latency": _latency_rows,
         "engines": _engine_rows,
+        "tasks": _task_rows,
     }
     if what not in tables:
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](known)
     if json_output:
-        if what not in ("latency", "engines"):  # these say in a column where they come from
+        if what not in ("latency", "engines", "tasks"):  # these say in a column where they come from
             rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
     else:
@@ -136,3 +138,23 @@ def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
         }
         for row in known.engines.values()
     ]
+
+
+def _task_rows(known: Catalog) -> list[dict[str, Any]]:
+    from planner.documents.described import parse_description
+
+    rows = []
+    for row in known.tasks.values():
+        found = parse_description(Section({"rate": 10, **row.values}, row.name), {})
+        assert found is not None
+        inputs, outputs = found.input.mean_tokens, found.output.mean_tokens
+        rows.append(
+            {
+                "task": row.name,
+                "of": row.of,
+                "input": round(inputs),
+                "output": round(outputs),
+                "source": row.source,
+            }
+        )
+    return rows

@@ -29,10 +29,10 @@ NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")  # as studies
 
 def pareto(
     slo: SloArgument,
-    trace: TraceArgument,
     over: Annotated[
         str, typer.Option("--over", help="ttft, tbt, tpot, e2e (or ttft.p90), power, cost, rate.")
     ],
+    trace: TraceArgument = None,
     first: Annotated[
         str | None, typer.Option("--from", help="One end of the range; default: half the question's limit.")
     ] = None,
@@ -66,7 +66,7 @@ def pareto(
         keep_inputs([out / name for name in NAMES], slo, trace)
     with Progress() as progress:
         known = read_catalog(catalog)
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, known).task()
         found = pareto.frontier(study, task, over, first=ends[0], last=ends[1], points=points)
         document = pareto.document(found)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,7 +15,6 @@ from planner.commands.common import (
     keep_inputs,
     print_json,
     print_rows,
-    read_requests,
     say_first,
     slo_rows,
     stdout_console,
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
     from planner.search.together import SharedPlan
 
 
+ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The options of one run; `trace` may be missing where `slo` names one for every LLM."""
+    """The options of one run; `trace` may be missing where `slo` names one for every LLM, or describes the
+    traffic. Without `slo` the question is `asked`, and without `out` no file is written.
+    """
 
-    slo: Path
+    slo: Path | None
     trace: Path | None
-    out: Path
+    out: Path | None
     catalog: Path | None
     seed: int
     time_limit_s: float
@@ -42,6 +47,8 @@ class Wish:
     drop_invalid: bool
     png: bool
     json_output: bool
+    asked: Mapping[str, Any] | None = None
+    flags: tuple[str, ...] = ()  # that asked it
 
     def command(self) -> str:
         from planner.reports.words import command_line, flags
@@ -54,28 +61,38 @@ class Wish:
             drop_invalid=self.drop_invalid,
         )
         return command_line(
-            self.slo, self.trace, self.catalog, seed=self.seed, time_limit_s=self.time_limit_s, flags=asked
+            self.slo,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            time_limit_s=self.time_limit_s,
+            flags=(*self.flags, *asked),
         )
 
 
 def plan_one(wish: Wish) -> None:
     """Plan one LLM; exit code 4 if the search did not come to its end in time."""
-    from planner.face.inputs import read_catalog
+    from planner.documents.reading import reading_of
+    from planner.face.inputs import read_catalog, requests_of
     from planner.face.planning import plan
     from planner.face.questions import read_task
     from planner.face.results import PlanResult
-    from planner.io.files import check_output_directory
+    from planner.io.files import check_output_directory, to_yaml, write_file
     from planner.reports import output
 
-    assert wish.trace is not None
-    check_output_directory(wish.out)
-    keep_inputs([wish.out / name for name in output.NAMES], wish.slo, wish.trace)
+    if wish.out is not None:
+        check_output_directory(wish.out)
+        keep_inputs([wish.out / name for name in (*output.NAMES, ASKED)], wish.slo, wish.trace)
     with Progress() as progress:
-        question = read_task(wish.slo, read_catalog(wish.catalog))
+        known = read_catalog(wish.catalog)
+        question = read_task(wish.slo if wish.asked is None else wish.asked, known)
         if wish.per_gpu is not None:
             question = question.replace({"fleet.per_gpu": wish.per_gpu})
-        requests = read_requests(wish.trace, drop_invalid=wish.drop_invalid, slo=wish.slo)
-        progress(f"read {len(requests)} requests from {wish.trace.name}")
+        described = question.task().described
+        how = reading_of(question.document, question.path)
+        requests = requests_of(wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how)
+        say_first(requests.warnings)
+        progress(f"{len(requests)} requests of {requests.name}")
         found = plan(
             question,
             requests,
@@ -86,13 +103,24 @@ def plan_one(wish: Wish) -> None:
             progress=progress,
         )
         assert isinstance(found, PlanResult)
-        progress("writing the report")
-        written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
+        written: tuple[str, ...] = ()
+        if wish.out is not None:
+            progress("writing the report")
+            written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
+            if wish.asked is not None:
+                write_file(wish.out / ASKED, to_yaml(dict(wish.asked)))
+                written = (*written, ASKED)
     if wish.json_output:
-        print_json(found.to_dict() | {"directory": str(wish.out)})
+        print_json(found.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
     else:
         _print_plan(found.plan, explain=wish.explain)
-        _print_written(wish.out, written)
+        if wish.asked is not None and "--gpus" not in wish.flags:
+            console = stdout_console(soft_wrap=True)
+            console.print(
+                "planned on h100-80g alone, as no GPUs were named: --gpus any tries all", markup=False
+            )
+        if wish.out is not None:
+            _print_written(wish.out, written)
     if found.status == "best found":
         raise typer.Exit(4)
 
@@ -112,6 +140,7 @@ def plan_several(wish: Wish) -> None:
         raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
     if wish.per_gpu:
         raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
+    assert wish.slo is not None and wish.out is not None
     check_output_directory(wish.out)
     with Progress() as progress:
         known = read_catalog(wish.catalog)

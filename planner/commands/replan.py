@@ -33,7 +33,7 @@ def replan(
         typer.Option("--current", readable=False, help="plan.yaml, its folder, or the fleet.yaml that runs."),
     ],
     slo: SloArgument,
-    trace: TraceArgument,
+    trace: TraceArgument = None,
     horizon: Annotated[str, typer.Option("--horizon", help="How long the new fleet is to run.")] = "24 h",
     start_cost: Annotated[
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
@@ -70,7 +70,7 @@ def replan(
         known = read_catalog(catalog)
         running = read_fleet(file, known)
         task = read_task(slo, known).task()
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         found = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
         moved = (

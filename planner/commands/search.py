@@ -62,8 +62,8 @@ LONGEST_S = 1800.0
 
 def find_goodput(
     fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
-    trace: TraceArgument,
     slo: SloArgument,
+    trace: TraceArgument = None,
     arrivals: Annotated[
         Arrivals, typer.Option("--arrivals", help="The trace's own, rescaled, or Poisson of its lengths.")
     ] = Arrivals.trace,
@@ -88,7 +88,7 @@ def find_goodput(
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
         asked = traffic_option(None, scale, window)
-        requests = read_requests(trace, drop_invalid=drop_invalid)
+        requests = read_requests(trace, slo, known, drop_invalid=drop_invalid)
         progress(f"searching the goodput of {engines.workers} workers")
 
         def watch(rate_rps: float, holds: bool | None) -> None:
@@ -145,7 +145,7 @@ def _bracket(tried: dict[float, bool]) -> str:
 def search(
     formulation: Annotated[Formulation, typer.Argument(help="distserve, vidur or splitwise.")],
     slo: SloArgument,
-    trace: TraceArgument,
+    trace: TraceArgument = None,
     rate: RateOption = None,
     nodes: Annotated[
         int, typer.Option("--nodes", min=1, help="distserve: an instance may lie on so many nodes.")
@@ -179,7 +179,7 @@ def search(
     with Progress() as progress, stopped_after(time_limit, str):
         known = read_catalog(catalog)
         task = read_task(slo, known).task()
-        requests = spread(read_requests(trace, drop_invalid=drop_invalid, slo=slo), seed=seed)
+        requests = spread(read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid), seed=seed)
         rate_rps = rate or task.rate_rps or requests.rate_rps
         progress(f"searching as {formulation.value} does")
         found = search_as(

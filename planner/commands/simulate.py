@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands.common import (
-    TRACE_HELP,
     AddressOption,
     CatalogOption,
     DropOption,
@@ -19,6 +18,7 @@ from planner.commands.common import (
     ScaleOption,
     SeedOption,
     SloOption,
+    TraceOption,
     WindowOption,
     keep_inputs,
     out_file,
@@ -48,7 +48,7 @@ StartOption = Annotated[
 
 def simulate(
     fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
-    trace: Annotated[Path, typer.Option("--trace", readable=False, help=TRACE_HELP)],
+    trace: TraceOption = None,
     out: Annotated[Path | None, out_file("Write one row per request to this CSV.")] = None,
     slo: SloOption = None,
     closed_loop: Annotated[
@@ -103,7 +103,9 @@ def simulate(
         known = read_catalog(catalog)
         engines = read_fleet(fleet, known)
         traffic = traffic_option(rate, scale, window)
-        read = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
+        read = read_requests(
+            trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_said=traffic is not None
+        )
         if engines.engine is not None and engines.engine.is_nearest:
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
         say_first(sentences(images(engines, read)))

@@ -25,8 +25,9 @@ from planner.commands.common import (
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.imports.described import Described
+    from planner.imports.metered_traffic import Described
     from planner.traffic.logs.reading import Read, Reading
+    from planner.traffic.trace import Trace
 
 
 def describe_trace(
@@ -64,6 +65,9 @@ def describe_trace(
     every: Annotated[
         str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
     ] = "300 s",
+    is_described: Annotated[
+        bool, typer.Option("--describe", help="Print it as `traffic:` of slo.yaml, from which more is drawn.")
+    ] = False,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
@@ -75,7 +79,7 @@ def describe_trace(
     Prompts are never kept. Metrics of Prometheus and an export of OpenAI's usage are no requests; they become
     described traffic: plan trace metrics.json -o slo.yaml.
     """
-    from planner.imports.described import described_traffic
+    from planner.imports.metered_traffic import described_traffic
 
     if salt is not None and not hash_ids:
         raise InputError("--salt: is for --hash-ids; add that, or drop the salt")
@@ -93,6 +97,9 @@ def describe_trace(
         say_first(found.trace.warnings)
         progress(f"read {len(found.trace)} requests")
         _write(found, out)
+    if is_described:
+        _print_description(found.trace, as_json=json_output)
+        return
     _print(found, files, json_output=json_output)
 
 
@@ -157,6 +164,19 @@ def _print(found: Read, files: list[Path], *, json_output: bool) -> None:
         print_json(summary, found.trace.warnings)
     else:
         print_mapping(summary, ", ".join(map(str, files)))
+
+
+def _print_description(requests: Trace, *, as_json: bool) -> None:
+    """The description that fits a trace, as slo.yaml has it."""
+    from planner.documents.described import description_document
+    from planner.io.files import to_yaml
+    from planner.traffic.described_of import described_of
+
+    document = {"traffic": description_document(described_of(requests))}
+    if as_json:
+        print_json(document, requests.warnings)
+    else:
+        typer.echo(to_yaml(document), nl=False)
 
 
 def _describe_metrics(found: Described, files: list[Path], out: Path | None, *, json_output: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.commands.common import (
+    TRACE_HELP,
     CatalogOption,
     DropOption,
     JsonOption,
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceArgument = Annotated[
-    Path, typer.Option("--trace", readable=False, help="The traffic: CSV or JSONL, plain or .gz.")
+    Path | None,
+    typer.Option("--trace", readable=False, help=f"{TRACE_HELP} None where slo.yaml describes the traffic."),
 ]
 TimeOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, help="Seconds for each plan; then the best so far counts.")
@@ -37,7 +39,7 @@ TimeOption = Annotated[
 
 def what_if(
     slo: SloArgument,
-    trace: TraceArgument,
+    trace: TraceArgument = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--change", help="KEY=VALUE in slo.yaml, 'slo.ttft.p90=1 s'; KEY= takes it out."),
@@ -64,7 +66,7 @@ def what_if(
         for text in changes:
             document = whatif.change(document, text)
         changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         before = study.ask(task)
         moved = whatif.ask_again(study, before, changed, ", ".join(changes))
         bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
@@ -90,7 +92,7 @@ def what_if(
 
 def sensitivity(
     slo: SloArgument,
-    trace: TraceArgument,
+    trace: TraceArgument = None,
     by: Annotated[str, typer.Option("--by", help="How far things may be wrong.")] = "10 %",
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
@@ -109,7 +111,7 @@ def sensitivity(
         raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
     with Progress() as progress:
         known = read_catalog(catalog)
-        study = study_of(trace, known, seed, time_limit, progress, drop_invalid=drop_invalid, slo=slo)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         before = study.ask(read_task(slo, known))
         moves = whatif.sensitivity(study, before, by_frac=by_frac)
         room = whatif.headroom(study, before)
@@ -144,19 +146,19 @@ def robustness(before: Answer, moves: list[Moved], by_frac: float) -> str:
 
 
 def study_of(
-    trace: Path,
+    slo: Path,
+    trace: Path | None,
     known: Any,
     seed: int,
     time_limit_s: float,
     progress: Progress,
     *,
     drop_invalid: bool,
-    slo: Path,
 ) -> Study:
     from planner.studies.whatif import Study
 
-    requests = read_requests(trace, drop_invalid=drop_invalid, slo=slo)
-    progress(f"read {len(requests)} requests from {trace.name}")
+    requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid)
+    progress(f"{len(requests)} requests of {requests.name}")
     return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
 

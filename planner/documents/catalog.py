@@ -5,8 +5,8 @@
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
 A directory of one's own may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml, slos.yaml,
-spreads.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there come before
-the shipped ones.
+spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there
+come before the shipped ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
 from planner.documents.acceptance import AcceptanceRow
 from planner.documents.acceptance import parse_row as parse_acceptance_row
+from planner.documents.described import TASK_KEYS, TaskRow, parse_task_row
 from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine import EngineRow, parse_row
 from planner.documents.fits import Split, read_fits, read_header
@@ -42,7 +43,10 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Named = TypeVar("Named")
-FILES = ("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml")
+FILES = (
+    *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
+    "tasks.yaml",
+)
 PRICES = "prices.yaml"  # of a catalog of one's own
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
@@ -113,6 +117,7 @@ class Catalog:
     engines: Mapping[str, EngineRow] = field(default_factory=dict)
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
     acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
+    tasks: Mapping[str, TaskRow] = field(default_factory=dict)
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[Split, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -307,7 +312,7 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path = (
+    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path, tasks_path = (
         next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
@@ -319,9 +324,11 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     if directory is not None and (directory / PRICES).exists():
         _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
     acceptance, _ = _rows(acceptance_path, _acceptance, {})
+    tasks, _ = _rows(tasks_path, _task, {})
     fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
     return Catalog(
-        gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance
+        *(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance),
+        tasks=tasks,
     )
 
 
@@ -501,6 +508,11 @@ def _spread(name: str, row: Section, document: Document) -> SpreadRow:
 def _acceptance(name: str, row: Section, document: Document) -> AcceptanceRow:
     refuse_unknown(row.values, (*ACCEPTANCE_KEYS, *PROVENANCE), row.where)
     return parse_acceptance_row(row)
+
+
+def _task(name: str, row: Section, document: Document) -> TaskRow:
+    refuse_unknown(row.values, (*TASK_KEYS, *PROVENANCE), row.where)
+    return parse_task_row(name, row)
 
 
 def _preset(name: str, row: Section, document: Document) -> SloPreset:

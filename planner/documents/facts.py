@@ -733,7 +733,7 @@ class KeptIn:
 
 
 AnswerName = Literal["on-paper", "production", "with-a-loss"]
-DrawnBy = Literal["copies", "part", "blocks"]
+DrawnBy = Literal["copies", "part", "blocks", "description"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -759,7 +759,8 @@ class Answered:
 @dataclass(frozen=True, slots=True)
 class FuturesDrawn:
     """What kind of futures: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
-    "blocks" of it of `block_s`), its growth, and whether all step times of the fleet have a spread.
+    "blocks" of it of `block_s`, or a "description" drawn again), its growth, and whether all step times of
+    the fleet have a spread.
     """
 
     traffic: DrawnBy

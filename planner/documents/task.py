@@ -2,7 +2,7 @@
 
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
-    traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}
+    traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}  # or described: described.py
     fleet: {gpus: {a100-80g: 64}, owned: {a100-80g: 24}, prices: {a100-80g: 1.50 usd/h},
             network: {bandwidth: 50 GB/s}, host_overhead: 2 ms}     # or, for all GPUs: {unchecked: true}
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
@@ -33,6 +33,8 @@ from typing import Any, Literal, cast, get_args
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
+from planner.documents.described import KEYS as DESCRIBED_KEYS
+from planner.documents.described import parse_description
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine import default_engine, parse_engine
 from planner.documents.kv_offload import check_offloaded, parse_kv_offload
@@ -77,6 +79,7 @@ from planner.policies import (
     deployed,
     lacks,
 )
+from planner.traffic.described import Description
 from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
@@ -165,7 +168,8 @@ class Task:
     per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
     slowdowns: Slowdowns | None = None
     preset: str | None = None
-    rate_rps: float | None = None  # None: the trace as it is
+    rate_rps: float | None = None  # None: the trace as it is, or the rate of what is described
+    described: Description | None = None  # in place of a trace
     scale: Scaling = "superpose"
     window: str | None = None
     draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
@@ -306,8 +310,9 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_one_llm(document, catalog, where)
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     asked = Section.of(document, where)
-    traffic = asked.part("traffic", ("rate", "scale", "window", "draws", *READING))
+    traffic = asked.part("traffic", ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS))
     parse_reading(traffic)
+    described = parse_description(traffic, catalog.tasks)
     fleet = asked.part("fleet", _FLEET_KEYS)
     limits = asked.part("limits", ("power", "cost", "gpus"))
     policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing"))
@@ -342,7 +347,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
-        rate_rps=traffic.positive("rate", "rps", None),
+        rate_rps=None if described else traffic.positive("rate", "rps", None),
+        described=described,
         scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
         window=window,
         draws=traffic.whole("draws", 1),

@@ -16,7 +16,7 @@ from planner.documents.startup import StartupFacts, read_startup
 from planner.documents.task import Task
 from planner.domain import SPOT, Slo, market_of, row_of
 from planner.errors import InputError
-from planner.face.inputs import CatalogLike, FleetLike, Section, read_fleet, read_trace
+from planner.face.inputs import CatalogLike, FleetLike, Section, read_fleet, requests_of
 from planner.face.planning import TracesLike, questions_of
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import Result
@@ -131,7 +131,7 @@ class JointDayResult(Result):
 
 def day(
     slo: TaskDocument | Section | str | Path | None,
-    trace: TracesLike,
+    trace: TracesLike = None,
     *,
     standing: FleetLike | Mapping[str, FleetLike] | None = None,
     terms: Mapping[str, Any] | None = None,
@@ -163,8 +163,13 @@ def day(
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
-    how = reading_of(question.document, question.path)
-    study = Study(read_trace(trace, how=how), question.catalog, seed, STATIC_SHARE * time_limit_s, progress)
+    study = Study(
+        requests_of(trace, task.described, seed=seed, how=reading_of(question.document, question.path)),
+        question.catalog,
+        seed,
+        STATIC_SHARE * time_limit_s,
+        progress,
+    )
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")
@@ -180,7 +185,7 @@ def day(
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
             )
-        requests = Asked(task.rate_rps, task.scale, task.window or "whole").of(
+        requests = Asked(task.rate_rps, task.scale, task.window or "whole", task.described).of(
             spread(study.trace, seed=seed), seed=seed
         )
 

@@ -7,6 +7,7 @@ plan, keys and values, or a Fleet. A promise is a whole question (slo.yaml), its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +19,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.face.questions import TaskDocument, is_question, read_task
 from planner.fleet import Fleet
+from planner.traffic.described import Description, draw
 from planner.traffic.scaling import Asked
 from planner.traffic.trace import Trace
 from planner.units import quantity
@@ -62,6 +64,47 @@ def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: Reading | N
     if not isinstance(trace, pd.DataFrame):
         raise InputError(f"trace: expected a file, a DataFrame or a Trace, found {type(trace).__name__}")
     return frames.trace_of(trace, drop_invalid=drop_invalid)
+
+
+def requests_of(
+    trace: TraceLike | None,
+    described: Description | None,
+    *,
+    seed: int,
+    drop_invalid: bool = False,
+    how: Reading | None = None,
+) -> Trace:
+    """The one way to traffic: the requests of a trace, or those that this seed draws of a description. `how`
+    is as in `read_trace`.
+
+    Raises InputError where both are given, or neither.
+    """
+    if described is None:
+        if trace is None:
+            raise InputError(
+                "trace: missing; give the traffic (--trace FILE, a file or a DataFrame), or describe it in "
+                "slo.yaml, traffic: {rate: 30, input: 1500, output: 300}"
+            )
+        return read_trace(trace, drop_invalid=drop_invalid, how=how)
+    if trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None):
+        name = trace.name if isinstance(trace, Trace) else getattr(trace, "name", None) or "one"
+        raise InputError(
+            f"trace: found {str(name)[:100]}, and traffic: describes requests (input, output, task, ...); "
+            "give one of the two"
+        )
+    return draw(described, seed=seed)
+
+
+def requests_meant(
+    trace: TraceLike | None, asked: Asked, *, is_said: bool, seed: int, drop_invalid: bool = False
+) -> tuple[Trace, Asked]:
+    """The same, and which of it is meant. Where rate or window were said beside the question (`is_said`), a
+    trace comes before what the question describes, which they are not of.
+    """
+    is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
+    if is_said and not is_drawn:
+        asked = replace(asked, described=None)
+    return requests_of(trace, asked.described, seed=seed, drop_invalid=drop_invalid), asked
 
 
 def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None) -> Fleet:
@@ -123,7 +166,8 @@ def promise_of(
             f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
-    return task.slo, asked or Asked(task.rate_rps, task.scale, task.window or "whole")
+    asked = asked or Asked(task.rate_rps, task.scale, task.window or "whole")
+    return task.slo, replace(asked, described=task.described)
 
 
 def traffic_of(traffic: Asked | Section) -> Asked:

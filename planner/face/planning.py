@@ -14,7 +14,7 @@ from planner.documents.reading import reading_of
 from planner.documents.task import Task
 from planner.documents.together import Question, question_of
 from planner.errors import InputError
-from planner.face.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace
+from planner.face.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace, requests_of
 from planner.face.questions import TaskDocument, TaskKeys, read_task
 from planner.face.results import PlanResult, SharedPlanResult
 from planner.reports.words import command_line, flags
@@ -45,11 +45,12 @@ def plan(
     progress: Progress = silent,
     **keys: Unpack[TaskKeys],
 ) -> PlanResult | SharedPlanResult:
-    """The cheapest fleet that keeps a promise on a trace, with its certificate.
+    """The cheapest fleet that keeps a promise on a trace, or on described traffic, with its certificate.
 
     `slo` is slo.yaml, its keys and values, or its section `slo` alone; `keys` (llm, fleet, traffic,
     objective, limits, ...) take the place of its own. With `llms` all of them are planned on one stock:
-    `trace` is then one with a column `model`, or maps each entry to its own.
+    `trace` is then one with a column `model`, or maps each entry to its own. Where `traffic` describes
+    requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
 
     `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
     fleet of one worker type per pool. `progress` hears of each stage.
@@ -74,10 +75,11 @@ def plan(
         )
         return SharedPlanResult(each_under_routers(shared, asked), question, command)
     task = question.task()
-    if trace is None or isinstance(trace, Mapping):
-        raise InputError("trace: missing; give the traffic, a file or a DataFrame")
+    if isinstance(trace, Mapping):
+        raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     how = reading_of(question.document, question.path)
-    study = Study(read_trace(trace, how=how), question.catalog, seed, time_limit_s, progress)
+    requests = requests_of(trace, task.described, seed=seed, how=how)
+    study = Study(requests, question.catalog, seed, time_limit_s, progress)
     found = beside_each_gpu(study, task, prove=prove)
     return PlanResult(explained(found, study, task) if explain else found, question, command)
 

@@ -24,7 +24,7 @@ from planner.face.inputs import (
     promise_of,
     read_catalog,
     read_fleet,
-    read_trace,
+    requests_meant,
 )
 from planner.face.results import Result
 from planner.fleet import Fleet
@@ -209,7 +209,7 @@ class GoodputResult(Result):
 @overload
 def simulate(
     fleet: FleetLike,
-    trace: TraceLike,
+    trace: TraceLike | None = None,
     slo: SloLike = None,
     *,
     traffic: TrafficLike = None,
@@ -223,7 +223,7 @@ def simulate(
 @overload
 def simulate(
     fleet: FleetLike,
-    trace: TraceLike,
+    trace: TraceLike | None = None,
     slo: SloLike = None,
     *,
     traffic: TrafficLike = None,
@@ -236,7 +236,7 @@ def simulate(
 
 def simulate(
     fleet: FleetLike,
-    trace: TraceLike,
+    trace: TraceLike | None = None,
     slo: SloLike = None,
     *,
     traffic: TrafficLike = None,
@@ -254,7 +254,8 @@ def simulate(
     known = read_catalog(catalog)
     engines = read_fleet(fleet, known)
     promise, asked = promise_of(slo, known, traffic=traffic, command="simulate")
-    read = read_trace(trace)
+    first = seed if isinstance(seed, int) else (*seed, 0)[0]
+    read, asked = requests_meant(trace, asked, is_said=traffic is not None, seed=first)
     if isinstance(seed, int):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
@@ -269,7 +270,7 @@ def simulate(
 
 def compare(
     fleets: Fleets,
-    trace: TraceLike,
+    trace: TraceLike | None = None,
     slo: SloLike = None,
     *,
     policies: Mapping[str, Section | None] | None = None,
@@ -291,14 +292,15 @@ def compare(
         for label, changed in (policies or {"": None}).items()
     ]
     promise, asked = promise_of(slo, known, traffic=traffic, command="compare")
-    requests = asked.of(spread(read_trace(trace), seed=seed), seed=seed)
+    read, asked = requests_meant(trace, asked, is_said=traffic is not None, seed=seed)
+    requests = asked.of(spread(read, seed=seed), seed=seed)
     where = executor if isinstance(executor, Executor) else Executor(executor)
     return ComparisonResult(comparisons.compare(variants, requests, promise, seed=seed, executor=where))
 
 
 def goodput(
     fleet: FleetLike,
-    trace: TraceLike,
+    trace: TraceLike | None,
     slo: SloLike,
     *,
     traffic: TrafficLike | Literal["poisson"] = None,
@@ -321,9 +323,10 @@ def goodput(
     )
     if promise is None:
         raise InputError("slo: missing; say what is promised, such as {'ttft': {'p90': '2 s'}}")
+    read, asked = requests_meant(trace, asked, is_said=not (is_poisson or traffic is None), seed=0)
     found = fleet_goodput(
         engines,
-        read_trace(trace),
+        read,
         promise,
         None if is_poisson else asked,
         seeds=seeds,

@@ -22,6 +22,7 @@ LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "wi
 _TRAFFIC = {
     "copies": "copies of the trace laid over each other by other shifts",
     "part": "another part of the trace's requests",
+    "description": "other draws of what is described",
 }
 
 

@@ -92,7 +92,7 @@ def flags(**asked: bool | None) -> list[str]:
 
 
 def command_line(
-    slo: Path,
+    slo: Path | None,
     trace: Path | None,
     catalog: Path | None,
     *,
@@ -101,7 +101,8 @@ def command_line(
     flags: Sequence[str] = (),
 ) -> str:
     """What makes the same plan where these files are at hand; their folders are nobody's business."""
-    line = ["plan", "--slo", slo.name, *(["--trace", trace.name] if trace else []), "-o", "out/"]
+    line = ["plan", *(["--slo", slo.name] if slo else []), *(["--trace", trace.name] if trace else [])]
+    line += ["-o", "out/"]
     line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}", *flags]
     return shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
 

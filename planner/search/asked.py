@@ -1,4 +1,6 @@
-"""The traffic that is asked for: a trace rescaled, cut, and drawn as often as the task says."""
+"""The traffic that is asked for: a trace rescaled, cut, and drawn as often as the task says; or drawn from a
+description (planner/traffic/described.py) at the rate that is meant.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import numpy as np
 
 from planner.documents.task import Task
 from planner.errors import InputError
+from planner.traffic.described import draw
 from planner.traffic.scaling import rescale, same_requests, window
 from planner.traffic.sessions import nominal
 from planner.traffic.trace import Trace, spread
@@ -46,10 +49,10 @@ def further_traffic(trace: Trace, task: Task, requests: Trace, *, seed: int) -> 
     of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
     """
     found, last = [], requests
-    for draw in range(task.draws):
+    for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
-            at, _ = _asked_at(trace, task, frac, seed=seed + draw)
-            if draw == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
+            at, _ = _asked_at(trace, task, frac, seed=seed + number)
+            if number == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
                 raise InputError(
                     f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
                     "same; leave draws out, or ask for a rate that is not the trace's"
@@ -73,14 +76,19 @@ def rates_frac(task: Task, requests: Trace) -> tuple[float, ...]:
 
 
 def _asked_at(trace: Trace, task: Task, more_frac: float, *, seed: int) -> tuple[Trace, str]:
-    asked = spread(trace, seed=seed)
-    note = trace.name
     rate_rps = task.rate_rps
-    if more_frac:
-        rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
-    if rate_rps is not None:
-        asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
-        note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
+    if task.described is not None:
+        rate_rps = (task.described.mean_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+        asked = draw(task.described.at(rate_rps), seed=seed)
+        note = f"{asked.name} of {rate_rps:.4g} requests/s, drawn by seed {seed}"
+    else:
+        asked = spread(trace, seed=seed)
+        note = trace.name
+        if more_frac:
+            rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+        if rate_rps is not None:
+            asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
+            note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
     asked = window(asked, task.window or "whole")
     if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
         note += (

@@ -4,8 +4,9 @@ A future is drawn as a whole: the traffic by a seed, the growth that was asked f
 of the next cluster are from the predicted ones (planner/models/spread.py), prefills and decodes apart. In one
 future that is one draw of each for all workers.
 
-Traffic is drawn anew by what `traffic: rate` draws where that lays two or more copies of the trace over each
-other, or keeps a part of it; else from blocks of the trace itself (planner/traffic/redraw.py).
+Described traffic is drawn anew from its description. A trace is drawn anew by what `traffic: rate` draws
+where that lays two or more copies of it over each other, or keeps a part of it; else from blocks of the trace
+itself (planner/traffic/redraw.py).
 
 Futures that a search sees have step times spread evenly over their distribution (Latin hypercube), so that
 few futures stand for all; those that test its answer are independent, and of other seeds.
@@ -80,6 +81,9 @@ class Futures:
         assert self.task.safety is not None
         rng = np.random.default_rng([self.seed, self.kind, number])
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
+        if (described := self.task.described) is not None:
+            rate_rps = self.task.rate_rps or described.mean_rps
+            return asked_traffic(self.trace, replace(self.task, rate_rps=rate_rps * growth), seed=seed)[0]
         trace = spread(self.trace, seed=seed)
         task = replace(
             self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
@@ -93,6 +97,8 @@ class Futures:
 
 def drawn_by(task: Task, trace: Trace) -> DrawnBy:
     """How traffic is drawn anew."""
+    if task.described is not None:
+        return "description"
     if task.rate_rps is None or task.scale == "compress":
         return "blocks"
     factor = task.rate_rps / trace.rate_rps

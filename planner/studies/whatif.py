@@ -89,7 +89,8 @@ class Study:
     def asked(self, task: Task) -> Asked:
         """`Asked.of`, once for every traffic."""
         robust = task.robust
-        base = (task.rate_rps, task.scale, task.window, robust.traffic_frac, robust.traffic_from_frac)
+        asked = (task.described, task.rate_rps, task.scale, task.window)
+        base = (*asked, robust.traffic_frac, robust.traffic_from_frac)
         key = (*base, task.draws)
         if key not in self._asked:
             known = next((each for one, each in self._asked.items() if one[:-1] == base), None)

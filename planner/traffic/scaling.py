@@ -28,6 +28,7 @@ from typing import Literal
 import numpy as np
 
 from planner.errors import InputError, TraceError
+from planner.traffic.described import Description, draw
 from planner.traffic.sessions import sessions
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 from planner.units import quantity
@@ -40,14 +41,21 @@ MAX_REQUESTS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which traffic is meant: a trace at this rate (None: its own), and which part of it."""
+    """Which traffic is meant: a trace at this rate (None: its own), and which part of it.
+
+    With `described` there is no trace: every seed draws requests of that description.
+    """
 
     rate_rps: float | None = None
     how: Scaling = "superpose"
     part: str = "whole"
+    described: Description | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests meant; the seed draws what `rescale` draws."""
+        """The requests meant; the seed draws what `rescale` draws, or all of them."""
+        if self.described is not None:
+            rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
+            return window(draw(self.described.at(rate_rps), seed=seed), self.part)
         if self.rate_rps is not None:
             trace = rescale(trace, self.rate_rps, how=self.how, rng=np.random.default_rng(seed))
         return window(trace, self.part)

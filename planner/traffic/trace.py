@@ -68,6 +68,7 @@ class Trace:
     adapter: IntArray = field(default_factory=no_ids)
     adapters: tuple[str, ...] = ()
     copies_share_prefixes: bool = False  # users were made up who send the prompts of others
+    drawn_from: object = None  # the described.Description where there was no trace
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)

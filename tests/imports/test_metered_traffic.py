@@ -1,4 +1,4 @@
-"""planner/imports/described.py: metrics and usage as curves and lengths, by hand."""
+"""planner/imports/metered_traffic.py: metrics and usage as curves and lengths, by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from planner.errors import InputError
-from planner.imports.described import Described, described_traffic
+from planner.imports.metered_traffic import Described, described_traffic
 
 START_S = 1_767_607_200  # a whole hour
 EDGES = ("10", "100", "1000", "+Inf")

@@ -1,0 +1,194 @@
+"""Lengths of requests as people know them: a mean, percentiles, a histogram.
+
+Every kind gives lengths for standard normal scores: a score of 0 is the median, one of 1.645 the 95th
+percentile. So two lengths that hang together are drawn from two scores that do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray
+
+_SCORES = np.linspace(-6.0, 6.0, 4001)
+_WEIGHTS = np.exp(-(_SCORES**2) / 2)
+_WEIGHTS /= _WEIGHTS.sum()
+STEEPEST = 4.0  # of a tail, in logarithms of tokens per standard deviation
+BEND = 60.0  # of what lies between two percentiles, where a mean asks for the lower or the upper end
+
+
+def _tokens(lengths: FloatArray) -> IntArray:
+    found: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
+    return found
+
+
+def _over_scores(tokens: FloatArray) -> float:
+    return float(tokens @ _WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Every request the same."""
+
+    tokens: int
+
+    @property
+    def mean_tokens(self) -> float:
+        return float(self.tokens)
+
+    def of_scores(self, scores: FloatArray) -> IntArray:
+        return np.full(len(scores), self.tokens, np.int64)
+
+    def scaled(self, factor: float) -> Fixed:
+        return Fixed(max(round(self.tokens * factor), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """By mean [tokens] and coefficient of variation."""
+
+    mean_tokens: float
+    cv: float
+
+    def of_scores(self, scores: FloatArray) -> IntArray:
+        variance = math.log1p(self.cv**2)
+        return _tokens(np.exp(math.log(self.mean_tokens) - variance / 2 + math.sqrt(variance) * scores))
+
+    def scaled(self, factor: float) -> Lognormal:
+        return replace(self, mean_tokens=self.mean_tokens * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """`counts[i]` requests are longer than `edges_tokens[i]` and at most `edges_tokens[i + 1]`, evenly."""
+
+    edges_tokens: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @property
+    def mean_tokens(self) -> float:
+        edges, counts = np.array(self.edges_tokens), np.array(self.counts)
+        return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))  # whole tokens: rounded up
+
+    def of_scores(self, scores: FloatArray) -> IntArray:
+        from scipy.special import ndtr  # here: a tenth of a second, for every command
+
+        below = np.concatenate(([0.0], np.cumsum(self.counts)))
+        lengths = np.interp(ndtr(scores), below / below[-1], self.edges_tokens)
+        return _tokens(np.ceil(lengths))
+
+    def scaled(self, factor: float) -> Histogram:
+        return replace(self, edges_tokens=tuple(edge * factor for edge in self.edges_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
+
+    Below the first percentile the first slope goes on, above the last one a slope that gives the mean where
+    that is known; where no slope does, what lies between percentiles is bent towards their shorter or longer
+    ends. No request is longer than `most_tokens`. 0 means that nobody said.
+    """
+
+    fracs: tuple[float, ...]
+    tokens: tuple[float, ...]
+    asked_mean_tokens: float = 0.0
+    most_tokens: float = 0.0
+
+    @property
+    def mean_tokens(self) -> float:
+        return _over_scores(_curve(self)(_SCORES))
+
+    def of_scores(self, scores: FloatArray) -> IntArray:
+        return _tokens(_curve(self)(scores))
+
+    def scaled(self, factor: float) -> Percentiles:
+        return Percentiles(
+            self.fracs,
+            tuple(each * factor for each in self.tokens),
+            self.asked_mean_tokens * factor,
+            self.most_tokens * factor,
+        )
+
+
+Lengths = Fixed | Lognormal | Histogram | Percentiles
+
+
+@lru_cache(maxsize=64)
+def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
+    """Tokens by score. Raises InputError where the mean cannot be, with what the percentiles allow."""
+    from scipy.special import ndtri
+
+    scores, logs = ndtri(np.array(asked.fracs)), np.log(asked.tokens)
+    mean = asked.asked_mean_tokens
+    if len(scores) == 1:
+        sigma = _sigma(float(scores[0]), float(logs[0]), mean)
+        return _tail(scores, logs, sigma, sigma, 1.0, asked.most_tokens)
+    slopes = np.diff(logs) / np.diff(scores)
+
+    def mean_of(steep: float, bend: float) -> float:
+        made = _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
+        return _over_scores(made(_SCORES))
+
+    steep, bend = float(slopes[-1]), 1.0
+    if mean:
+        least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1 / BEND)
+        if not least <= mean <= most:
+            raise InputError(
+                f"mean: {mean:g} tokens cannot be with these percentiles"
+                f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to "
+                f"{most:.0f}"
+            )
+        if mean < mean_of(0.0, 1.0):
+            steep, bend = 0.0, _where(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
+        elif mean <= mean_of(STEEPEST, 1.0):
+            steep = _where(lambda each: mean_of(each, 1.0), mean, 0.0, STEEPEST)
+        else:
+            steep, bend = STEEPEST, _where(lambda each: mean_of(STEEPEST, 1 / each), mean, 1.0, BEND)
+            bend = 1 / bend
+    return _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
+
+
+def _tail(
+    scores: FloatArray, logs: FloatArray, first: float, last: float, bend: float, most_tokens: float
+) -> Callable[[FloatArray], FloatArray]:
+    def tokens(at: FloatArray) -> FloatArray:
+        below = np.clip(np.searchsorted(scores, at, side="right") - 1, 0, max(len(scores) - 2, 0))
+        if len(scores) > 1:
+            part = np.clip((at - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
+            found = logs[below] + (logs[below + 1] - logs[below]) * part**bend
+        else:
+            found = np.full(len(at), logs[0])
+        found = found + first * bend * np.minimum(at - scores[0], 0.0) + last * np.maximum(at - scores[-1], 0)
+        return np.asarray(np.exp(np.clip(found, 0.0, math.log(most_tokens or MAX_TOKENS))))
+
+    return tokens
+
+
+def _sigma(score: float, log: float, mean: float) -> float:
+    """Of the lognormal of this mean with one percentile: ln mean - ln q = sigma^2 / 2 - score * sigma."""
+    inside = score**2 + 2 * (math.log(mean) - log)
+    roots = [score - math.sqrt(inside), score + math.sqrt(inside)] if inside >= 0 else []
+    if not (kept := [root for root in roots if 0 <= root <= STEEPEST]):
+        least = math.exp(log - max(score, 0.0) ** 2 / 2)
+        most = math.exp(log + STEEPEST**2 / 2 - score * STEEPEST)
+        raise InputError(
+            f"mean: {mean:g} tokens cannot be with this percentile alone, which allows "
+            f"{math.ceil(round(least, 3))} to "
+            f"{max(most, math.exp(log)):.0f}; give more percentiles"
+        )
+    return min(kept)
+
+
+def _where(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Between `low` and `high`, where a rising function has this value."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if value(middle) < wanted else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,142 @@
+"""`traffic:` that describes requests: read, refused, written again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plans import CATALOG
+
+from planner.documents.described import description_document, parse_description
+from planner.documents.task import parse_task
+from planner.errors import InputError
+from planner.io.files import to_yaml, yaml_value
+from planner.io.values import Section
+from planner.traffic.described import Description
+from planner.traffic.lengths import Histogram, Lognormal, Percentiles
+
+PLAIN: dict[str, Any] = {"rate": 30, "input": 1500, "output": 300}
+FULL: dict[str, Any] = {
+    "rate": {"curve": [10, 30, 20], "every": "300 s"},
+    "input": {"mean": 1500, "p50": 900, "p95": 5000, "max": 32000},
+    "output": {"histogram": {"edges": [0, 10, 100, 1000], "counts": [1, 5, 2]}},
+    "joint": {"table": [[3, 1], [1, 3]]},
+    "drift": {"input": [0.1, 0, -0.1]},
+    "burstiness": {"cv": 1.5, "fano": {"10 s": 8, "1 min": 20}},
+    "clients": {"count": 50, "skew": 0.9, "cv": 1, "lengths": 0.2},
+    "sessions": {"turns": 3, "think_time": "30 s", "most_tokens": 32000},
+    "prefixes": {"shared": 800, "count": 20, "skew": 1},
+    "tenants": 3,
+}
+
+
+def read(document: dict[str, Any]) -> Description:
+    found = parse_description(Section.of(document, "slo.yaml: traffic"), CATALOG.tasks)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("document", [PLAIN, FULL, {"rate": 5, "task": "reasoning"}])
+def test_a_description_reads_as_it_was_written(document: dict[str, Any]) -> None:
+    first = read(document)
+    text = to_yaml({"traffic": description_document(first)})
+    assert read(yaml_value(text)["traffic"]) == replace(first, basis=())
+
+
+def test_a_mean_alone_has_a_spread_that_is_said() -> None:
+    found = read(PLAIN)
+    assert found.input == Lognormal(1500, 1.0)
+    assert any("taken for granted" in line for line in found.basis)
+
+
+def test_a_task_fills_in_what_is_not_said() -> None:
+    found = read({"rate": 30, "task": "chat", "output": 400})
+    assert isinstance(found.input, Percentiles) and found.input.mean_tokens == pytest.approx(1155, rel=1e-3)
+    assert isinstance(found.output, Percentiles) and found.output.mean_tokens == pytest.approx(400, rel=1e-2)
+    assert found.joint == 0.07
+
+
+@pytest.mark.parametrize("name", CATALOG.tasks)
+def test_every_task_of_the_catalog_can_be_drawn(name: str) -> None:
+    found = read({"rate": 1, "task": name})
+    assert found.input.mean_tokens > found.output.mean_tokens or name == "reasoning"
+
+
+def test_a_week_is_drawn_at_its_busiest_hour() -> None:
+    """All hours 10 requests/s but one of 40, mean asked 20: factors of 20 / 10.18, so 78.6 at the peak."""
+    week = [10] * 100 + [40] + [10] * 67
+    found = read({**PLAIN, "rate": {"weekly": week, "mean": 20}})
+    assert found.mean_rps == pytest.approx(40 * 20 / (1710 / 168))
+    days = [week[24 * day : 24 * day + 24] for day in range(7)]
+    assert read({**PLAIN, "rate": {"weekly": days}}).mean_rps == pytest.approx(40)
+
+
+def test_growth_is_compound() -> None:
+    """5 % a month for six months: 1.05^6 = 1.3401."""
+    assert read({**PLAIN, "growth": {"per_month": "5 %", "months": 6}}).mean_rps == pytest.approx(
+        30 * 1.3401, rel=1e-4
+    )
+
+
+def test_buckets_of_prometheus_are_read() -> None:
+    """The shape that metrics are turned into."""
+    found = read(
+        {
+            "rate": {"curve": [1.5, 2.5], "every": "300 s"},
+            "input": {"histogram": {"edges": [0, 100, 200], "counts": [1, 2]}},
+            "output": {"histogram": {"edges": [0, 10, 20], "counts": [0, 2]}},
+        }
+    )
+    assert found.input == Histogram((0, 100, 200), (1, 2)) and found.duration_s == 600
+
+
+def test_a_question_takes_it_in_place_of_a_rate() -> None:
+    document = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}, "traffic": PLAIN}
+    task = parse_task(document, CATALOG)
+    assert task.rate_rps is None and task.described == read(PLAIN)
+    assert parse_task({**document, "traffic": {"rate": 20}}, CATALOG).described is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rate": 0}, "rate: must be > 0"),
+        ({"rate": -3}, "rate: must be > 0"),
+        ({"rate": {"curve": [], "every": "1 h"}}, "rate: curve"),
+        ({"rate": {"curve": [0, 0], "every": "1 h"}}, "all rates are 0"),
+        ({"rate": {"curve": [1, 2]}}, "every is missing"),
+        ({"rate": {"curve": [1, -2], "every": "1 h"}}, "curve\\[1\\]: expected a number >= 0"),
+        ({"rate": {"weekly": [1] * 100}}, "expected 168 numbers"),
+        ({"input": {"p50": 900, "p95": 500}}, "percentiles must rise, found p50: 900, p95: 500"),
+        ({"input": {"mean": 90_000, "p50": 900, "p95": 5000, "max": 6000}}, "which allow"),
+        ({"input": {"mean": 100, "p50": 900}}, "which allows 900 to"),
+        ({"input": {"mean": 200, "p50": 900, "p95": 5000}}, "which allow"),
+        ({"input": {"p50": 900}}, "one percentile alone"),
+        ({"input": {"p500": 900}}, "unknown key 'p500'"),
+        ({"input": {"histogram": {"edges": [0, 10], "counts": [1, 2]}}}, "one edge more than counts"),
+        ({"input": {"histogram": {"edges": [0, 10, 5], "counts": [1, 2]}}}, "that rise"),
+        ({"input": {"histogram": {"edges": [0, 10, 50], "counts": [0, 0]}}}, "one of them above 0"),
+        ({"input": {"lognormal": {"cv": 1}}}, "mean is missing"),
+        ({"input": 0}, "expected a number >= 1"),
+        ({"output": None}, "output: is missing"),
+        ({"task": "chatt"}, "did you mean 'chat'"),
+        ({"joint": 1.5}, "between -1 and 1"),
+        ({"joint": {"table": [[1, 2], [3]]}}, "rows of one length"),
+        ({"burstiness": {}}, "expected cv, fano or both"),
+        ({"burstiness": {"fano": {"10": 3}}}, "no unit"),
+        ({"burstiness": {"cv": 3, "fano": {"10 s": 3}}}, "less than 9"),
+        ({"clients": {"count": 2}, "tenants": 3}, "cannot belong to 3 tenants"),
+        ({"sessions": {"turns": 0.5, "think_time": "1 s"}}, "turns: expected a number >= 1"),
+        ({"sessions": {"turns": 2}}, "think_time is missing"),
+        ({"prefixes": {"shared": 0}}, "shared: expected a whole number >= 1"),
+        ({"drift": {"input": [1, 2]}}, "holds 2 numbers, expected 1"),
+        ({"duration": "1 s", "rate": 2}, "expected 20 to"),
+        ({"scale": "thin"}, "scale: is for a trace"),
+        ({"growth": {"per_month": "5 %"}}, "months is missing"),
+    ],
+)
+def test_what_cannot_be_is_one_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        read({**PLAIN, **changes})
+    assert str(raised.value).startswith("slo.yaml: traffic") and "\n" not in str(raised.value)
