@@ -33,7 +33,7 @@ from planner.face import simulating
 from planner.face.days import DayResult, day
 from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
-from planner.face.scheduling import schedule
+from planner.face.scheduling import not_simulated, schedule
 from planner.io import files
 from planner.reports import answers, charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
@@ -297,8 +297,9 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
     market, window_s = markets.parse_market(request["market"]), request["window_s"]
     written: Files = {"schedule.yaml": files.to_yaml(request["market"])}
-    if paths := request.get("traces"):
-        traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
+    paths = request.get("traces") or {}
+    traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
+    if traces:
         asked = markets.demand_of(traces, window_s=window_s)
     else:
         text = request["demand"].encode()
@@ -308,7 +309,7 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
         written["demand.csv"] = text
     tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
     found = schedule(market, asked, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
-    why = "this page does not simulate schedules; `plan schedule` does, with a trace per LLM"
+    why = not_simulated(found.answer, traces) or "this page does not simulate; `plan schedule` does"
     answer = replace(found.answer, not_simulated=why)
     tell({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
