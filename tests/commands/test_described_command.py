@@ -71,7 +71,7 @@ def test_options_write_the_question_beside_the_answer(plan: Plan) -> None:
 
 def test_options_may_ask_about_a_trace(plan: Plan) -> None:
     code, out, _ = plan(*QUESTION, "--trace", TRACE, "--rate", 5, "--json")
-    assert code == 0 and json.loads(out)["fleet"]
+    assert code == 0 and json.loads(out)["status"] == "on paper"
 
 
 @pytest.mark.parametrize(
