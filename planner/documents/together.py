@@ -178,8 +178,7 @@ def _entry(
     task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
     if task.described is not None:
         raise InputError(
-            f"{where}: traffic: describes requests, which is for one LLM; here give a trace, or plan it "
-            "alone"
+            f"{where}: traffic: describes requests, which is for one LLM; here give a trace, or plan it alone"
         )
     trace = path.parent / given["trace"] if "trace" in given else None
     return Entry(name, own, task, trace, given.get("model"))
