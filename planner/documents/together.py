@@ -177,6 +177,10 @@ def _entry(
         own = {key: shared[key] for key in FOR_ALL if key in shared} | own
     beside = {key: value for key, value in shared.items() if key in SHARED}
     task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
+    if task.described is not None:
+        raise InputError(
+            f"{where}: traffic: describes requests, which is for one LLM; here give a trace, or plan it alone"
+        )
     trace = path.parent / given["trace"] if "trace" in given else None
     return Entry(name, own, task, trace, given.get("model"))
 
