@@ -38,18 +38,19 @@ FolderOption = Annotated[
     Path | None,
     typer.Option("--out", "-o", readable=False, help="Folder for day.html, tables, the winner's manifests."),
 ]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        readable=False,
+        help="The traffic: CSV or JSONL, plain or .gz; with llms, where an entry has none of its own.",
+    ),
+]
 
 
 def day(
     slo: SloArgument,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace",
-            readable=False,
-            help="The traffic: CSV or JSONL, plain or .gz; with llms, where an entry has none of its own.",
-        ),
-    ] = None,
+    trace: TraceOption = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +118,6 @@ def day(
     if json_output:
         print_json(found.to_dict(), warnings)
         return
-    say_first(warnings)
     if isinstance(found, DayResult):
         print_answer(found.answer)
     else:

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.io import csvlines
 from planner.io.files import open_text
+from planner.traffic import csvtables
 from planner.traffic.formats import NESTED, Rows, accepted, known
 from planner.traffic.logs.reading import ANY, Read, Reading, Source, read_logs
 from planner.traffic.texts import json_object
@@ -103,47 +103,18 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
         names = next(csv.reader([header.decode()]))
     except csv.Error as error:
         raise TraceError(f"{path}, line {at}: is no CSV header ({error}); expected {accepted()}") from None
-    # pandas gets our own names and one column more, where a field too many lands and is seen
-    columns = [f"c{i}" for i in range(len(names) + 1)]
     rows = Rows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
-    needed = [columns[names.index(name)] for name in rows.needed]
-    as_text = {columns[names.index(name)]: object for name in rows.needed if name not in rows.counts}
-    figures = [names.index(name) for name in (rows.clock, *rows.counts)]
-    for block in csvlines.blocks(path, stream, at + 1, columns=names, figures=figures):
+    figures = (rows.clock, *rows.counts)
+    as_text = [name for name in rows.needed if name not in rows.counts]  # float() keeps every digit of a time
+    for block, table in csvtables.columns(path, stream, at, names, rows.needed, figures, as_text=as_text):
         here = block.starts
-        try:
-            table = pd.read_csv(
-                io.BytesIO(b"".join([",".join(columns).encode(), b"\n", block.text])),
-                usecols=[*needed, columns[-1]],
-                dtype=as_text,  # Python's float() keeps every digit of a time
-                index_col=False,
-                skip_blank_lines=False,
-                keep_default_na=False,
-                na_values=[""],
-                low_memory=False,
-            )
-        except (ValueError, OverflowError) as error:  # ParserError is a ValueError
-            reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. ")
-            where = f"{path}, lines {here[0]} to {here[-1]}"
-            raise TraceError(f"{where}: is not a table of {len(names)} columns ({reason})") from None
-        if len(table) != len(here):
-            raise TraceError(
-                f"{path}, lines {here[0]} to {here[-1]}: hold {len(here)} rows, but {len(table)} are read; "
-                "a line holds a carriage return (\\r) of its own: take it out"
-            )
-        if (extra := np.flatnonzero(table[columns[-1]].notna())).size:
-            raise TraceError(
-                f"{path}, line {here[extra[0]]}: has more than the {len(names)} fields of the header; "
-                "write numbers without thousands separators"
-            )
-        blank = np.logical_and.reduce([table[column].isna().to_numpy() for column in needed])
+        blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
         if blank.any():  # but not where another column holds something: that row lacks what we need
             lines = block.text.split(b"\n")
             blank[blank] = [not lines[line - here[0]].strip(b', \t\r"') for line in here[blank]]
         for name in rows.lists:
-            place = columns[names.index(name)]
-            table[place] = pd.Series([_ids_of_text(text) for text in table[place]], dtype=object)
-        rows.add(here, blank, {name: table[column] for name, column in zip(rows.needed, needed, strict=True)})
+            table[name] = pd.Series([_ids_of_text(text) for text in table[name]], dtype=object)
+        rows.add(here, blank, table)
     return rows.trace()
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from planner.errors import InputError, TraceError
 from planner.io.values import shown
+from planner.traffic import csvtables
 from planner.traffic.logs import access, known, otlp, tables, vllm
 from planner.traffic.logs.columns import Columns, guessed, words_of
 from planner.traffic.logs.gather import Gatherer
@@ -238,7 +239,7 @@ def _csv(source: Source, how: Reading) -> _Log:
         columns = table.columns(names)
         assert columns is not None
         wanted = _read_columns(columns, table, names)
-        blocks = tables.csv_blocks(source.path, source.stream, names, source.at, wanted, [columns.arrival])
+        blocks = _csv_blocks(source, names, wanted, [columns.arrival])
         if table.prepare is not None:
             blocks = _prepared(blocks, columns, table)
         return _Log(table.name, columns, blocks)
@@ -250,8 +251,15 @@ def _csv(source: Source, how: Reading) -> _Log:
     _check_there(columns, names, where)
     given = columns.given()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
-    blocks = tables.csv_blocks(source.path, source.stream, names, source.at, set(given.values()), figures)
+    blocks = _csv_blocks(source, names, set(given.values()), figures)
     return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=_not_read(names))
+
+
+def _csv_blocks(
+    source: Source, names: list[str], wanted: Collection[str], figures: Collection[str]
+) -> Iterator[tables.Block]:
+    found = csvtables.columns(source.path, source.stream, source.at, names, wanted, figures)
+    return ((block.starts, columns) for block, columns in found)
 
 
 def _read_columns(columns: Columns, table: known.Known, names: Collection[str]) -> set[str]:

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import InputError, TraceError
-from planner.io import csvlines
 from planner.io.values import shown
 from planner.traffic.texts import json_object
 from planner.traffic.trace import IntArray
@@ -61,48 +60,6 @@ def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
         rows = []
     cut = [[cell[:LONGEST_TEXT] for cell in row] for row in rows]
     return pd.DataFrame(cut, columns=names, dtype=object)
-
-
-def csv_blocks(
-    path: Path,
-    stream: io.BufferedReader,
-    names: list[str],
-    at: int,
-    wanted: Collection[str],
-    figures: Collection[str],
-) -> Iterator[Block]:
-    """The rows below the header in line `at`. `figures` are columns of numbers or dates, which tell a row."""
-    columns = [f"c{i}" for i in range(len(names) + 1)]  # and one more, where a field too many is seen
-    chosen = {name: columns[names.index(name)] for name in wanted}
-    places = [names.index(name) for name in figures]
-    header = ",".join(columns).encode() + b"\n"
-    for block in csvlines.blocks(path, stream, at + 1, columns=names, figures=places):
-        here = block.starts
-        try:
-            table = pd.read_csv(
-                io.BytesIO(header + block.text),
-                usecols=[*chosen.values(), columns[-1]],
-                index_col=False,
-                skip_blank_lines=False,
-                keep_default_na=False,
-                na_values=[""],
-                low_memory=False,
-            )
-        except (ValueError, OverflowError) as error:  # ParserError is a ValueError
-            reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. ")
-            where = f"{path}, lines {here[0]} to {here[-1]}"
-            raise TraceError(f"{where}: is not a table of {len(names)} columns ({reason})") from None
-        if len(table) != len(here):
-            raise TraceError(
-                f"{path}, lines {here[0]} to {here[-1]}: hold {len(here)} rows, but {len(table)} are read; "
-                "a line holds a carriage return (\\r) of its own: take it out"
-            )
-        if (extra := np.flatnonzero(table[columns[-1]].notna())).size:
-            raise TraceError(
-                f"{path}, line {here[extra[0]]}: has more than the {len(names)} fields of the header; write "
-                "numbers without thousands separators"
-            )
-        yield here, {name: table[column] for name, column in chosen.items()}
 
 
 # ---------------------------------------------------------------- JSON
