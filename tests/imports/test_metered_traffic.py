@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
+from planner.documents.described import parse_description
 from planner.errors import InputError
 from planner.imports.metered_traffic import Described, described_traffic
+from planner.io.values import Section
+from planner.traffic.described import draw
 
 START_S = 1_767_607_200  # a whole hour
 EDGES = ("10", "100", "1000", "+Inf")
@@ -72,6 +75,19 @@ def test_a_range_of_metrics_becomes_rates_and_histograms(tmp_path: Path) -> None
     }
     assert found.mean_tokens == {"input": 166.25, "output": 55.0}
     assert (found.warnings, found.notes) == ((), ())
+
+
+def test_what_is_written_is_what_a_question_reads_and_draws(tmp_path: Path) -> None:
+    """The curve and the means of the counters come back; a bucket holds no more than its edges."""
+    found = described(tmp_path, metrics(TIMES_S))
+    description = parse_description(Section(found.document(), "traffic"), {})
+    assert description is not None
+    requests = draw(description, seed=0)
+    assert len(requests) == pytest.approx(7200, rel=0.1)
+    assert requests.duration_s == pytest.approx(3600, rel=0.01)
+    shares = np.histogram(requests.input_tokens, (0, 11, 101, 1001))[0] / len(requests)
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.05)
+    assert 10 <= requests.output_tokens.min() <= requests.output_tokens.max() <= 100
 
 
 def test_instances_add_up_and_a_restart_is_no_fall(tmp_path: Path) -> None:
