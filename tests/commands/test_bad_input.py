@@ -218,7 +218,7 @@ TRACES = [
     Case("trace: below a file", r"slo.yaml/t.csv: no such file", more=("--trace", "slo.yaml/t.csv")),
     Case("trace: directory", r"folder: is a directory", {"folder/x": ""}, more=("--trace", "folder")),
     Case("trace: name too long", r"cannot be read", more=("--trace", "x" * 300)),
-    Case("describe: broken", r"line 1.*is missing", {"trace.csv": ROWS}, command="trace"),
+    Case("describe: broken", r"line 1: holds figures", {"trace.csv": ROWS}, command="trace"),
 ]
 QUESTIONS = [
     Case("slo: missing file", r"nowhere.yaml: no such file", more=("--slo", "nowhere.yaml")),
@@ -985,7 +985,7 @@ def test_want_of_memory_is_one_line(run: Run, here: Path, monkeypatch: pytest.Mo
     def too_much(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 34.3 GiB")
 
-    monkeypatch.setattr("planner.traffic.reading.read_trace", too_much)
+    monkeypatch.setattr("planner.traffic.reading.read_files", too_much)
     outcome = run("trace", "trace.csv")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == (

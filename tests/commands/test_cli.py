@@ -664,7 +664,8 @@ def test_a_trace_of_which_much_is_left_out_is_refused(
         said.extend(warnings)
         raise InputError("enough")
 
-    monkeypatch.setattr("planner.commands.common.say_first", stop)
+    for module in ("common", "plan", "trace"):
+        monkeypatch.setattr(f"planner.commands.{module}.say_first", stop)
     run(*line, "--drop-invalid")
     assert len(said) == 1
 
