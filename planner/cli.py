@@ -261,8 +261,7 @@ def _plan(wish: Wish, options: Options) -> None:
         plan_one(replace(wish, asked=asked, flags=flags))
         return
     is_shared = slo is not None and wish.out is not None and has_several_llms(slo)
-    is_described = slo is not None and wish.out is not None and describes_traffic(slo)
-    if slo is None or wish.out is None or (wish.trace is None and not is_shared and not is_described):
+    if slo is None or wish.out is None or not (wish.trace is not None or is_shared or describes_traffic(slo)):
         typer.echo(
             "plan: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo FILE that describes its "
             "traffic and -o DIR, or --llm, --rate, --input, --output and a limit; see plan --help",

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from planner.errors import InputError
 from planner.imports.prometheus_range import gauge, histogram, increase, intervals, read_series
+from planner.imports.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
 from planner.io.files import open_input
 from planner.io.tables import parse_csv, read_text
 from planner.io.values import shown
@@ -32,10 +33,7 @@ from planner.units import quantity
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
-REQUESTS = "vllm:request_success_total"
-LENGTHS = {"input": "vllm:request_prompt_tokens", "output": "vllm:request_generation_tokens"}
-_WAITING, _KV = "vllm:num_requests_waiting", ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-_HITS, _QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+LENGTHS = {"input": PROMPT, "output": OUTPUT}
 MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0
 _SHIFT_FRAC = 0.1  # a mean of the histogram off by more than this from the counted one is said
@@ -134,7 +132,7 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
     """Of a range of samples of vLLM's metrics; counters that fell began anew, gaps are filled and said."""
     where = " and ".join(file.name for file in files[:3])
     parts = tuple(f"{name}_{part}" for name in LENGTHS.values() for part in ("bucket", "sum", "count"))
-    wanted = {REQUESTS, *parts, _WAITING, *_KV, _HITS, _QUERIES}
+    wanted = {FINISHED, *parts, WAITING, *KV_USE, HITS[0], QUERIES[0]}
     series = read_series(list(files), wanted.__contains__)
     models = sorted({row.label("model_name") for row in series} - {""})
     if len(models) > 1:
@@ -143,12 +141,12 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
             "query one, "
             f"for instance {{model_name={models[0]!r}}}"
         )
-    requests = [row for row in series if row.name == REQUESTS] or [
+    requests = [row for row in series if row.name == FINISHED] or [
         row for row in series if row.name == f"{LENGTHS['input']}_count"
     ]
     if not requests:
         raise InputError(
-            f"{where}: holds no {REQUESTS}; query it, and the buckets, _sum and _count of lengths"
+            f"{where}: holds no {FINISHED}; query it, and the buckets, _sum and _count of lengths"
         )
     edges_s = intervals(requests, every_s)
     if len(edges_s) < 2:
@@ -232,10 +230,10 @@ def _lengths(
 def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: list[str]) -> dict[str, Any]:
     """Requests, how full the caches were, what they spared, and whether the engines were behind."""
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
-    aborted = [r for r in series if r.name == REQUESTS and r.label("finished_reason") == "abort"]
+    aborted = [r for r in series if r.name == FINISHED and r.label("finished_reason") == "abort"]
     if aborted and (count := float(np.nansum(increase(aborted, edges_s)))) > 0:
         facts["aborted_requests"] = count
-    waiting = [row for row in series if row.name == _WAITING]
+    waiting = [row for row in series if row.name == WAITING]
     if waiting:
         queue = gauge(waiting, edges_s)
         facts["most_waiting"] = None if np.isnan(queue).all() else float(np.nanmax(queue))
@@ -246,13 +244,13 @@ def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: l
                 "time): "
                 "what finished then is less than what was asked"
             )
-    used = next((rows for name in _KV if (rows := [r for r in series if r.name == name])), [])
+    used = next((rows for name in KV_USE if (rows := [r for r in series if r.name == name])), [])
     if used:
         share = gauge(used, edges_s) / len(used)
         facts["most_kv_cache_frac"] = None if np.isnan(share).all() else float(np.nanmax(share))
     hits, queries = (
         float(np.nansum(increase([row for row in series if row.name == name], edges_s)))
-        for name in (_HITS, _QUERIES)
+        for name in (HITS[0], QUERIES[0])
     )
     if queries > 0:
         facts["prefix_hit_frac"] = hits / queries

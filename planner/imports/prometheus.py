@@ -20,17 +20,11 @@ from planner.imports.fields import Facts
 from planner.imports.prometheus_range import read_series
 from planner.imports.prometheus_runs import is_range, runs_of_range
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
-from planner.imports.vllm_metrics import NAMES
+from planner.imports.vllm_metrics import LATENCIES, NAMES, OUTPUT, PROMPT
 from planner.io.tables import read_text
 
-HISTOGRAMS = {
-    "ttft": ("vllm:time_to_first_token_seconds",),
-    "tpot": ("vllm:request_time_per_output_token_seconds",),
-    "tbt": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),  # its older name
-    "e2e": ("vllm:e2e_request_latency_seconds",),
-    "queue": ("vllm:request_queue_time_seconds",),
-}
-LENGTHS = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
+HISTOGRAMS = {**LATENCIES, "queue": ("vllm:request_queue_time_seconds",)}
+LENGTHS = (PROMPT, OUTPUT)
 _SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 

@@ -52,7 +52,7 @@ def sentence(answer: DayAnswer) -> str:
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     regret = answer.regret_usd(best)
     above = (
-        "" if regret is None else f", {usd(regret)} ({_percent(regret, _best_usd(answer))}) above the optimum"
+        "" if regret is None else f", {usd(regret)} ({percent(regret, _best_usd(answer))}) above the optimum"
     )
     return f"{best.name} {kept} and costs {usd(best.usd)} in {hours:,.4g} h{above}."
 
@@ -113,7 +113,7 @@ def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
         f"{len(row.windows) - row.missed} of {len(row.windows)}",
         span,
         hurt,
-        "-" if regret is None else f"{regret:+,.2f} USD ({_percent(regret, _best_usd(answer))})",
+        "-" if regret is None else f"{regret:+,.2f} USD ({percent(regret, _best_usd(answer))})",
     )
 
 
@@ -126,7 +126,7 @@ def hours_of(answer: DayAnswer) -> float:
     return answer.judged.duration_s / 3600
 
 
-def _percent(part: float, whole: float | None) -> str:
+def percent(part: float, whole: float | None) -> str:
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
@@ -327,7 +327,7 @@ def _html(answer: DayAnswer) -> str:
     cells = [
         (best.name, usd(best.usd), f"{best.usd / hours_of(answer):,.2f} USD/h; {_missed(best)} missed"),
         ("Standing all day", usd(static.usd), describe(question.fleet)),
-        ("Saved", usd(saved), f"{_percent(saved, static.usd)} of what stands all day"),
+        ("Saved", usd(saved), f"{percent(saved, static.usd)} of what stands all day"),
     ]
     if answer.optimum is not None:
         cells.append(("Optimum", usd(answer.optimum.usd), "knowing the traffic: no controller can"))

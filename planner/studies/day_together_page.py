@@ -32,7 +32,7 @@ def sentence(answer: JointAnswer) -> str:
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = ""
     if regret is not None and answer.optimum is not None:
-        above = f", {usd(regret)} ({_percent(regret, answer.optimum.ran.usd)}) above the optimum"
+        above = f", {usd(regret)} ({day_page.percent(regret, answer.optimum.ran.usd)}) above the optimum"
     return f"{best.name} {kept} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
 
 
@@ -58,7 +58,7 @@ def rows(answer: JointAnswer) -> Rows:
         regret = answer.regret_usd(row)
         above = "-"
         if regret is not None and answer.optimum is not None:
-            above = f"{regret:+,.2f} USD ({_percent(regret, answer.optimum.ran.usd)})"
+            above = f"{regret:+,.2f} USD ({day_page.percent(regret, answer.optimum.ran.usd)})"
         each = [f"{part.usd:,.2f}, {part.missed}" for part in row.parts]
         found.append(
             (row.name, f"{row.usd:,.2f}", f"{row.windows - row.missed} of {row.windows}", above, *each)
@@ -68,10 +68,6 @@ def rows(answer: JointAnswer) -> Rows:
 
 def _missed(row: JointRan) -> str:
     return f"{counted(row.missed, 'window')} of {row.windows}"
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
 def to_json(answer: JointAnswer) -> dict[str, Any]:

@@ -45,18 +45,6 @@ START_S = 300.0
 WORDS = 32_000
 
 
-@pytest.fixture(scope="module")
-def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """To the log of the run, past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def write(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            sys.stdout.write(f"\n    {text}")
-
-    return write
-
-
 def tokenizer(folder: Path) -> None:
     """A word is a token, unknown ones too; a chat is its messages, one word each more."""
     from tokenizers import Tokenizer, models, pre_tokenizers

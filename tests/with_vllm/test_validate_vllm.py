@@ -56,18 +56,6 @@ PAIR_TOKENS = (100, 256, 1000, 1500)
 
 
 @pytest.fixture(scope="module")
-def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """To the log of the run, past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def write(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            sys.stdout.write(f"\n    {text}")
-
-    return write
-
-
-@pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny LLM with eight times the work per token, so that engines take most of the machine: beside
     steps of 6 to 80 ms their API servers, the router and the client need 4 to 7 % of a core each."""
