@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from planner.face.simulating import goodput as goodput
     from planner.face.simulating import simulate as simulate
     from planner.face.validating import validate as validate
+    from planner.face.watching import watch as watch
 
 _HOME = {
     "CatalogError": "planner.errors",
@@ -57,6 +58,7 @@ _HOME = {
     "schedule": "planner.face.scheduling",
     "simulate": "planner.face.simulating",
     "validate": "planner.face.validating",
+    "watch": "planner.face.watching",
 }
 __all__ = list(_HOME)
 

@@ -116,20 +116,10 @@ def _look(
     from planner.face import watching
     from planner.io import files
     from planner.manifests import monitoring
-    from planner.studies.watch_words import document, replan_sentence, sentences
 
     with Progress() as progress:
-        progress("looking at the metrics")
-        found = watching.look(plan, source)
-        told = document(found)
-        lines = sentences(found)
-        if slo is not None and (found.missed or any(drift.is_drift for drift in found.drifts)):
-            progress("replanning")
-            from planner.studies.replan import document as replan_document
-
-            again = watching.replan(plan, found, slo, catalog=catalog)
-            told["replan"] = replan_document(again, None)
-            lines.append(replan_sentence(again, plan.written.fleet))
+        looked = watching.look(plan, source, slo, catalog=catalog, progress=progress)
+    told = looked.to_dict()
     if out is not None:
         told_file = {"watch.json": json.dumps(told, indent=2, allow_nan=False) + "\n"}
         files.write_files(out, monitoring.files(plan.written.fleet.llm.name) | told_file)
@@ -139,6 +129,7 @@ def _look(
         print_json(told)
     else:
         console = stdout_console(soft_wrap=True)
-        for k, line in enumerate(lines):
-            console.print(line, style="bold" if k == 0 else None, markup=False)
-    return found
+        console.print(looked.headline(), style="bold", markup=False)
+        for line in looked.sentences():
+            console.print(line, markup=False)
+    return looked.found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from planner.documents import catalog as catalogs
 from planner.documents import fleet as fleets
 from planner.documents.catalog import Catalog
+from planner.documents.reading import KEYS, parse_reading, reading_of
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
 from planner.errors import InputError
@@ -104,7 +105,7 @@ def requests_meant(
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_said and not is_drawn:
         asked = replace(asked, described=None)
-    return requests_of(trace, asked.described, seed=seed, drop_invalid=drop_invalid), asked
+    return requests_of(trace, asked.described, seed=seed, drop_invalid=drop_invalid, how=asked.reading), asked
 
 
 def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None) -> Fleet:
@@ -167,19 +168,24 @@ def promise_of(
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
     asked = asked or Asked(task.rate_rps, task.scale, task.window or "whole")
-    return task.slo, replace(asked, described=task.described)
+    how = asked.reading or reading_of(question.document, question.path)
+    return task.slo, replace(asked, described=task.described, reading=how)
 
 
 def traffic_of(traffic: Asked | Section) -> Asked:
-    """Keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest 10 min"}."""
+    """Keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest 10 min"}, and how a log
+    is read (`map`, `timezone`, `format`).
+    """
     if isinstance(traffic, Asked):
         return traffic
-    from planner.io.values import refuse_unknown
+    from planner.io.values import Section, refuse_unknown
 
-    refuse_unknown(traffic, ("rate", "scale", "window"), "traffic")
+    refuse_unknown(traffic, ("rate", "scale", "window", *KEYS), "traffic")
     rate = traffic.get("rate")
     rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")
-    return Asked(rate_rps, scaling(traffic.get("scale", "superpose")), traffic.get("window") or "whole")
+    how = parse_reading(Section.of(traffic, "traffic"))
+    part = traffic.get("window") or "whole"
+    return Asked(rate_rps, scaling(traffic.get("scale", "superpose")), part, reading=how)
 
 
 def scaling(how: str, where: str = "traffic: scale") -> Any:

@@ -138,7 +138,7 @@ def validate(
     promise, asked = promise_of(
         slo, known, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )
-    read = read_trace(beside(file) if trace is None else trace)
+    read = read_trace(beside(file)) if trace is None else read_trace(trace, how=asked.reading)
     requests = asked.of(spread(read, seed=seed), seed=seed)
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
     whole = None

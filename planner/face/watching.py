@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from planner.documents.plan import read_written
 from planner.errors import InputError
 from planner.face.inputs import CatalogLike, read_catalog
-from planner.face.questions import read_task
+from planner.face.questions import TaskDocument, read_task
+from planner.face.results import Result
 from planner.imports.prometheus_range import Series, read_series
 from planner.imports.vllm_metrics import NAMES, Live, live
 from planner.runtime.prometheus_server import ask_range
+from planner.studies import watch as watches
+from planner.studies import watch_words
 from planner.studies.replan import Replan
-from planner.studies.watch import WINDOW_S, Planned, Watched, as_now, planned, replanned, watch
+from planner.studies.replan import document as replan_document
+from planner.studies.watch import WINDOW_S, Planned, Watched, as_now, planned, replanned
 from planner.studies.whatif import Study
+from planner.units import quantity
 
 DAY_S = 86400.0
 
@@ -72,20 +80,97 @@ class Source:
         return live(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WatchResult(Result):
+    """How a deployment stands against its plan; `again` is what replanning would change, where that was asked
+    and something drifted.
+    """
+
+    plan: Planned
+    found: Watched
+    again: Replan | None = None
+
+    @property
+    def status(self) -> str:
+        """ "inside", "drifted" (the plan still holds), "outgrown" or "missed"."""
+        return self.found.status
+
+    def headline(self) -> str:
+        return watch_words.sentences(self.found)[0]
+
+    def sentences(self) -> list[str]:
+        told = watch_words.sentences(self.found)[1:]
+        if self.again is not None:
+            told.append(watch_words.replan_sentence(self.again, self.plan.written.fleet))
+        return told
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan watch --json` prints."""
+        told = watch_words.document(self.found)
+        return told if self.again is None else told | {"replan": replan_document(self.again, None)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per quantity that was held against the plan."""
+        names = ["what", "planned", "now", "change_frac", "is_drift", "is_harder", "since_s"]
+        return pd.DataFrame(watch_words.document(self.found)["drift"], columns=names)
+
+
+def watch(
+    plan: str | Path,
+    prometheus: str | Path | Sequence[str | Path],
+    slo: TaskDocument | str | Path | None = None,
+    *,
+    window: str = "24 h",
+    step: str = "1 min",
+    model: str | None = None,
+    match: str = "",
+    catalog: CatalogLike = None,
+) -> WatchResult:
+    """One look at a deployment: live metrics of vLLM held against the plan in a folder that `save` wrote.
+
+    `prometheus` is the address of a server, or files of ranges. `window` is how far back to look, `step` the
+    length of the windows that are tested, `model` one of several served names, `match` more labels as in
+    PromQL. With `slo`, the plan's question, also what replanning would change. Raises InputError where there
+    is nothing to look at.
+    """
+    places = [prometheus] if isinstance(prometheus, str | Path) else prometheus
+    source = Source(
+        tuple(map(str, places)),
+        quantity(window, "s", where="window"),
+        quantity(step, "s", where="step"),
+        model,
+        match,
+    )
+    known = read_catalog(catalog)
+    return look(read_planned(plan, known), source, slo, catalog=known)
+
+
 def read_planned(plan: str | Path, catalog: CatalogLike = None) -> Planned:
     """The plan in a folder that `plan -o` wrote, as live metrics are held against it."""
     return planned(read_written(Path(plan), read_catalog(catalog)))
 
 
-def look(plan: Planned, source: Source) -> Watched:
-    """One look at a deployment. Raises InputError where there is nothing to look at."""
-    return watch(plan, source.live(plan))
+def look(
+    plan: Planned,
+    source: Source,
+    slo: TaskDocument | str | Path | None = None,
+    *,
+    catalog: CatalogLike = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> WatchResult:
+    """One look; with `slo` also what `plan replan` would change, if something drifted."""
+    progress("looking at the metrics")
+    found = watches.watch(plan, source.live(plan))
+    if slo is None or not (found.missed or any(drift.is_drift for drift in found.drifts)):
+        return WatchResult(plan, found)
+    progress("replanning")
+    return WatchResult(plan, found, replan(plan, found, slo, catalog=catalog))
 
 
 def replan(
     plan: Planned,
     found: Watched,
-    slo: str | Path,
+    slo: TaskDocument | str | Path,
     *,
     catalog: CatalogLike = None,
     horizon_h: float = 24.0,

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from planner.traffic.described import Description, draw
 from planner.traffic.sessions import sessions
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.traffic.logs.reading import Reading
 
 Scaling = Literal["superpose", "compress", "thin"]
 
@@ -43,13 +46,15 @@ MAX_REQUESTS = 50_000_000
 class Asked:
     """Which traffic is meant: a trace at this rate (None: its own), and which part of it.
 
-    With `described` there is no trace: every seed draws requests of that description.
+    With `described` there is no trace: every seed draws requests of that description. `reading` says how a
+    log is read, where the question does.
     """
 
     rate_rps: float | None = None
     how: Scaling = "superpose"
     part: str = "whole"
     described: Description | None = None
+    reading: Reading | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
         """The requests meant; the seed draws what `rescale` draws, or all of them."""

@@ -42,6 +42,7 @@ SIGNATURES = {
     "schedule": "market, demand, *, window, gap_frac, time_limit_s, catalog, seed, progress",
     "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
+    "watch": "plan, prometheus, slo, *, window, step, model, match, catalog",
 }
 ERRORS = (
     "CatalogError",
@@ -294,6 +295,22 @@ def test_simulate_is_the_command(command: Callable[..., str], tmp_path: Path) ->
         assert len(repr(result).splitlines()) <= LINES
     with pytest.raises(fleetplan.InputError, match="executor: one seed is simulated here"):
         fleetplan.simulate(small(), table(), executor="loky")
+
+
+def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
+    log = tmp_path / "gateway.csv"
+    table().rename(columns={"arrival_s": "t", "input_tokens": "asked", "output_tokens": "said"}).to_csv(
+        log, index=False
+    )
+    columns = {"map": {"arrival": "t", "input": "asked", "output": "said"}}
+    fleet = {"llm": LLM, "pools": [{"role": "mixed", "gpu": "a100-80g", "tp": 1, "count": 1}]}
+    own = fleetplan.simulate(fleet, table(), PROMISE)
+    question = {"llm": LLM, "slo": PROMISE, "fleet": STOCK, "traffic": columns}
+    for said in ({"slo": question}, {"slo": PROMISE, "traffic": columns}):
+        found = fleetplan.simulate(fleet, log, **said)
+        assert found.requests_frame().equals(own.requests_frame())
+    with pytest.raises(fleetplan.InputError, match="arrival"):
+        fleetplan.simulate(fleet, log, PROMISE)
 
 
 def test_compare_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:

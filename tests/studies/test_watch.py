@@ -13,6 +13,7 @@ from live_metrics import EPOCH_S, exported
 from questions import DOCUMENT
 from typer.testing import CliRunner
 
+import fleetplan
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.plan import read_written
@@ -197,6 +198,10 @@ def test_the_plans_own_kind_of_traffic_is_inside(folder: Path, known: Planned, t
     assert code == 0
     assert text.startswith("still inside the plan; the plan holds until")
     assert "ttft p90 <= 1.00 s" in text
+    looked = fleetplan.watch(folder, file)
+    assert looked.status == "inside"
+    assert [looked.headline(), *looked.sentences()] == text.splitlines()
+    assert len(looked.to_frame()) == len(looked.to_dict()["drift"]) > 0
 
 
 def test_longer_prompts_are_told_with_what_replanning_would_do(
