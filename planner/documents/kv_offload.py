@@ -2,7 +2,8 @@
 
     policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s}}
 
-Both are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py).
+Both are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py). With
+`shared: true` they are of one store that all workers have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from planner.models.llm import Llm
 from planner.units import exactly
 
 NONE = "none"
-KEYS = ("size", "bandwidth")
+KEYS = ("size", "bandwidth", "shared")
 
 
 def parse_kv_offload(policies: Section) -> KvOffload | None:
@@ -30,7 +31,11 @@ def parse_kv_offload(policies: Section) -> KvOffload | None:
     asked = Section.of(value, policies.at("kv_offload"), KEYS)
     if not policies.flag("prefix_cache", False):
         raise InputError(f"{asked.where}: keeps what leaves prefix caches; add prefix_cache: true")
-    return KvOffload(asked.positive("size", "bytes"), asked.positive("bandwidth", "bytes_per_s"))
+    return KvOffload(
+        asked.positive("size", "bytes"),
+        asked.positive("bandwidth", "bytes_per_s"),
+        asked.flag("shared", False),
+    )
 
 
 def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
@@ -38,6 +43,7 @@ def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
     return {
         "size": exactly(offload.size_bytes, "GB"),
         "bandwidth": exactly(offload.bandwidth_bytes_per_s, "GB/s"),
+        **({"shared": True} if offload.is_shared else {}),
     }
 
 

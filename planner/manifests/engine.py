@@ -402,6 +402,13 @@ def undeployable(fleet: Fleet) -> str:
         return (
             f"the plan counts on {NAMES[fleet.engine.name]}, and what is deployed and run here is vLLM alone"
         )
+    offload = fleet.policies.kv_offload
+    if offload is not None and offload.is_shared:
+        return (
+            f"kv_offload: shared: a store of {offload.size_bytes / 1e9:g} GB that all workers have (LMCache, "
+            "Mooncake) is simulated and not written here; its machines are yours to add, and their price is not "
+            "in the plan"
+        )
     if others := sorted({pool.type.gpu.name for pool in fleet.running if _is_other(pool.type.gpu)}):
         return (
             f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "

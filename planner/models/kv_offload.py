@@ -8,6 +8,10 @@ at the rank's own link:
 
 With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
 GPU still loads all of it.
+
+A shared store (LMCache's or Mooncake's on machines of its own) is one for all workers: its tokens are its
+bytes over those of a KV token on all GPUs of a worker, and its one link carries the loads of all, one after
+the other, T x the bytes of a GPU each.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from planner.models.llm import LatentAttention, Llm
 
 @dataclass(frozen=True, slots=True)
 class KvOffload:
-    """Of each GPU: its share of the host's memory for KV blocks, and the bandwidth of its link to that."""
+    """Of each GPU: its share of the host's memory for KV blocks, and the bandwidth of its link to that; with
+    `is_shared` of the one store that all workers have.
+    """
 
     size_bytes: float
     bandwidth_bytes_per_s: float
+    is_shared: bool = False
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:
@@ -34,17 +41,19 @@ class KvOffload:
             raise InputError(f"kv_offload: bandwidth is {self.bandwidth_bytes_per_s:g} B/s, must be > 0")
 
     def tokens(self, llm: Llm, tp: int) -> int:
-        """KV tokens that the memory of one worker holds beside those on its GPUs."""
+        """KV tokens that the memory of one worker, or the shared store, holds beside those on its GPUs."""
         copies = 1 if all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups) else tp
-        return int(tp / copies * self.size_bytes / _token_bytes(llm, tp))
+        gpus = 1 if self.is_shared else tp
+        return int(gpus / copies * self.size_bytes / _token_bytes(llm, tp))
 
     def token_s(self, llm: Llm, tp: int) -> float:
         """Seconds in which one KV token comes back to the GPUs of a worker."""
-        return _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
+        gpus = tp if self.is_shared else 1
+        return gpus * _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
 
     def worker_bytes(self, tp: int) -> float:
-        """Of all GPUs of a worker."""
-        return tp * self.size_bytes
+        """Of the host's memory, for all GPUs of a worker."""
+        return 0.0 if self.is_shared else tp * self.size_bytes
 
 
 def _token_bytes(llm: Llm, tp: int) -> float:

@@ -18,8 +18,14 @@ token is computed.
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
 prompt that is on the GPU whole, which vLLM would load, are computed.
 
+A shared store is one memory and one link of all workers: what one has stored the others load. A worker
+passes over whoever needs what is being loaded for another of its own requests, not of other workers'; nothing
+leaves that any of them loads, and what a worker loads is heard of when that worker forms its next step. It
+outlives workers. With asynchronous scheduling, whose steps are formed here at their turn, what others store
+during a step is found a step too soon.
+
 What is here is compiled only for fleets with such memory. Of worker w it is an entry of the caches as those
-of "worker" W + w; `refs` counts its loads, `is_cached` marks those of an offer.
+of "worker" W + w (of a shared store W); `refs` counts its loads, `is_cached` marks those of an offer.
 """
 
 from __future__ import annotations
@@ -42,6 +48,12 @@ from planner.simulator.layout import NONE, ONE, ZERO
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
 from planner.simulator.queue_orders import leave
 from planner.simulator.queues import append, pop, put
+
+
+@kernel_jit
+def _memory_of(state, w):
+    """The "worker" whose entries are the memory of worker w."""
+    return len(state.workers) + state.offload.kept[w].store
 
 
 @where_offloaded(lambda state: False)
@@ -108,7 +120,7 @@ def _pin(state, w, r, by):
     caches, nodes = state.caches, state.offload.loads[r].nodes
     end = state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS]
     for i in range(end - nodes, end):
-        caches.entries[find(state, len(state.workers) + w, node_at(state, r, i))].refs += by
+        caches.entries[find(state, _memory_of(state, w), node_at(state, r, i))].refs += by
 
 
 @where_offloaded(lambda state, w, r: ZERO)
@@ -127,12 +139,28 @@ def nodes_to_load(state, w, r):
             return ZERO  # all of the prompt is
     i, is_under_way = first, False
     while i < most:
-        e = find(state, len(state.workers) + w, node_at(state, r, i))
+        e = find(state, _memory_of(state, w), node_at(state, r, i))
         if e == NONE:
             break
-        is_under_way |= caches.entries[e].refs > 0
+        is_under_way |= caches.entries[e].refs > 0 and _is_loaded_here(state, w, node_at(state, r, i))
         i += 1
     return NONE if is_under_way else i - first
+
+
+@kernel_jit
+def _is_loaded_here(state, w, node):
+    """Whether a node that somebody loads is under way to worker w."""
+    kept = state.offload.kept[w]
+    if not kept.is_shared:
+        return True
+    r = kept.head[LOADING]
+    while r != NONE:
+        end = state.requests[r].computed_tokens // state.caches.numbers[NODE_TOKENS]
+        for i in range(end - state.offload.loads[r].nodes, end):
+            if node_at(state, r, i) == node:
+                return True
+        r = state.requests[r].next
+    return False
 
 
 @where_offloaded(lambda state, w, r: None)
@@ -163,10 +191,11 @@ def begin_load(state, w, r, nodes, time_s):
     request.computed_tokens = hit + nodes * caches.numbers[NODE_TOKENS]
     load.nodes, load.known_step = nodes, 0
     seconds = nodes * caches.numbers[NODE_BLOCKS] * kept.block_s
+    store = state.offload.kept[kept.store]
     load.begun_s = time_s
-    load.end_s = max(time_s, kept.free_s) + seconds
-    kept.free_s = load.end_s
-    kept.busy_s += seconds
+    load.end_s = max(time_s, store.free_s) + seconds
+    store.free_s = load.end_s
+    store.busy_s += seconds
     _pin(state, w, r, ONE)
     load.stored = first + nodes
     _see(load, first, load.stored)
@@ -205,7 +234,7 @@ def store_step(state, l):
 @kernel_jit
 def _store(state, w, r):
     caches, load = state.caches, state.offload.loads[r]
-    memory = len(state.workers) + w
+    memory = _memory_of(state, w)
     first = load.stored
     full = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     if full <= first:
@@ -232,9 +261,10 @@ def _store(state, w, r):
 @kernel_jit
 def _make_room(state, w, missing):
     """Room for so many nodes more in CPU memory of worker w; False, and nothing leaves, if there is none."""
-    caches, kept = state.caches, state.offload.kept[w]
-    cache = caches.workers[len(state.workers) + w]
-    excess = missing + cache.idle_blocks // caches.numbers[NODE_BLOCKS] - kept.nodes
+    caches, memory = state.caches, _memory_of(state, w)
+    cache = caches.workers[memory]
+    room = state.offload.kept[state.offload.kept[w].store].nodes
+    excess = missing + cache.idle_blocks // caches.numbers[NODE_BLOCKS] - room
     if excess <= 0:
         return True
     e, able = np.int64(cache.oldest), ZERO
@@ -247,7 +277,7 @@ def _make_room(state, w, missing):
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
         if caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0:
-            unrest_entry(state, len(state.workers) + w, e)
+            unrest_entry(state, memory, e)
             drop_entry(state, e)
             excess -= 1
         e = newer
@@ -257,7 +287,7 @@ def _make_room(state, w, missing):
 @kernel_jit
 def _use_last(state, w, r):
     """The nodes of request r that it has seen in CPU memory are the last ones used, its root very last."""
-    load, memory = state.offload.loads[r], len(state.workers) + w
+    load, memory = state.offload.loads[r], _memory_of(state, w)
     for i in range(load.last_seen - 1, max(load.first_seen, ZERO) - 1, -1):
         e = find(state, memory, node_at(state, r, i))
         if e != NONE:
@@ -280,17 +310,21 @@ def start_anew(state, r):
 
 @where_offloaded(lambda state, w: None)
 def forget_memory(state, w):
-    """Worker w goes down with its CPU memory: who waits for a load has nothing computed."""
-    kept, caches, memory = state.offload.kept[w], state.caches, len(state.workers) + w
-    for e in range(len(caches.entries)):
-        if caches.entries[e].worker == memory:
-            drop_entry(state, e)
-    cache = caches.workers[memory]
-    cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
-    kept.free_s = -np.inf
+    """Worker w goes down, and its CPU memory unless that is shared: who waits for a load has nothing computed."""
+    kept, caches, memory = state.offload.kept[w], state.caches, _memory_of(state, w)
+    if not kept.is_shared:
+        for e in range(len(caches.entries)):
+            if caches.entries[e].worker == memory:
+                drop_entry(state, e)
+        cache = caches.workers[memory]
+        cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
+        kept.free_s = -np.inf
     kept.head[LEFT] = NONE
     r = kept.head[LOADING]
     while r != NONE:
+        if kept.is_shared and state.offload.loads[r].nodes > 0:
+            _pin(state, w, r, -ONE)
+            state.offload.loads[r].nodes = 0
         state.requests[r].computed_tokens = 0
         lose_prefix(state, r)
         r = state.requests[r].next

@@ -1,7 +1,8 @@
 """What CPU memory behind prefix caches adds to the kernel's state, and how a fleet and a trace make it.
 
 A node that is kept there is an entry of the caches (cache_layout.py), of the "worker" after all workers:
-worker w keeps its own as W + w, in a list of its own by last use.
+worker w keeps its own as W + w, in a list of its own by last use. Of a store that all workers share the first
+worker's record has the room and the link, and all keep theirs as W.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ KEPT = np.dtype(  # of a worker
         ("block_s", "f8"),  # in which a KV block comes back
         ("free_s", "f8"),  # when the last load ends
         ("busy_s", "f8"),  # of all loads
+        ("store", "i8"),  # whose room and link it uses: its own, or the first worker's
+        ("is_shared", "i8"),
     ]
 )
 # lists: who waits for a load, who waits for a load of somebody else, who has left since a step was formed
@@ -63,6 +66,9 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
     kept["head"] = kept["tail"] = NONE
     kept["nodes"] = np.array([asked.tokens(fleet.llm, kind.tp) for kind in types])[kinds]
     kept["nodes"] //= trace.prefix_block_tokens
+    kept["store"] = np.arange(len(kinds))
+    if asked.is_shared:
+        kept["store"], kept["is_shared"], kept["nodes"][1:] = 0, 1, 0
     if not kept["nodes"].any():
         return None
     kept["block_s"] = np.array([KV_BLOCK_TOKENS * asked.token_s(fleet.llm, kind.tp) for kind in types])[kinds]

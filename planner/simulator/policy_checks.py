@@ -166,6 +166,12 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         raise InputError(
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
         )
+    degrees = sorted({pool.type.tp for pool in fleet.running if pool.role != "decode"})
+    if policies.kv_offload.is_shared and len(degrees) > 1:
+        raise InputError(
+            f"{where}: shared: blocks of TP {degrees[0]} are no use to TP {degrees[1]}; give all workers "
+            "one tp"
+        )
     for pool in fleet.running:
         kind = pool.type
         for name, degree in (("in pipelines, must be pp", kind.pp), ("with ranks, must be dp", kind.dp)):

@@ -21,8 +21,8 @@ KV_BYTES = 16.0  # of a token
 PER_TOKEN = make_latency((TOKEN_S, 1.0))
 
 
-def memory_of(tokens: float, token_s: float = TOKEN_S / 8) -> KvOffload:
-    return KvOffload(tokens * KV_BYTES, KV_BYTES / token_s if token_s else np.inf)
+def memory_of(tokens: float, token_s: float = TOKEN_S / 8, *, is_shared: bool = False) -> KvOffload:
+    return KvOffload(tokens * KV_BYTES, KV_BYTES / token_s if token_s else np.inf, is_shared)
 
 
 def fleet_with(
@@ -44,7 +44,7 @@ def fleet_with(
     )
 
 
-def random_case(seed: int, *, engine: Engine | None) -> tuple[Fleet, Trace]:
+def random_case(seed: int, *, engine: Engine | None, is_shared: bool = False) -> tuple[Fleet, Trace]:
     """Trees of blocks, little memory on the GPU, more or less of the CPU's; one request in three waits for
     another. Nothing is a multiple of anything, so that events do not coincide.
     """
@@ -65,8 +65,8 @@ def random_case(seed: int, *, engine: Engine | None) -> tuple[Fleet, Trace]:
         trace = replace(trace, after=edges[np.argsort(edges[:, 1], kind="stable")], think_s=think_s)
     size = float(rng.choice([40, 100, 300, 1000, 30_000])) * (1 + rng.uniform())
     return fleet_with(
-        memory_of(size, float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform())),
-        int(rng.integers(1, 4)),
+        memory_of(size, float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform()), is_shared=is_shared),
+        int(rng.integers(1, 4)) + is_shared,
         kv_tokens=16 * int(rng.integers(20, 60)),
         seats=int(rng.choice([2, 8, 32])),
         budget=int(rng.choice([32, 64, 256])),
@@ -96,6 +96,39 @@ def same(found: Simulation, plain: OffloadReference, said: str) -> None:
     assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
 
 
+@pytest.mark.parametrize("engine", ["none", "sync"])
+def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None:
+    """40 random cases per engine, of two to four workers: some load what others stored."""
+    alone, together = 0, 0
+    for seed in range(40):
+        fleet, trace = random_case(seed, engine=ENGINES[engine], is_shared=True)
+        found = simulate(fleet, trace)
+        same(found, OffloadReference(fleet, trace).run(), f"seed {seed}")
+        apart, _ = random_case(seed, engine=ENGINES[engine])
+        apart = replace(fleet, policies=replace(fleet.policies, kv_offload=apart.policies.kv_offload))
+        alone += sum(reloaded(simulate(apart, trace)))
+        together += sum(reloaded(found))
+    assert together > alone
+
+
+def test_asynchronous_workers_of_a_shared_store_are_near_the_plain_simulator() -> None:
+    """Steps are formed at their turn in the kernel, a step sooner in the plain one: what another worker has
+    stored meanwhile the kernel finds. Over 40 cases: tokens loaded within 5 %, mean TTFT within 2 %.
+    """
+    tokens, ttft_s = np.zeros(2), np.zeros(2)
+    for seed in range(40):
+        fleet, trace = random_case(seed, engine=ENGINES["async"], is_shared=True)
+        found = simulate(fleet, trace)
+        if found.preemptions.any():
+            continue
+        plain = AsyncOffloadReference(fleet, trace).run()
+        assert (found.status == 0).all()
+        tokens += sum(reloaded(found)), sum(plain.loaded_tokens)
+        ttft_s += found.ttft_s.mean(), np.mean([request.ttft_s for request in plain.requests])
+    assert tokens[0] == pytest.approx(tokens[1], rel=0.05) and tokens[1] > 1000
+    assert ttft_s[0] == pytest.approx(ttft_s[1], rel=0.02)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_and_plain_simulator_agree(engine: str) -> None:
     """80 random cases per engine: memory that never fills, that forgets, and that has no room for a prompt.
@@ -119,6 +152,41 @@ def test_kernel_and_plain_simulator_agree(engine: str) -> None:
 # ------------------------------------------------------------------------------------------------- by hand
 
 A, B, C = [1, 2, 3], [4, 5, 6], [7, 8, 9]
+
+
+def test_a_worker_loads_what_another_has_stored() -> None:
+    """In turns: a, b on the first and second worker, then a on the second again. With a memory each it is
+    computed anew; of a shared store 48 tokens come in 48 / 8 token times.
+    """
+    trace = prefix_trace([0, 10, 20, 30], [B, A, A, B])
+    own = simulate(fleet_with(memory_of(1000), 2, routing="round-robin"), trace)
+    assert reloaded(own) == [0, 0, 0, 0] and own.ttft_s.tolist() == [48 * TOKEN_S] * 4
+    shared = simulate(fleet_with(memory_of(1000, is_shared=True), 2, routing="round-robin"), trace)
+    assert reloaded(shared) == [0, 0, 47, 47]
+    assert shared.ttft_s[2:].tolist() == [7 * TOKEN_S] * 2
+
+
+def test_loads_of_two_workers_share_the_link_of_a_shared_store() -> None:
+    """Both want 3 blocks at once: the second has waited 12 token times where the first has waited 6."""
+    trace = prefix_trace([0, 10, 20, 20], [A, B, B, A])
+    shared = simulate(fleet_with(memory_of(1000, is_shared=True), 2, routing="round-robin"), trace)
+    assert reloaded(shared) == [0, 0, 47, 47]
+    assert shared.reload_s.tolist() == [0, 0, 6 * TOKEN_S, 12 * TOKEN_S]
+
+
+def test_a_shared_store_outlives_a_worker() -> None:
+    """The first worker goes down after it has stored a; the second loads it."""
+    trace = prefix_trace([0, 10], [A, A])
+    fleet = fleet_with(memory_of(1000, is_shared=True), 2, routing="round-robin")
+    found = simulate(replace(fleet, disturbances=(Disturbance(5.0, "down", 0),)), trace)
+    assert reloaded(found) == [0, 47]
+
+
+def test_a_shared_store_of_two_tensor_parallel_degrees_is_refused() -> None:
+    fleet = fleet_with(memory_of(1000, is_shared=True))
+    other = replace(fleet.pools[0], name="other", type=replace(fleet.pools[0].type, tp=2))
+    with pytest.raises(InputError, match="shared: blocks of TP 1 are no use to TP 2"):
+        simulate(replace(fleet, pools=(*fleet.pools, other)), prefix_trace([0], [A]))
 
 
 def reloaded(found: Simulation) -> list[int]:

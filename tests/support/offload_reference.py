@@ -1,6 +1,7 @@
 """CPU memory behind prefix caches once more and plainly: what the tests hold the compiled kernel to.
 
-The memory of a worker is a dictionary of nodes, those used longest ago first; a load is an event.
+The memory of a worker is a dictionary of nodes, those used longest ago first; a load is an event. A shared
+store is one dictionary that all workers have.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Load:
     tokens: int  # of its prompt that it has then
     end_s: float
     known_step: int | None = None  # None: it has not ended
+    is_heard: bool = False  # its worker has formed a step since
 
 
 class OffloadReference(PrefixReference):
@@ -40,6 +42,9 @@ class OffloadReference(PrefixReference):
         self.most = [asked.tokens(fleet.llm, worker.type.tp) // self.block for worker in self.workers]
         self.block_s = [KV_BLOCK_TOKENS * asked.token_s(fleet.llm, worker.type.tp) for worker in self.workers]
         self.kept: list[dict[Node, None]] = [{} for _ in self.workers]
+        if asked.is_shared:
+            self.kept = [self.kept[0]] * len(self.workers)
+        self.link = [0 if asked.is_shared else w for w in range(len(self.workers))]
         self.loading: list[list[Load]] = [[] for _ in self.workers]
         self.free_s = [0.0 for _ in self.workers]
         self.stored = [0 for _ in self.requests]  # nodes up to which a request has offered its own
@@ -80,6 +85,8 @@ class OffloadReference(PrefixReference):
 
     def admit(self, worker: Worker, now: float, longest: int, budget: int) -> None:
         w = worker.index
+        for load in self.loading[w]:
+            load.is_heard = load.is_heard or self.is_loaded(worker, load)
         for load in list(self.loading[w]):
             request = load.request
             if budget == 0 or len(worker.running) == worker.type.max_num_seqs:
@@ -137,17 +144,18 @@ class OffloadReference(PrefixReference):
         self.evict(worker)
         seconds = request.blocks * self.block_s[w]
         now = self.next_step_s(worker, now)
-        self.free_s[w] = max(self.free_s[w], now) + seconds
+        link = self.link[w]
+        self.free_s[link] = end_s = max(self.free_s[link], now) + seconds
         total = tokens + len(nodes) * self.block
         spared = min(total, request.input + request.generated - 1)
         if self.loaded_tokens[i] < 0:
-            self.loaded_tokens[i], self.waited_s[i] = spared - tokens, self.free_s[w] - now
+            self.loaded_tokens[i], self.waited_s[i] = spared - tokens, end_s - now
         request.cached = spared  # what is still to be computed, for routers
-        self.loading[w].append(Load(request, nodes, total, self.free_s[w]))
+        self.loading[w].append(Load(request, nodes, total, end_s))
         self.stored[i] = len(used) + len(nodes)
         self.seen[i] |= set(range(len(used) + 1, self.stored[i] + 1))
         self.loads += 1
-        heapq.heappush(self.events, (self.free_s[w], LOAD, w))
+        heapq.heappush(self.events, (end_s, LOAD, w))
         return True
 
     def next_step_s(self, worker: Worker, now: float) -> float:
@@ -197,7 +205,13 @@ class OffloadReference(PrefixReference):
             return
         self.seen[i] |= set(range(self.stored[i] + 1, full + 1))
         new = [node for node in offered if node not in kept]
-        busy = self.under_way(worker) | set(offered)
+        loads = [
+            load
+            for other in self.workers
+            if self.kept[other.index] is kept
+            for load in self.loading[other.index]
+        ]
+        busy = {node for load in loads if not load.is_heard for node in load.nodes} | set(offered)
         able = [node for node in kept if node not in busy]
         excess = max(len(kept) + len(new) - self.most[w], 0)
         if excess > len(able):
