@@ -393,7 +393,8 @@ class Adapters:
 @dataclass(frozen=True, slots=True)
 class Offloaded:
     """KV blocks in CPU memory of a worker type: tokens that it holds there and on its GPUs, the memory of one
-    GPU's share, its bandwidth, seconds in which 1000 tokens come back; and shares of all prompt tokens.
+    GPU's share, its bandwidth, seconds in which 1000 tokens come back; and shares of all prompt tokens. Where
+    it `is_shared` memory and bandwidth are those of the one store of all workers.
     """
 
     worker: str
@@ -406,6 +407,7 @@ class Offloaded:
     reload_frac: float
     computed_frac: float
     reload_s: float  # waited for loads by all requests
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -813,6 +815,14 @@ class NotDeployable:
 
 
 @dataclass(frozen=True, slots=True)
+class KvHeadsNotStored:
+    """KV heads do not split over so many GPUs, so blocks of these in a store are no use to other degrees."""
+
+    kv_heads: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeadsNotShared:
     heads: int
     tp: int
@@ -912,6 +922,7 @@ class SmallerHolds:
 
 Reason = (
     HeadsNotShared
+    | KvHeadsNotStored
     | LayersNotCut
     | RanksNotOnNodes
     | WeightsTooLarge

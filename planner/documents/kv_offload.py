@@ -3,7 +3,7 @@
     policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s}}
 
 Both are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py). With
-`shared: true` they are of one store that all workers have.
+`shared: true` they are of one store that all workers have, and of its link.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ from planner.io.values import (
     whole,
 )
 from planner.models.engine import Engine
-from planner.models.kv_offload import KvOffload
+from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.speculation import Speculation
@@ -459,6 +459,11 @@ def _kv_offload(asked: Section, fleet: Section, policies: Section, llm: Llm) -> 
         return None
     where = policies.at("kv_offload")
     check_offloaded(llm, where)
+    if offload.is_shared and not is_common(llm, (1, 2)):
+        raise InputError(
+            f"{where}: shared: workers of {llm.name} find in a store only blocks of their own tp, and a plan "
+            "may mix degrees; leave shared out, or `plan simulate` a fleet.yaml"
+        )
     _refuse_pipelines(fleet, where)
     _refuse_drafts(asked, where)
     if parse_lora(asked.get("lora"), asked.at("lora")) is not None:

@@ -15,6 +15,7 @@ from planner.manifests import (
     engine,
     kserve,
     kubernetes,
+    kv_store,
     llm_d,
     lws,
     production_stack,
@@ -57,7 +58,7 @@ TARGETS: dict[str, Target] = {
 # of an earlier plan, that this one may not need: someone would start its workers
 OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
-    "vllm": ("vllm/*.config.yaml", "vllm/*.sh"),
+    "vllm": ("vllm/*.config.yaml", "vllm/*.sh", "vllm/kv-store.json"),
     "compose": ("compose/*.yaml", "compose/nodes.env"),
     "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),  # the latter once was a file of its own
     "production-stack": ("production-stack.values.yaml",),
@@ -104,6 +105,7 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
     notes: dict[str, list[str]] = {}
     for name in TARGETS if target == "all" else [target]:
         try:
+            kv_store.refuse(fleet, name)
             found, said = TARGETS[name].render(fleet, max_model_len), routing.notes(fleet, name)
         except InputError as error:
             if target != "all":
@@ -267,6 +269,15 @@ def _ranks(fleet: Fleet) -> str:
 
 
 def _offload(fleet: Fleet, offload: KvOffload) -> str:
+    if offload.is_shared:
+        return (
+            f"- Workers that prefill share a store of {offload.size_bytes / 1e9:.4g} GB of KV blocks: "
+            "Mooncake's, on a host of its own, which is yours to add and whose price is not in the plan. The "
+            f"simulation loads them at {offload.bandwidth_bytes_per_s / 1e9:.4g} GB/s in all, one load after "
+            "the other; measure that rate. Images must have mooncake-transfer-engine. In kubernetes.yaml it "
+            "speaks TCP: RDMA needs devices such as rdma/ib in its pods and the workers', and `protocol` in "
+            "both places."
+        )
     sizes = sorted({engine.cpu_bytes(pool, fleet) for pool in fleet.running} - {0})
     said = " or ".join(f"{size / 1e9:.4g} GB" for size in sizes)
     return (

@@ -11,6 +11,7 @@ from typing import Any
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
+from planner.manifests import kv_store
 from planner.models.engine import DEPLOYED_VERSION, NAMES
 from planner.models.llm import Llm
 from planner.models.lora import Lora
@@ -99,11 +100,15 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         told |= _lora(engine.lora.lora)
     if pool.role in _KV_ROLES:
         told["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    if kv_store.serves(fleet, pool):
+        store = kv_store.connector(fleet)
+        is_alone = pool.role == "mixed"
+        told["kv-transfer-config"] = store if is_alone else _both(told["kv-transfer-config"], store)
     if offload_bytes := cpu_bytes(pool, fleet):
         if pool.role == "mixed":
             told["kv-offloading-size"] = offload_bytes / 2**30
         else:  # beside the one that hands KV over
-            told["kv-transfer-config"] = _both_connectors(told["kv-transfer-config"], offload_bytes)
+            told["kv-transfer-config"] = _both(told["kv-transfer-config"], _offloading(offload_bytes))
     return told
 
 
@@ -113,16 +118,19 @@ def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
     return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
 
 
-def _both_connectors(handing_over: Setting, offload_bytes: int) -> Setting:
-    offloading = {
+def _offloading(offload_bytes: int) -> Setting:
+    return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"cpu_bytes_to_use": offload_bytes},
     }
+
+
+def _both(handing_over: Setting, keeping: Setting) -> Setting:
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [handing_over, offloading]},
+        "kv_connector_extra_config": {"connectors": [handing_over, keeping]},
     }
 
 
@@ -401,13 +409,6 @@ def undeployable(fleet: Fleet) -> str:
     if fleet.engine is not None and fleet.engine.name != "vllm":
         return (
             f"the plan counts on {NAMES[fleet.engine.name]}, and what is deployed and run here is vLLM alone"
-        )
-    offload = fleet.policies.kv_offload
-    if offload is not None and offload.is_shared:
-        return (
-            f"kv_offload: shared: a store of {offload.size_bytes / 1e9:g} GB that all workers have (LMCache, "
-            "Mooncake) is simulated and not written here; its machines are yours to add, and their price is not "
-            "in the plan"
         )
     if others := sorted({pool.type.gpu.name for pool in fleet.running if _is_other(pool.type.gpu)}):
         return (

@@ -14,7 +14,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, Role
 from planner.io.files import to_yaml
-from planner.manifests import engine
+from planner.manifests import engine, kv_store
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT
 
 Document = dict[str, Any]
@@ -27,6 +27,8 @@ ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxU
 ENGINE = f"vLLM {engine.VLLM_VERSION}"
 # the ranks of a worker talk through shared memory, of which a pod has 64 MB by itself
 SHM_GIB = 16
+STORE_SPARE_GIB = 8  # of the owner of a store, beside its blocks
+STORE_PROTOCOL = "tcp"  # rdma needs devices that are not asked for here
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 _LABEL_NAME = re.compile(
@@ -69,7 +71,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         labels = labels_of(fleet, name, pool)
         pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), budget(labels)]
-    return [*pools, *router(fleet)]
+    return [*pools, *_store(fleet), *router(fleet)]
 
 
 def labels_of(fleet: Fleet, name: str, pool: Pool) -> Document:
@@ -217,9 +219,76 @@ def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> 
             "replicas": pool.count,
             "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
             "strategy": ONE_AT_A_TIME,
-            "template": pod(fleet, pool, labels, container(pool, expanded(args))),
+            "template": _with_store(fleet, pool, pod(fleet, pool, labels, container(pool, expanded(args)))),
         },
     }
+
+
+def _store_name(fleet: Fleet) -> str:
+    return f"{engine.llm_label(fleet)}-{kv_store.NAME}"
+
+
+def _with_store(fleet: Fleet, pool: Pool, template: Document) -> Document:
+    """The pod, told where the store of KV blocks is, where its pool has one."""
+    if not kv_store.serves(fleet, pool):
+        return template
+    (main,) = template["spec"]["containers"]
+    main["env"] = [*main["env"], {"name": kv_store.CONFIG_PATH, "value": f"/etc/mooncake/{kv_store.CONFIG}"}]
+    main["volumeMounts"] = [*main["volumeMounts"], {"name": kv_store.NAME, "mountPath": "/etc/mooncake"}]
+    template["spec"]["volumes"].append({"name": kv_store.NAME, "configMap": {"name": _store_name(fleet)}})
+    return template
+
+
+def _store(fleet: Fleet) -> list[Document]:
+    """The store of KV blocks that all workers have: its master and the owner of the memory in one pod."""
+    if not (size := kv_store.size_bytes(fleet)):
+        return []
+    name, app = _store_name(fleet), engine.llm_label(fleet)
+    labels = {APP: app, PART: name, ROLE: kv_store.NAME}
+    metadata = {"name": name, "labels": labels}
+    memory = f"{-(-size // 2**30) + STORE_SPARE_GIB}Gi"
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    port = {"name": "master", "containerPort": kv_store.MASTER_PORT}
+    master = {
+        "name": "master",
+        "image": engine.IMAGE,
+        "command": kv_store.master_args(),
+        "ports": [port],
+        "readinessProbe": {"tcpSocket": {"port": "master"}, "periodSeconds": 5},
+    }
+    owner = {
+        "name": "owner",
+        "image": engine.IMAGE,
+        "command": kv_store.owner_args(size, "$(POD_IP)", STORE_PROTOCOL),
+        "env": [address],
+        "resources": {"requests": {"cpu": "4", "memory": memory}, "limits": {"memory": memory}},
+    }
+    selector = {APP: app, PART: name}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {kv_store.CONFIG: kv_store.config(name, STORE_PROTOCOL)},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": selector},
+                "strategy": {"type": "Recreate"},
+                "template": {"metadata": {"labels": labels}, "spec": {"containers": [master, owner]}},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": selector, "ports": [{"name": "master", "port": kv_store.MASTER_PORT}]},
+        },
+    ]
 
 
 def headless(labels: Document) -> Document:

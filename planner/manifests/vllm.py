@@ -10,7 +10,7 @@ import shlex
 
 from planner.fleet import Fleet, Pool, Role
 from planner.io.files import to_yaml
-from planner.manifests import engine
+from planner.manifests import engine, kv_store
 from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
 
 ENGINE = f"vLLM {engine.VLLM_VERSION}, {engine.ROUTER_PACKAGE}"
@@ -24,24 +24,37 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         told = {"model": fleet.llm.name, **engine.settings(pool, fleet, max_model_len)}
         told = dict((f"no-{key}", True) if value is False else (key, value) for key, value in told.items())
         files[f"vllm/{name}.config.yaml"] = f"# vllm serve --config {name}.config.yaml\n" + to_yaml(told)
-        files[f"vllm/{name}.sh"] = _worker(name, pool)
+        files[f"vllm/{name}.sh"] = _worker(fleet, name, pool)
     for name, roles in engine.routers(fleet).items():
         files[f"vllm/{name}.sh"] = _router(fleet, name, roles)
+    if size := kv_store.size_bytes(fleet):
+        files[f"vllm/{kv_store.CONFIG}"] = kv_store.config("KV_STORE", "PROTOCOL")
+        files[f"vllm/{kv_store.NAME}.sh"] = _store(size)
     return files
 
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
-    lines = [
-        "On every host, `pip install vllm==" + engine.version(fleet) + "`; then each worker, for instance",
-        "",
-    ]
+    lines = []
+    packages, stored = f"vllm=={engine.version(fleet)}", ""
+    if kv_store.size_bytes(fleet):
+        packages, stored = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
+        lines += [
+            f"First the store of KV blocks, on a host of its own: `pip install {kv_store.PACKAGE}`, and",
+            "",
+            f"    bash vllm/{kv_store.NAME}.sh   # its address is KV_STORE of the workers",
+            "",
+            "Without RDMA between the hosts set PROTOCOL=tcp there and for every worker.",
+            "",
+        ]
+    lines += [f"On every host, `pip install {packages}`; then each worker, for instance", ""]
     for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
         gpus = pool.type.gpus // engine.nodes_of(pool.type)
         devices = ",".join(map(str, range(gpus)))
         visible = "HIP_VISIBLE_DEVICES" if engine.is_rocm(pool.type.gpu) else "CUDA_VISIBLE_DEVICES"
         group = "NODE_RANK=0 MASTER_ADDR=10.0.0.1 " if engine.nodes_of(pool.type) > 1 else ""
-        lines.append(f"    {visible}={devices} {group}bash vllm/{name}.sh 0   # {pool.count} in all")
+        told = f"{visible}={devices} {group}{stored if kv_store.serves(fleet, pool) else ''}"
+        lines.append(f"    {told}bash vllm/{name}.sh 0   # {pool.count} in all")
     lines += [
         "",
         f"Worker N of a host listens on port {FIRST_PORT} + N: count on through all pools of that host. The "
@@ -70,7 +83,7 @@ def routing(fleet: Fleet) -> str:
     return engine.router_words(fleet)
 
 
-def _worker(name: str, pool: Pool) -> str:
+def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
     nodes = engine.nodes_of(pool.type)
     gpus = pool.type.gpus // nodes
     lines = [
@@ -95,6 +108,13 @@ def _worker(name: str, pool: Pool) -> str:
             'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
         ]
+    if kv_store.serves(fleet, pool):
+        lines += [
+            f': "${{KV_STORE:?set KV_STORE: the address of the host that runs {kv_store.NAME}.sh}}"',
+            f"export {kv_store.CONFIG_PATH}=$(mktemp)",
+            f'sed "s/KV_STORE/$KV_STORE/; s/PROTOCOL/${{PROTOCOL:-rdma}}/" "$here/{kv_store.CONFIG}" '
+            f'> "${kv_store.CONFIG_PATH}"',
+        ]
     if nodes > 1:
         lines += [
             f': "${{NODE_RANK:?set NODE_RANK: 0 on the first node of the worker, up to {nodes - 1}}}"',
@@ -109,6 +129,20 @@ def _worker(name: str, pool: Pool) -> str:
             '"${headless[@]}"',
         ]
     lines.append(" ".join(["exec vllm serve", *flags, '"$@"']))
+    return "\n".join(lines) + "\n"
+
+
+def _store(size: int) -> str:
+    owner = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# The store of KV blocks that all workers have: {size / 1e9:.4g} GB of this host's memory.",
+        "set -euo pipefail",
+        "address=$(hostname -i | cut -d' ' -f1)",
+        f"{' '.join(kv_store.master_args())} &",
+        "trap 'kill $!' EXIT",
+        owner,
+    ]
     return "\n".join(lines) + "\n"
 
 

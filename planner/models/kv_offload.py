@@ -9,13 +9,15 @@ at the rank's own link:
 With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
 GPU still loads all of it.
 
-A shared store (LMCache's or Mooncake's on machines of its own) is one for all workers: its tokens are its
+A shared store (Mooncake's, on machines of its own) is one for all workers: its tokens are its
 bytes over those of a KV token on all GPUs of a worker, and its one link carries the loads of all, one after
-the other, T x the bytes of a GPU each.
+the other, T x the bytes of a GPU each. Workers of several T share blocks where `is_common` says so.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.domain import KV_BLOCK_TOKENS
@@ -54,6 +56,18 @@ class KvOffload:
     def worker_bytes(self, tp: int) -> float:
         """Of the host's memory, for all GPUs of a worker."""
         return 0.0 if self.is_shared else tp * self.size_bytes
+
+
+def is_common(llm: Llm, degrees: Iterable[int]) -> bool:
+    """Whether workers of these TP degrees find each other's blocks in a shared store: KV heads must split
+    over the least common multiple (vLLM's `enable_store_tp_lcm`), and latent keys are every degree's own.
+    """
+    several = set(degrees)
+    if len(several) < 2:
+        return True
+    attention = [group.attention for group in llm.layer_groups]
+    is_latent = any(isinstance(each, LatentAttention) for each in attention)
+    return not is_latent and llm.kv_heads % math.lcm(*several) == 0
 
 
 def _token_bytes(llm: Llm, tp: int) -> float:

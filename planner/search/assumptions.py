@@ -135,6 +135,7 @@ def _offloaded(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
             reload_frac,
             1.0 - hit_frac - reload_frac,
             float(simulation.reload_s.sum()),
+            offload.is_shared,
         )
         for pool in fleet.running
         if pool.role != "decode"

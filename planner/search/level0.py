@@ -259,7 +259,8 @@ def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
     if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
         offload, worker = oracle.policies.kv_offload, option.type
         beside = 0 if offload is None else offload.tokens(problem.llm, worker.tp)
-        lengths = coarser(problem.hits.lengths(likely * (worker.kv_tokens + beside)))
+        stores = 1 if offload is not None and offload.is_shared else likely
+        lengths = coarser(problem.hits.lengths(likely * worker.kv_tokens + stores * beside))
         likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
     return Bounded(option, least, problem.limits.most(option.type), likely)

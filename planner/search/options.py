@@ -28,6 +28,7 @@ from planner.models.all2all import (
     nodes_of_ranks,
 )
 from planner.models.engine import Engine
+from planner.models.kv_offload import is_common
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, slots_of
@@ -100,6 +101,7 @@ class Engines:
     longer_frac: float = 0.0
     at_spread: bool = False
     is_piped: bool = True
+    is_stored: bool = False  # KV blocks of all workers are in one store
 
     @classmethod
     def of(cls, task: Task) -> Engines:
@@ -116,6 +118,7 @@ class Engines:
             longer_frac=task.robust.step_times_frac,
             at_spread=task.robust.spread,
             is_piped=task.lora is None and task.kv_offload is None,
+            is_stored=task.kv_offload is not None and task.kv_offload.is_shared,
         )
 
     @property
@@ -166,6 +169,8 @@ def worker_types(
             if not llm.splits_over(tp):
                 if tp & (tp - 1) == 0:  # who asks for others knows why
                     left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
+            elif engines.is_stored and not is_common(llm, (1, tp)):
+                left.append(Left(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
             elif pp > llm.layers:
                 left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
             else:

@@ -19,6 +19,11 @@ def _(because: facts.HeadsNotShared) -> str:
 
 
 @reason_text.register
+def _(because: facts.KvHeadsNotStored) -> str:
+    return f"{because.kv_heads} KV heads cannot be shared by {because.tp} GPUs, nor its blocks with other TPs"
+
+
+@reason_text.register
 def _(because: facts.LayersNotCut) -> str:
     return f"{because.layers} layers cannot be cut into {because.stages} stages"
 

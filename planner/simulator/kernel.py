@@ -83,7 +83,14 @@ from planner.simulator.layout import (
     UP,
     ZERO,
 )
-from planner.simulator.offload import forget_memory, leave_memory, may_be_passed, pop_loading, start_anew
+from planner.simulator.offload import (
+    forget_memory,
+    leave_memory,
+    may_be_passed,
+    pop_loading,
+    start_anew,
+    store_ended_step,
+)
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, leave
@@ -313,6 +320,7 @@ def _end_lane(state, l, time_s):
         worker.formed_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps - 1)
     end_batch(state, l, time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s, steps)
     lane.run_steps = 0
+    store_ended_step(state, l)
 
     if lane.decodes > 0 and lane.is_decoding:
         decoded(state, l, steps, time_s)

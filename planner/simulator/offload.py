@@ -18,11 +18,12 @@ token is computed.
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
 prompt that is on the GPU whole, which vLLM would load, are computed.
 
-A shared store is one memory and one link of all workers: what one has stored the others load. A worker
-passes over whoever needs what is being loaded for another of its own requests, not of other workers'; nothing
-leaves that any of them loads, and what a worker loads is heard of when that worker forms its next step. It
-outlives workers. With asynchronous scheduling, whose steps are formed here at their turn, what others store
-during a step is found a step too soon.
+A shared store is one memory and one link of all workers, as with vLLM's MooncakeStoreConnector: what one has
+stored the others load. A node is there when the step that computes it has ended, not sooner, or others would
+load what is not computed yet. Nobody is passed over: who needs what is being loaded for somebody else loads
+it too. Nothing leaves that any worker loads, until that worker forms its next step. The store outlives
+workers. With asynchronous scheduling a worker looks into it when a step begins, not when it was formed: what
+others have stored in the step between is found.
 
 What is here is compiled only for fleets with such memory. Of worker w it is an entry of the caches as those
 of "worker" W + w (of a shared store W); `refs` counts its loads, `is_cached` marks those of an offer.
@@ -126,7 +127,7 @@ def _pin(state, w, r, by):
 @where_offloaded(lambda state, w, r: ZERO)
 def nodes_to_load(state, w, r):
     """How many nodes of request r follow in CPU memory on those that worker w has cached; NONE if one of them
-    is being loaded.
+    is being loaded, unless from a shared store.
     """
     if r == NONE:
         return ZERO
@@ -142,25 +143,9 @@ def nodes_to_load(state, w, r):
         e = find(state, _memory_of(state, w), node_at(state, r, i))
         if e == NONE:
             break
-        is_under_way |= caches.entries[e].refs > 0 and _is_loaded_here(state, w, node_at(state, r, i))
+        is_under_way |= caches.entries[e].refs > 0
         i += 1
-    return NONE if is_under_way else i - first
-
-
-@kernel_jit
-def _is_loaded_here(state, w, node):
-    """Whether a node that somebody loads is under way to worker w."""
-    kept = state.offload.kept[w]
-    if not kept.is_shared:
-        return True
-    r = kept.head[LOADING]
-    while r != NONE:
-        end = state.requests[r].computed_tokens // state.caches.numbers[NODE_TOKENS]
-        for i in range(end - state.offload.loads[r].nodes, end):
-            if node_at(state, r, i) == node:
-                return True
-        r = state.requests[r].next
-    return False
+    return NONE if is_under_way and not state.offload.kept[w].is_shared else i - first
 
 
 @where_offloaded(lambda state, w, r: None)
@@ -222,13 +207,26 @@ def _see(load, first, end):
 @where_offloaded(lambda state, l: None)
 def store_step(state, l):
     """The step of lane l is formed: its prompts' new nodes are stored, and those of who has left are used."""
-    lane = state.lanes[l]
-    w = lane.worker
-    for i in range(lane.prefills):
-        _store(state, w, state.chunks[l, i].request)
+    w = state.lanes[l].worker
     kept = state.offload.kept[w]
+    if not kept.is_shared:
+        _store_prompts(state, l)
     while kept.head[LEFT] != NONE:
         _use_last(state, w, pop(state.offload.loads, kept, LEFT))
+
+
+@where_offloaded(lambda state, l: None)
+def store_ended_step(state, l):
+    """The step of lane l has ended: its prompts' new nodes are in a shared store."""
+    if state.offload.kept[state.lanes[l].worker].is_shared:
+        _store_prompts(state, l)
+
+
+@kernel_jit
+def _store_prompts(state, l):
+    lane = state.lanes[l]
+    for i in range(lane.prefills):
+        _store(state, lane.worker, state.chunks[l, i].request)
 
 
 @kernel_jit
@@ -310,7 +308,7 @@ def start_anew(state, r):
 
 @where_offloaded(lambda state, w: None)
 def forget_memory(state, w):
-    """Worker w goes down, and its CPU memory unless that is shared: who waits for a load has nothing computed."""
+    """Worker w goes down, and its own CPU memory with it: who waits for a load has nothing computed."""
     kept, caches, memory = state.offload.kept[w], state.caches, _memory_of(state, w)
     if not kept.is_shared:
         for e in range(len(caches.entries)):

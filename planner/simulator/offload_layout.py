@@ -65,10 +65,12 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
     kept = np.zeros(len(kinds), KEPT)
     kept["head"] = kept["tail"] = NONE
     kept["nodes"] = np.array([asked.tokens(fleet.llm, kind.tp) for kind in types])[kinds]
-    kept["nodes"] //= trace.prefix_block_tokens
     kept["store"] = np.arange(len(kinds))
     if asked.is_shared:
-        kept["store"], kept["is_shared"], kept["nodes"][1:] = 0, 1, 0
+        loading = next(pool.type for pool in fleet.running if pool.role != "decode")
+        kept["store"], kept["is_shared"], kept["nodes"] = 0, 1, 0
+        kept["nodes"][0] = asked.tokens(fleet.llm, loading.tp)
+    kept["nodes"] //= trace.prefix_block_tokens
     if not kept["nodes"].any():
         return None
     kept["block_s"] = np.array([KV_BLOCK_TOKENS * asked.token_s(fleet.llm, kind.tp) for kind in types])[kinds]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from planner.errors import InputError
 from planner.fleet import MAX_PP, Fleet, Policies
+from planner.models.kv_offload import is_common
 from planner.policies import (
     BATCHING,
     BY_FIELD,
@@ -167,10 +168,10 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
         )
     degrees = sorted({pool.type.tp for pool in fleet.running if pool.role != "decode"})
-    if policies.kv_offload.is_shared and len(degrees) > 1:
+    if policies.kv_offload.is_shared and not is_common(fleet.llm, degrees):
         raise InputError(
-            f"{where}: shared: blocks of TP {degrees[0]} are no use to TP {degrees[1]}; give all workers "
-            "one tp"
+            f"{where}: shared: blocks of {fleet.llm.name} ({fleet.llm.kv_heads} KV heads) of workers with tp "
+            f"{degrees[0]} are no use to those with tp {degrees[-1]}; give all one tp"
         )
     for pool in fleet.running:
         kind = pool.type

@@ -34,6 +34,9 @@ def test_a_fleet_is_written_and_read_back() -> None:
     document = fleet_document(found)
     assert document["policies"]["kv_offload"] == ASKED
     assert fleet_of(document, Path("plan.yaml"), CATALOG) == found
+    shared = fleet(prefix_cache=True, kv_offload=ASKED | {"shared": True})
+    assert shared.policies.kv_offload == KvOffload(200e9, 50e9, is_shared=True)
+    assert fleet_document(shared)["policies"]["kv_offload"] == ASKED | {"shared": True}
     assert "kv_offload" not in fleet_document(fleet(prefix_cache=True))["policies"]
     assert fleet(prefix_cache=True, kv_offload="none").policies.kv_offload is None
 
@@ -53,6 +56,7 @@ def test_a_question_is_asked_of_fleets_that_count_on_caches() -> None:
         (ASKED | {"size": "0 GB"}, "kv_offload: size: must be > 0, found '0 GB'"),
         (ASKED | {"size": 200}, "kv_offload: size"),
         (ASKED | {"rate": 3}, "rate"),
+        (ASKED | {"shared": "yes please"}, "kv_offload: shared"),
         ("200 GB", "kv_offload"),
     ],
 )

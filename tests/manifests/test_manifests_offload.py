@@ -68,3 +68,57 @@ def test_prefill_workers_hand_over_and_keep() -> None:
         assert first["kv_connector"] == "NixlConnector" and second["kv_connector"] == "OffloadingConnector"
         assert second["kv_connector_extra_config"] == {"cpu_bytes_to_use": 64 * 2**30 * tp}
         assert all("--kv-offloading-size" not in command.args for command in each)
+
+
+STORE = KvOffload(200e9, 50e9, is_shared=True)
+
+
+def storing(fleet: Fleet) -> Fleet:
+    return replace(fleet, policies=replace(fleet.policies, prefix_cache=True, kv_offload=STORE))
+
+
+def test_workers_that_prefill_are_told_of_a_shared_store() -> None:
+    """vLLM 0.32's MooncakeStoreConnector, beside the one that hands over; decode workers have none."""
+    rendered = manifests.render(storing(pairs()), 5000)
+    assert set(rendered.files) > {"kubernetes.yaml", "vllm/kv-store.sh", "vllm/kv-store.json"}
+    for each in commands(rendered.files).values():
+        told = [json.loads(command.value("--kv-transfer-config")) for command in each]
+        several = [one for one in told if one["kv_connector"] == "MultiConnector"]
+        assert several and len(several) < len(told)
+        first, second = several[0]["kv_connector_extra_config"]["connectors"]
+        assert first["kv_connector"] == "NixlConnector"
+        assert second == {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    for target in ("compose", "lws", "llm-d"):
+        assert "take vllm or kubernetes" in rendered.refused[target]
+    for target in REFUSED:
+        assert target in rendered.refused
+
+
+def test_a_store_has_its_own_processes() -> None:
+    """In scripts and in a pod: a master, and an owner of as many bytes as the plan says."""
+    rendered = manifests.render(storing(mixed()), 5000)
+    owner = "--global_segment_size=200000000000"
+    assert owner in rendered.files["vllm/kv-store.sh"]
+    objects = list(yaml.safe_load_all(rendered.files["kubernetes.yaml"]))
+    named = {each["kind"]: each for each in objects if each["metadata"]["name"].endswith("-kv-store")}
+    assert set(named) == {"ConfigMap", "Deployment", "Service"}
+    containers = named["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert [each["command"][0] for each in containers] == ["mooncake_master", "mooncake_client"]
+    assert owner in containers[1]["command"]
+    told = json.loads(named["ConfigMap"]["data"]["kv-store.json"])
+    assert told["mode"] == "standalone-store" and told["global_segment_size"] == 0
+    assert told["master_server_address"] == f"{named['Service']['metadata']['name']}:50051"
+    workers = [each for each in objects if each["kind"] == "Deployment" and each not in named.values()]
+    main = workers[0]["spec"]["template"]["spec"]["containers"][0]
+    path = next(each["value"] for each in main["env"] if each["name"] == "MOONCAKE_CONFIG_PATH")
+    assert path == "/etc/mooncake/kv-store.json"
+
+
+def test_workers_of_two_degrees_cut_their_blocks_alike() -> None:
+    fleet = storing(mixed())
+    (pool,) = fleet.pools
+    other = replace(pool, name="other", type=replace(pool.type, tp=2))
+    told = commands(manifests.render(replace(fleet, pools=(pool, other)), 5000, "vllm").files)["vllm"]
+    for command in told:
+        extra = json.loads(command.value("--kv-transfer-config"))["kv_connector_extra_config"]
+        assert extra == {"enable_store_tp_lcm": True, "prefill_tp_sizes": [2, 4]}

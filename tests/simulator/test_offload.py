@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from offload_reference import AsyncOffloadReference, OffloadReference
+from offload_reference import AsyncOffloadReference, LateAsyncOffloadReference, OffloadReference
 from simulations import LLM, make_latency, make_pool, prefix_trace, random_prompts
 
 from planner.errors import InputError
@@ -96,37 +96,26 @@ def same(found: Simulation, plain: OffloadReference, said: str) -> None:
     assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
 
 
-@pytest.mark.parametrize("engine", ["none", "sync"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None:
-    """40 random cases per engine, of two to four workers: some load what others stored."""
-    alone, together = 0, 0
+    """40 random cases per engine, of two to four workers: they load more than with as much memory of their
+    own. Of asynchronous engines those without preemptions, as below.
+    """
+    alone, together, compared, counted = 0, 0, 0, np.zeros(3, int)
     for seed in range(40):
         fleet, trace = random_case(seed, engine=ENGINES[engine], is_shared=True)
         found = simulate(fleet, trace)
-        same(found, OffloadReference(fleet, trace).run(), f"seed {seed}")
+        if engine == "async" and found.preemptions.any():
+            continue
+        plain = (LateAsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
+        same(found, plain, f"seed {seed}")
         apart, _ = random_case(seed, engine=ENGINES[engine])
         apart = replace(fleet, policies=replace(fleet.policies, kv_offload=apart.policies.kv_offload))
         alone += sum(reloaded(simulate(apart, trace)))
         together += sum(reloaded(found))
-    assert together > alone
-
-
-def test_asynchronous_workers_of_a_shared_store_are_near_the_plain_simulator() -> None:
-    """Steps are formed at their turn in the kernel, a step sooner in the plain one: what another worker has
-    stored meanwhile the kernel finds. Over 40 cases: tokens loaded within 5 %, mean TTFT within 2 %.
-    """
-    tokens, ttft_s = np.zeros(2), np.zeros(2)
-    for seed in range(40):
-        fleet, trace = random_case(seed, engine=ENGINES["async"], is_shared=True)
-        found = simulate(fleet, trace)
-        if found.preemptions.any():
-            continue
-        plain = AsyncOffloadReference(fleet, trace).run()
-        assert (found.status == 0).all()
-        tokens += sum(reloaded(found)), sum(plain.loaded_tokens)
-        ttft_s += found.ttft_s.mean(), np.mean([request.ttft_s for request in plain.requests])
-    assert tokens[0] == pytest.approx(tokens[1], rel=0.05) and tokens[1] > 1000
-    assert ttft_s[0] == pytest.approx(ttft_s[1], rel=0.02)
+        counted += plain.loads, plain.refused, plain.left_memory
+        compared += 1
+    assert together > alone and compared > 20 and counted.min() > 20, (alone, together, compared, counted)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -182,11 +171,29 @@ def test_a_shared_store_outlives_a_worker() -> None:
     assert reloaded(found) == [0, 47]
 
 
-def test_a_shared_store_of_two_tensor_parallel_degrees_is_refused() -> None:
+def test_degrees_that_kv_heads_do_not_split_over_share_no_store() -> None:
+    """Two KV heads: blocks of TP 1 and 2 are cut alike in a store, those of TP 4 are not."""
     fleet = fleet_with(memory_of(1000, is_shared=True))
-    other = replace(fleet.pools[0], name="other", type=replace(fleet.pools[0].type, tp=2))
-    with pytest.raises(InputError, match="shared: blocks of TP 1 are no use to TP 2"):
-        simulate(replace(fleet, pools=(*fleet.pools, other)), prefix_trace([0], [A]))
+    kind = fleet.pools[0].type
+    for tp, is_refused in ((2, False), (4, True)):
+        other = replace(fleet.pools[0], name="other", type=replace(kind, tp=tp))
+        several = replace(fleet, llm=replace(LLM, heads=4, kv_heads=2), pools=(*fleet.pools, other))
+        if is_refused:
+            with pytest.raises(InputError, match="workers with tp 1 are no use to those with tp 4"):
+                simulate(several, prefix_trace([0], [A]))
+        else:
+            simulate(several, prefix_trace([0], [A]))
+
+
+def test_nodes_are_in_a_shared_store_when_their_step_has_ended() -> None:
+    """a is computed on the first worker from 0 to 48 token times; who begins on the second in between finds
+    nothing, who begins after it loads.
+    """
+    early, late = 40 * TOKEN_S, 49 * TOKEN_S
+    for begun_s, tokens in ((early, 0), (late, 47)):
+        trace = prefix_trace([0, begun_s], [A, A])
+        found = simulate(fleet_with(memory_of(1000, is_shared=True), 2, routing="round-robin"), trace)
+        assert reloaded(found) == [0, tokens]
 
 
 def reloaded(found: Simulation) -> list[int]:

@@ -191,7 +191,8 @@ def gpus_of(container: Document) -> int:
 def _kubernetes(path: str, text: str) -> list[Command]:
     found = []
     for document in documents(text):
-        if document["kind"] == "Deployment" and document["metadata"]["labels"]["fleetplan/role"] != "router":
+        role = document["metadata"].get("labels", {}).get("fleetplan/role")
+        if document["kind"] == "Deployment" and role not in ("router", "kv-store"):
             main = document["spec"]["template"]["spec"]["containers"][0]
             found.append(_of_container(main, gpus_of(main), document["spec"]["replicas"]))
         elif document["kind"] == "LeaderWorkerSet":

@@ -7,9 +7,10 @@ store is one dictionary that all workers have.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from dataclasses import dataclass
 
-from async_reference import AsyncReference
+from async_reference import AsyncReference, Formed
 from prefix_reference import Node, PrefixReference
 from simulator_reference import Request, Worker, blocks_of
 
@@ -42,6 +43,7 @@ class OffloadReference(PrefixReference):
         self.most = [asked.tokens(fleet.llm, worker.type.tp) // self.block for worker in self.workers]
         self.block_s = [KV_BLOCK_TOKENS * asked.token_s(fleet.llm, worker.type.tp) for worker in self.workers]
         self.kept: list[dict[Node, None]] = [{} for _ in self.workers]
+        self.is_shared = asked.is_shared
         if asked.is_shared:
             self.kept = [self.kept[0]] * len(self.workers)
         self.link = [0 if asked.is_shared else w for w in range(len(self.workers))]
@@ -85,8 +87,6 @@ class OffloadReference(PrefixReference):
 
     def admit(self, worker: Worker, now: float, longest: int, budget: int) -> None:
         w = worker.index
-        for load in self.loading[w]:
-            load.is_heard = load.is_heard or self.is_loaded(worker, load)
         for load in list(self.loading[w]):
             request = load.request
             if budget == 0 or len(worker.running) == worker.type.max_num_seqs:
@@ -103,7 +103,7 @@ class OffloadReference(PrefixReference):
         while budget > 0 and len(worker.running) < worker.type.max_num_seqs and worker.waiting:
             request = self.next_waiting(worker)
             nodes = self.in_memory(worker, request)
-            if self.under_way(worker) & set(nodes):
+            if not self.is_shared and self.under_way(worker) & set(nodes):
                 self.passed_over += 1
                 worker.waiting.remove(request)
                 aside.append(request)
@@ -184,9 +184,12 @@ class OffloadReference(PrefixReference):
     # what is kept
 
     def form_step(self, worker: Worker, now: float) -> bool:
+        for load in self.loading[worker.index]:
+            load.is_heard = load.is_heard or self.is_loaded(worker, load)
         was_short = super().form_step(worker, now)
-        for request, n in worker.chunks:
-            self.store(worker, request, request.cached + n)
+        if not self.is_shared:
+            for request, n in worker.chunks:
+                self.store(worker, request, request.cached + n)
         for request in self.gone[worker.index]:
             kept, ids = self.kept[worker.index], self.ids[request.index]
             for k in sorted(self.seen[request.index], reverse=True):
@@ -223,6 +226,16 @@ class OffloadReference(PrefixReference):
         kept.update(dict.fromkeys(new))
         self.stored[i] = full
 
+    def end_step(self, worker: Worker, now: float) -> None:
+        if self.is_shared:
+            for request, n in self.computed_chunks(worker):
+                self.store(worker, request, n)
+        super().end_step(worker, now)
+
+    def computed_chunks(self, worker: Worker) -> list[tuple[Request, int]]:
+        """Prompts of the step that ends, and how many tokens of each there are then."""
+        return [(request, request.cached + n) for request, n in worker.chunks]
+
     def emit(self, worker: Worker, request: Request, now: float) -> None:
         super().emit(worker, request, now)
         if request.status == "finished":
@@ -240,3 +253,44 @@ class OffloadReference(PrefixReference):
 class AsyncOffloadReference(OffloadReference, AsyncReference):
     def next_step_s(self, worker: Worker, now: float) -> float:
         return now if worker.step_start_s is None else now + self.running[worker.index].step_s
+
+    def computed_chunks(self, worker: Worker) -> list[tuple[Request, int]]:
+        return [(request, request.cached) for request, _ in self.running[worker.index].chunks]
+
+
+class LateAsyncOffloadReference(AsyncOffloadReference):
+    """Forms a step when the one before ends, of whoever had come when that began: the kernel's way, which
+    shows where workers share a store.
+    """
+
+    def __init__(self, fleet: Fleet, trace: Trace) -> None:
+        super().__init__(fleet, trace)
+        self.came_s = {request.index: -1.0 for request in self.requests}
+        self.is_late = False  # the step that is formed is the one after the running one
+
+    def arrive(self, request: Request, now: float) -> None:
+        self.came_s[request.index] = now
+        super().arrive(request, now)
+
+    def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:
+        if is_prepared and not self.is_late:
+            return None
+        return super().formed(worker, now, is_prepared=is_prepared)
+
+    def end_step(self, worker: Worker, now: float) -> None:
+        w = worker.index
+        for request, n in self.computed_chunks(worker):
+            self.store(worker, request, n)
+        begun_s = worker.step_start_s
+        assert begun_s is not None
+        waiting = list(worker.waiting)
+        later = [request for request in waiting if self.came_s[request.index] > begun_s]
+        worker.waiting = deque(request for request in waiting if request not in later)
+        self.is_late = True
+        self.prepared[w] = self.formed(worker, now, is_prepared=True)
+        self.is_late = False
+        worker.waiting.extend(later)
+        super().end_step(worker, now)
+
+    def next_step_s(self, worker: Worker, now: float) -> float:
+        return now

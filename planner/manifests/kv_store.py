@@ -1,0 +1,84 @@
+"""A store of KV blocks that all workers have (`kv_offload: shared`): Mooncake's, beside vLLM.
+
+Two processes of the package mooncake-transfer-engine: mooncake_master knows which blocks there are, and
+mooncake_client holds them in its memory. Workers read and write with vLLM's MooncakeStoreConnector in the
+mode standalone-store, to which they bring no memory of their own. Keys as vLLM 0.32 reads them
+(vllm/distributed/mooncake_store.py, docs/features/mooncake_store_connector_usage.md), options as Mooncake's
+guide of deployment has them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+
+Document = dict[str, Any]
+TARGETS = ("vllm", "kubernetes")  # that start it
+NAME = "kv-store"
+PACKAGE = "mooncake-transfer-engine"
+CONFIG, CONFIG_PATH = "kv-store.json", "MOONCAKE_CONFIG_PATH"
+MASTER_PORT, OWNER_PORT = 50051, 50052
+HANDSHAKE = "P2PHANDSHAKE"  # no metadata server of its own
+
+
+def size_bytes(fleet: Fleet) -> int:
+    """Of the store; 0 where the fleet has none."""
+    offload = fleet.policies.kv_offload
+    return int(offload.size_bytes) if offload is not None and offload.is_shared else 0
+
+
+def serves(fleet: Fleet, pool: Pool) -> bool:
+    """Whether workers of `pool` have the store: those that prefill."""
+    return size_bytes(fleet) > 0 and pool.role != "decode"
+
+
+def refuse(fleet: Fleet, target: str) -> None:
+    """Raise InputError where the fleet has such a store, and nothing here starts one at `target`."""
+    if size_bytes(fleet) and target not in TARGETS:
+        raise InputError(
+            f"{target}: kv_offload: shared needs the store's own processes, which are not written here; take "
+            f"{' or '.join(TARGETS)}"
+        )
+
+
+def connector(fleet: Fleet) -> Document:
+    """What workers that have the store are told of it; of several TP degrees also how blocks are cut."""
+    told: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    degrees = sorted({pool.type.tp for pool in fleet.running if serves(fleet, pool)})
+    if len(degrees) > 1:
+        told["kv_connector_extra_config"] = {"enable_store_tp_lcm": True, "prefill_tp_sizes": degrees}
+    return told
+
+
+def config(master: str, protocol: str) -> str:
+    """The JSON file of a worker: `master` is the address of mooncake_master."""
+    settings = {
+        "mode": "standalone-store",
+        "metadata_server": HANDSHAKE,
+        "master_server_address": f"{master}:{MASTER_PORT}",
+        "global_segment_size": 0,
+        "local_buffer_size": "4GB",
+        "protocol": protocol,
+        "device_name": "",
+    }
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def master_args() -> list[str]:
+    return ["mooncake_master", f"--port={MASTER_PORT}"]
+
+
+def owner_args(size: int, host: str, protocol: str) -> list[str]:
+    """mooncake_client beside its master, with `size` bytes for blocks, reached at `host`."""
+    return [
+        "mooncake_client",
+        f"--host={host}",
+        f"--port={OWNER_PORT}",
+        f"--global_segment_size={size}",
+        f"--master_server_address=127.0.0.1:{MASTER_PORT}",
+        f"--metadata_server={HANDSHAKE}",
+        f"--protocol={protocol}",
+    ]
