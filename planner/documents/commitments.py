@@ -19,8 +19,8 @@ OWN = "slo.yaml"
 def parse_commitments(fleet: Section, gpus: Iterable[str], catalog: Catalog) -> dict[str, dict[Term, Offer]]:
     """By the row's name the offer of every term, on demand among them, of GPUs with a commitment.
 
-    A GPU with prices in slo.yaml has its own terms alone; one without those of the
-    provider under `price_of`, or of each commitment the cheapest offer of any. Raises InputError.
+    A GPU with prices in slo.yaml has its own terms alone; one without those of the provider under `price_of`,
+    or of each commitment the cheapest offer of any below the row's price. Raises InputError.
     """
     own = {
         catalog.gpu(str(asked)).name: (asked, given) for asked, given in fleet.part("prices").values.items()
@@ -32,7 +32,7 @@ def parse_commitments(fleet: Section, gpus: Iterable[str], catalog: Catalog) -> 
         if row in own:
             terms = _own(fleet.part("prices"), *own[row])
         else:
-            terms = _offered(catalog.provenance[name].offers, provider)
+            terms = _offered(catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h)
         if not terms.keys() & set(KEYS.values()):
             continue
         if "on-demand" not in terms:
@@ -54,8 +54,10 @@ def _own(prices: Section, asked: str, given: object) -> dict[Term, Offer]:
     }
 
 
-def _offered(offers: Iterable[Offer], provider: str | None) -> dict[Term, Offer]:
-    """Of one provider, or the cheapest of each commitment."""
+def _offered(offers: Iterable[Offer], provider: str | None, listed_usd_per_h: float) -> dict[Term, Offer]:
+    """Of one provider, or the cheapest of each commitment that costs less than the row's own price: nobody
+    commits to one provider for more than another asks by the hour.
+    """
     known = tuple(offers)
     if provider is not None:
         terms: tuple[Term, ...] = ("on-demand", *KEYS.values())
@@ -63,5 +65,7 @@ def _offered(offers: Iterable[Offer], provider: str | None) -> dict[Term, Offer]
     return {
         term: min(of_term, key=lambda offer: (offer.usd_per_h, offer.provider))
         for term in KEYS.values()
-        if (of_term := [offer for offer in known if offer.term == term])
+        if (
+            of_term := [offer for offer in known if offer.term == term and offer.usd_per_h < listed_usd_per_h]
+        )
     }

@@ -110,3 +110,13 @@ def test_offers_of_a_catalog_are_the_cheapest_or_those_of_the_provider_asked_for
     of_a = task(catalog, gpus={"h100": 64}, price_of={"provider": "a"}).terms["h100-80g"]
     assert {term: each.usd_per_h for term, each in of_a.items()} == {"on-demand": 3.0, "reserved-1y": 2.5}
     assert not task(catalog, gpus={"h100": 64}, prices={"h100": 2.2}).terms
+
+
+def test_googles_commitments_are_used_when_google_is_asked_for() -> None:
+    """8 H100 of an a3-highgpu-8g cost 61.3837 and 38.8644 USD/h: more than the row costs on demand."""
+    assert not task(gpus={"h100": 64}).terms
+    read = task(gpus={"h100": 64}, price_of={"provider": "gcp"})
+    found = {term: 8 * each.usd_per_h for term, each in read.terms["h100-80g"].items()}
+    assert found == pytest.approx({"on-demand": 88.49, "reserved-1y": 61.3837, "reserved-3y": 38.8644}, 1e-4)
+    bound = task(gpus={"h100": 64}, price_of={"provider": "gcp", "term": "reserved-3y"})
+    assert [gpu.price_usd_per_h for gpu in bound.gpus(CATALOG)] == [4.858]
