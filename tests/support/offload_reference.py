@@ -46,7 +46,7 @@ class OffloadReference(PrefixReference):
         self.is_shared = asked.is_shared
         if asked.is_shared:
             self.kept = [self.kept[0]] * len(self.workers)
-        self.link = [0 if asked.is_shared else w for w in range(len(self.workers))]
+        self.link_of = [0 if asked.is_shared else w for w in range(len(self.workers))]
         self.loading: list[list[Load]] = [[] for _ in self.workers]
         self.free_s = [0.0 for _ in self.workers]
         self.stored = [0 for _ in self.requests]  # nodes up to which a request has offered its own
@@ -144,7 +144,7 @@ class OffloadReference(PrefixReference):
         self.evict(worker)
         seconds = request.blocks * self.block_s[w]
         now = self.next_step_s(worker, now)
-        link = self.link[w]
+        link = self.link_of[w]
         self.free_s[link] = end_s = max(self.free_s[link], now) + seconds
         total = tokens + len(nodes) * self.block
         spared = min(total, request.input + request.generated - 1)
