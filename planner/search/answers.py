@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified, Workers
+from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
+from planner.search.around import bought
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill
@@ -322,22 +323,10 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
     fleet = problem.oracle.fleet(counts)
-    workers = tuple(
-        Workers(
-            pool.role,
-            pool.type.gpu.name,
-            pool.type.tp,
-            pool.type.pp,
-            pool.count,
-            pool.count * pool.type.gpus,
-            pool.type.max_num_batched_tokens,
-        )
-        for pool in fleet.running
-    )
     end = ends(problem.oracle, counts)
     return Answered(
         name,
-        workers,
+        bought(fleet),
         paid(problem, counts),
         fleet.price_usd_per_h,
         kept_in,
