@@ -169,7 +169,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="monotone")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y(
                 "y:Q",
                 axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
@@ -199,7 +199,7 @@ def queue_chart(simulation: Simulation) -> Any:
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="requests", tickCount=6)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
@@ -283,7 +283,7 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
@@ -307,7 +307,7 @@ def stacked_chart(
         alt.Chart(data([row | {"rank": names.index(row["what"])} for row in rows]))
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1), stack="zero"),
             order="rank:O",
             color=alt.Color(

@@ -6,6 +6,8 @@ Altair and vl-convert are imported inside the functions: they take most of a sec
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import textwrap
 from dataclasses import dataclass
@@ -197,8 +199,15 @@ def _told(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     return {"expr": f"{{{', '.join(told)}}}"}
 
 
-def vega_runtime() -> str:
-    """Vega, Vega-Lite and vega-embed as one JavaScript that sets window.vegaEmbed; kept once it was made."""
+def packed(text: str) -> str:
+    """Gzipped, in base64: what page.js unpacks."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def packed_vega() -> str:
+    """Vega, Vega-Lite and vega-embed as one JavaScript that sets window.vegaEmbed, `packed`. Kept once it
+    was made; its licences stand before it.
+    """
     import vl_convert
 
     versions = (
@@ -206,10 +215,13 @@ def vega_runtime() -> str:
         vl_convert.get_vega_version(),
         vl_convert.get_vega_embed_version(),
     )
-    code = cached_text(
-        f"vega-{'-'.join(versions)}.js", lambda: vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
-    )
-    return (
-        f"/* Vega {versions[1]} and Vega-Lite (BSD-3-Clause, University of Washington Interactive Data Lab) "
-        f"with d3 (ISC, Mike Bostock): https://vega.github.io */\n{code}"
-    )
+
+    def make() -> str:
+        code = (
+            f"/* Vega {versions[1]} and Vega-Lite (BSD-3-Clause, University of Washington Interactive Data "
+            "Lab) with d3 (ISC, Mike Bostock): https://vega.github.io */\n"
+            + vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+        )
+        return packed(code)
+
+    return cached_text(f"vega-{'-'.join(versions)}.js.gz.txt", make)

@@ -253,8 +253,8 @@ def usage_rows(plan: Plan) -> Rows:
     span_s = simulation.end_s - float(simulation.arrival_s[0])
     head = (
         "Pool",
-        "Busy",
-        "Busiest worker",
+        "Time in a step",
+        "Worker most in one",
         "Tokens per step",
         "Decodes in a step",
         "Fullest KV cache",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Price, Warned
+from planner.documents.around import Made
 from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.search.bill import Bill, bill
@@ -42,6 +43,7 @@ class Plan:
     placement: Placement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
     on_paper: Fleet | None = None
+    made: Made | None = None  # when, and by which version
 
     @property
     def value(self) -> float:
