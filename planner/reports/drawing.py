@@ -124,7 +124,8 @@ def live_spec(chart: Any) -> dict[str, Any]:
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
     spec["layer"] = [_live_part(part, axes, k) for k, part in enumerate(parts)]
     if has_lines:
-        if axes["x"].pop("values", None):  # of a logarithmic axis, which may zoom now
+        is_log = parts[0]["encoding"]["x"].get("scale", {}).get("type") == "log"
+        if is_log and axes["x"].pop("values", None):  # it may zoom now
             axes["x"] |= {"tickCount": 6, "gridOpacity": _AT_1_2_5, "tickOpacity": _AT_1_2_5}
             axes["x"]["labelExpr"] = f"{_IS_1_2_5} ? datum.label : ''"
         for part in spec["layer"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.reports import answers, figures, rows, screen_page, words
+from planner.reports import answers, figures, rows, screen, screen_page, words
 from planner.reports.facts import percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, page, section, table
 from planner.reports.words import counted
@@ -115,10 +115,12 @@ def _prefixes(plan: Plan) -> str:
 
 
 def _alternatives(plan: Plan) -> str:
+    said = bullets([f"{line[0].upper()}{line[1:]}." for line in screen.why(plan)])
     if not plan.alternatives:
-        return "<p>No other fleet was compared.</p>"
+        return f"{said}<p>No other fleet was compared.</p>"
     drawn = "".join(chart(figure, wide=True) for figure in figures.alternatives(plan))
-    return table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3)) + drawn
+    compared = table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
+    return f"{said}<div class=below>{compared}</div>{drawn}"
 
 
 def _proof(plan: Plan) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from planner.documents.around import Around, AtTraffic, Holds, Lost
+from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answered, Headroom
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet
 from planner.reports.answers import workers_text
 from planner.reports.facts import percent
-from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, listed, usd
+from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, excluded_text, listed, usd
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.solvers.nodes import node_of
@@ -290,6 +290,42 @@ def _measured(plan: Plan) -> Glance:
     return Glance("Measured", f"{measured} of {total} inputs", note)
 
 
+def why(plan: Plan) -> list[str]:
+    """Why nothing cheaper is planned, in a few sentences."""
+    certificate, found = plan.certificate, plan.certificate.around
+    said = []
+    fewer = None if found is None else _fewer(plan, found)
+    if found is not None and fewer is not None:
+        of = f"in {fewer.kept} of {found.futures} futures" if found.futures else "no more"
+        said.append(f"with {counted(fewer.workers, 'worker')} ({_counts(fewer)}) the SLO is kept {of}")
+    paper = certificate.answer("on-paper")
+    if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
+        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} futures"
+        price = "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
+        said.append(f"the cheapest fleet on paper{price} keeps it in {kept}")
+    if math.isfinite(certificate.level0):
+        cheaper = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
+        said.append(f"on paper, with one worker type per pool, {cheaper}")
+    return said
+
+
+def _workers(plan: Plan) -> tuple[Any, ...]:
+    answer = planned_answer(plan)
+    return () if answer is None else answer.workers
+
+
+def _fewer(plan: Plan, found: Around) -> AtWorkers | None:
+    """The largest number of workers below the plan's that was simulated and is kept in too few futures."""
+    below = [at for at in found.at_workers if at.workers < plan.fleet.workers]
+    at = max(below, key=lambda at: at.workers, default=None)
+    few = max(found.futures, 1) - found.may_miss
+    return at if at is not None and at.kept < few else None
+
+
+def _counts(at: AtWorkers) -> str:
+    return " + ".join(map(str, at.counts))
+
+
 # -- data --------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +363,7 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _at_workers(at: Any) -> dict[str, Any]:
+def _at_workers(at: AtWorkers) -> dict[str, Any]:
     return {
         "workers": at.workers,
         "counts": list(at.counts),

@@ -177,10 +177,13 @@ def demand(plan: Plan) -> Figure:
             ),
         )
     )
-    layers = [line, *_rule(trace.rate_rps, f"mean {trace.rate_rps:,.3g}", MUTED)]
+    mean = alt.Chart(table(y=[trace.rate_rps])).mark_rule(color=MUTED, strokeDash=[2, 3]).encode(y="y:Q")
+    layers = [line, mean]
+    caption = f"Demand under capacity: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
     if holds_rps is not None:
-        layers += _rule(holds_rps, f"holds to a mean of {holds_rps:,.3g}", VERMILLION)
-    caption = "Demand under capacity: requests that arrive, and to which mean rate the same traffic may grow."
+        layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
+        caption += "; dashed: the average to which the same traffic may grow"
+    caption += "."
     return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 
 
