@@ -150,7 +150,9 @@ def _card(plan: Plan, answer: Answered) -> Card:
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
-    kept = "" if answer.kept_in is None else f"kept in {answer.kept_in.kept} of {answer.kept_in.futures} futures"
+    kept = (
+        "" if answer.kept_in is None else f"kept in {answer.kept_in.kept} of {answer.kept_in.futures} futures"
+    )
     if kept and answer.kept_in is not None and answer.kept_in.after_loss:
         kept += " after losing any one worker"
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
@@ -187,7 +189,7 @@ def _named(limits: Sequence[Limit]) -> str:
 def glance(plan: Plan) -> list[Glance]:
     """What one asks first: the month's cost, what breaks it first, what more traffic costs, what is measured."""
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
-    per_million = f"{usd(tokens)} per million tokens, prompts and answers"
+    per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     return [
         Glance("Cost per month", _month(paid), per_million),
         _breaks_first(plan),
@@ -301,7 +303,9 @@ def why(plan: Plan) -> list[str]:
     paper = certificate.answer("on-paper")
     if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
         kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} futures"
-        price = "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
+        price = (
+            "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
+        )
         said.append(f"the cheapest fleet on paper{price} keeps it in {kept}")
     if math.isfinite(certificate.level0):
         cheaper = excluded_text(certificate.cheaper, certificate.cheaper_simulated)

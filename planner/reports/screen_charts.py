@@ -90,7 +90,9 @@ def attainment(plan: Plan) -> Figure | None:
     plan_at = alt.Chart(table(x=[plan.fleet.workers])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     drawn = alt.layer(line, band, *needed, plan_at.encode(x="x:Q"), *kept)
     return Figure(
-        "attainment", drawn.properties(width=WIDTH, height=HEIGHT), _attainment_caption(around.at_workers, plan)
+        "attainment",
+        drawn.properties(width=WIDTH, height=HEIGHT),
+        _attainment_caption(around.at_workers, plan),
     )
 
 
@@ -101,7 +103,9 @@ def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
     counts = ", ".join(" + ".join(map(str, each.counts)) for each in at) if len(around.pools) > 1 else ""
     said = f"SLO attainment by number of workers{f' ({pools}: {counts})' if counts else ''}. "
     if not around.futures:
-        return said + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
+        return (
+            said + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
+        )
     needed = around.futures - around.may_miss
     return said + (
         f"Above: in how many of {around.futures} futures the SLO is kept. Line: the middle future; the band "
@@ -127,7 +131,9 @@ def staircase(plan: Plan) -> Figure | None:
         scale=alt.Scale(domain=[0.9 * xs[0], 1.06 * xs[-1]], nice=False),
     )
     y = alt.Y(
-        "y:Q", axis=alt.Axis(title="USD/h", tickCount=5, format=",~f"), scale=alt.Scale(domain=[0, top], nice=False)
+        "y:Q",
+        axis=alt.Axis(title="USD/h", tickCount=5, format=",~f"),
+        scale=alt.Scale(domain=[0, top], nice=False),
     )
     line = (
         alt.Chart(table(x=xs, y=ys))
@@ -144,7 +150,11 @@ def staircase(plan: Plan) -> Figure | None:
         else "on the traffic as it is written, by a faster or slower clock"
     )
     none = [at for at in around.at_traffic if at.usd_per_h is None]
-    beyond = f" At {rate * (1 + none[0].more_frac):,.3g} requests/s none was found within the limits." if none else ""
+    beyond = (
+        f" At {rate * (1 + none[0].more_frac):,.3g} requests/s none was found within the limits."
+        if none
+        else ""
+    )
     caption = (
         f"Cost by traffic: the cheapest fleet found of these worker types at each dot, {futures}; "
         f"another mix may cost less.{beyond}"
@@ -179,7 +189,9 @@ def demand(plan: Plan) -> Figure:
     )
     mean = alt.Chart(table(y=[trace.rate_rps])).mark_rule(color=MUTED, strokeDash=[2, 3]).encode(y="y:Q")
     layers = [line, mean]
-    caption = f"Demand under capacity: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
+    caption = (
+        f"Demand under capacity: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
+    )
     if holds_rps is not None:
         layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
         caption += "; dashed: the average to which the same traffic may grow"
@@ -190,7 +202,9 @@ def demand(plan: Plan) -> Figure:
 def _time(unit: str) -> Any:
     import altair as alt
 
-    return alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f", tickCount=6), scale=alt.Scale(nice=False))
+    return alt.X(
+        "x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f", tickCount=6), scale=alt.Scale(nice=False)
+    )
 
 
 def _rule(at: float, text: str, colour: str) -> list[Any]:
@@ -212,8 +226,12 @@ def kv_use(plan: Plan) -> Figure | None:
         first += pool.count
         blocks = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
         series[pool.name] = blocks / (pool.count * pool.type.kv_tokens)
-    drawn = _lines({name: (at_s / factor, share) for name, share in series.items()}, unit, "KV cache in use", "%")
-    return Figure("kv", drawn, "KV use: share of each pool's KV cache that holds tokens; at 100 % requests wait.")
+    drawn = _lines(
+        {name: (at_s / factor, share) for name, share in series.items()}, unit, "KV cache in use", "%"
+    )
+    return Figure(
+        "kv", drawn, "KV use: share of each pool's KV cache that holds tokens; at 100 % requests wait."
+    )
 
 
 def waiting(plan: Plan) -> Figure:
@@ -262,7 +280,12 @@ def breaks(plan: Plan) -> Figure | None:
     if not found:
         return None
     rows = [
-        {"label": each.label, "value": round(each.frac, 4), "kind": each.kind, "text": f"{each.label}: {each.said}"}
+        {
+            "label": each.label,
+            "value": round(each.frac, 4),
+            "kind": each.kind,
+            "text": f"{each.label}: {each.said}",
+        }
         for each in found
     ]
     for row, each in zip(rows, found, strict=True):
@@ -278,7 +301,9 @@ def breaks(plan: Plan) -> Figure | None:
         ),
     )
     drawn = base.mark_bar(height=9, yOffset=9, strokeWidth=0.8).encode(
-        color=alt.Color("kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[BLUE, VERMILLION, PURPLE])),
+        color=alt.Color(
+            "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[BLUE, VERMILLION, PURPLE])
+        ),
         tooltip=[
             alt.Tooltip("label:N", title="title"),
             alt.Tooltip("value:Q", title="holds to", format="+.1%"),
@@ -301,12 +326,8 @@ def latencies(plan: Plan) -> list[Figure]:
         if len(curve.value_s) < 2:
             continue
         shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
-        caption = (
-            f"Distribution of the {METRIC_NAMES[metric]}; the curve passes above the circle where {shown} is kept"
-        )
+        caption = f"Distribution of the {METRIC_NAMES[metric]}; the curve passes above the circle where {shown} is kept"
         if curve.every > 1:
             caption += f" (one run of engine steps in {curve.every})"
         found.append(Figure(metric, distribution_chart(curve, metric, limits), f"{caption}."))
     return found
-
-

@@ -46,6 +46,7 @@ from planner.search.production import (
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
+from planner.search.stages import Stage
 
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
@@ -139,7 +140,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     safety, asked, first = problem.task.safety, in_production(problem), 0
     assert safety is not None and problem.tested is not None
     futures = asked.oracle.futures
-    problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
+    stage = f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
+    problem.progress(Stage(stage, "production"))
     asked, least = cheapest_kept(asked, paper, start)
     is_searched = True
     for attempt in range(TRIES):
@@ -147,7 +149,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
             return None
         if least is None:
             raise unreachable(asked, paper)
-        problem.progress("production: on futures that the search has not seen")
+        problem.progress(Stage("production: on futures that the search has not seen", "test"))
         best = _roomier(asked, paper, least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)

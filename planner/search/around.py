@@ -220,7 +220,9 @@ class _Around:
 
         def at(more_frac: float) -> tuple[Oracle, Counts]:
             self._count(oracle)
-            return replace(oracle, trace=longer_prompts(oracle.trace, more_frac), answers=Answers()), self.best
+            return replace(
+                oracle, trace=longer_prompts(oracle.trace, more_frac), answers=Answers()
+            ), self.best
 
         frac, missed = most_that_holds(at)
         return (Holds("prompts", frac, missed),)
@@ -338,9 +340,11 @@ def _doubled(fleet: Fleet, gpu: str) -> float:
     """The bill where this GPU costs twice as much."""
     return bill(
         fleet.with_types(
-            lambda worker: worker
-            if worker.gpu.base != gpu
-            else replace(worker, gpu=replace(worker.gpu, price_usd_per_h=2 * worker.gpu.price_usd_per_h))
+            lambda worker: (
+                worker
+                if worker.gpu.base != gpu
+                else replace(worker, gpu=replace(worker.gpu, price_usd_per_h=2 * worker.gpu.price_usd_per_h))
+            )
         )
     ).usd_per_h
 

@@ -31,6 +31,7 @@ from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
+from planner.search.stages import Stage
 from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
@@ -74,7 +75,7 @@ def plan(
 def with_around(found: Plan, searched: tuple[Problem, Found], made: Production | None) -> Plan:
     """The plan with what holds around its fleet (around.py), in what is left of the time."""
     problem, paper = searched
-    problem.progress("what more traffic, longer prompts, and fewer workers would do")
+    problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
     best = paper.best if made is None else made.best
     lossy = None if made is None else made.with_loss
     others = [paper.best, *([] if lossy is None else [lossy])]
@@ -121,7 +122,7 @@ def search_llm(
 ) -> list[tuple[Problem, Found]]:
     """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for."""
     problem = pose(task, trace, catalog, seed=seed, conditions=conditions, asked=asked)
-    problem.progress("lower bound over all fleets")
+    problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     return search_policies(replace(problem, lower=lower), prove=prove)
 
@@ -145,7 +146,7 @@ def certified(
     problem, found = best_of(searched)
     oracle = problem.oracle
     fleet = oracle.fleet(found.best if made is None else made.best)
-    problem.progress("simulating the plan and its neighbours")
+    problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
     began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline

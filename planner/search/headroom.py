@@ -47,8 +47,7 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
     """Whether a fleet holds with so much more traffic, and with steps that are so much longer."""
     alone = oracle.alone()
     return (
-        with_traffic(alone, more_frac).holds([counts])[0]
-        and alone.holds([_with_steps(counts, more_frac)])[0]
+        with_traffic(alone, more_frac).holds([counts])[0] and alone.holds([_with_steps(counts, more_frac)])[0]
     )
 
 
