@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from planner.documents.around import Made
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import (
     Alternative,
@@ -25,7 +26,6 @@ from planner.documents.certificate import (
     read_warnings,
     value_of,
 )
-from planner.documents.around import Made
 from planner.documents.facts import Price, Warned
 from planner.documents.fleet import fleet_of, read_fleet
 from planner.documents.slo import parse_slo

@@ -14,7 +14,6 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answ
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet
 from planner.reports.answers import workers_text
-from planner.reports.facts import percent
 from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, excluded_text, listed, usd
 from planner.search.bill import Bill
 from planner.search.plan import Plan

@@ -16,8 +16,8 @@ from planner.search.options import breaks_gaps
 from planner.search.oracle import side_by_side
 from planner.search.owned import owned_first, paid
 from planner.search.problem import Problem, on_all_draws
-from planner.solvers.master import Option
 from planner.search.stages import Stage
+from planner.solvers.master import Option
 
 ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
 

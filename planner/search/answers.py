@@ -43,10 +43,10 @@ from planner.search.production import (
     may_miss,
     with_more,
 )
+from planner.search.stages import Stage
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
-from planner.search.stages import Stage
 
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides

@@ -16,12 +16,12 @@ from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, Standing
+from planner.search.stages import Stage
 from planner.search.walk import every_mix
 from planner.solvers.master import Option, busy_workers, promising
 from planner.solvers.required_work import usual
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser
-from planner.search.stages import Stage
 
 BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
 

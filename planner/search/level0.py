@@ -22,13 +22,13 @@ from planner.search.options import (
 )
 from planner.search.oracle import LEAST_EFFORT, side_by_side
 from planner.search.problem import Problem, Standing
+from planner.search.stages import Stage
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
 from planner.search.walk import note_cheaper, walk
 from planner.solvers.master import Option, least_workers
 from planner.solvers.required_work import Obliged, usual
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser
-from planner.search.stages import Stage
 
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
 

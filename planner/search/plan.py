@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.documents.around import Made
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Price, Warned
-from planner.documents.around import Made
 from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.search.bill import Bill, bill

@@ -22,8 +22,8 @@ from planner.search.owned import paid
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Conditions
-from planner.studies.whatif import Study
 from planner.search.stages import Stage
+from planner.studies.whatif import Study
 
 MOST_UNASKED = 4  # GPU types answered alone where nobody says whether to: together about as dear as the plan
 LEAST_S = 1.0  # for each GPU type
