@@ -50,7 +50,8 @@ def print_next(out: Path | None, *, verbose: bool) -> None:
     if out is None:
         said = "add -o DIR to write the plan, its report and manifests"
     else:
-        said = f"open {shlex.quote(str(out / 'report.html'))}; plan validate {shlex.quote(str(out / 'plan.yaml'))}"
+        page, plan = (shlex.quote(str(out / name)) for name in ("report.html", "plan.yaml"))
+        said = f"open {page}; plan validate {plan}"
     _row(console, "Next", said + ("" if verbose else "; --verbose prints all tables"), LINE)
 
 

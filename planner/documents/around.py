@@ -25,8 +25,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of requests (of gaps, for a limit on these) within a limit, over the futures: in the worst, in the
-    worst of those in which the SLO must be kept, in the middle one, and in the best.
+    """Share of requests (of gaps, for a limit on these) within a limit, over the futures: in the worst, in
+    the worst of those in which the SLO must be kept, in the middle one, and in the best.
     """
 
     limit: Limit

@@ -79,8 +79,8 @@ class Alternative:
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
-    All of it but `answers`, `futures`, `around`, `commitments`, `repeats` and `routers` is about the cheapest fleet on
-    paper: on the traffic and with the step times as they are written.
+    All of it but `answers`, `futures`, `around`, `commitments`, `repeats` and `routers` is about the cheapest
+    fleet on paper: on the traffic and with the step times as they are written.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`

@@ -122,7 +122,7 @@ def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
 
 
 def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
-    """KV blocks in use on these workers at these times, as the step that is under way began with, (times,)."""
+    """KV blocks in use on these workers at these times, of the step that is under way, (times,)."""
     runs = simulation.runs
     runs = runs[runs["prefill_tokens"] >= 0]  # the others are gaps of single requests
     total = np.zeros(len(at_s))

@@ -33,8 +33,8 @@ def running(plan: Plan) -> list[Figure]:
         found.append(Figure(metric, charts.distribution_chart(curve, metric, ()), f"{caption}."))
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
         caption = (
-            "Share of the time in which the workers of each pool were in a step, however few requests were in "
-            "it: a pool at 100 % is full only where its KV cache is, or requests wait."
+            "Share of the time in which the workers of each pool were in a step, however few requests were "
+            "in it: a pool at 100 % is full only where its KV cache is, or requests wait."
         )
         found.append(Figure("busy", busy, caption))
     return found

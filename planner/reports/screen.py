@@ -26,7 +26,7 @@ Basis = Literal["measured", "given", "listed", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One of the three answers; texts are empty where nothing is known. `is_plan`: this one is written down."""
+    """One of the three answers; texts are empty where nothing is known. `is_plan`: it is written down."""
 
     name: str
     price: str
@@ -186,7 +186,7 @@ def _named(limits: Sequence[Limit]) -> str:
 
 
 def glance(plan: Plan) -> list[Glance]:
-    """What one asks first: the month's cost, what breaks it first, what more traffic costs, what is measured."""
+    """What one asks first: cost per month, what breaks it, what more traffic costs, what is measured."""
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     return [
@@ -333,8 +333,8 @@ def _counts(at: AtWorkers) -> str:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The first screen as plain values, for whoever draws it himself: its texts, and the figures of its charts
-    but those of the simulation.
+    """The first screen as plain values, for whoever draws it: its texts, and the figures of its charts but
+    those of the simulation.
     """
     found, paid = plan.certificate.around, plan.bill
     room = headroom_of(plan)

@@ -326,7 +326,10 @@ def latencies(plan: Plan) -> list[Figure]:
         if len(curve.value_s) < 2:
             continue
         shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
-        caption = f"Distribution of the {METRIC_NAMES[metric]}; the curve passes above the circle where {shown} is kept"
+        caption = (
+            f"Distribution of the {METRIC_NAMES[metric]}; the curve passes above the circle where {shown} "
+        )
+        caption += "is kept"
         if curve.every > 1:
             caption += f" (one run of engine steps in {curve.every})"
         found.append(Figure(metric, distribution_chart(curve, metric, limits), f"{caption}."))

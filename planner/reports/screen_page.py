@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from planner.reports import screen, screen_charts
-from planner.reports.page import chart
+from planner.reports.page import chart, headline
 from planner.search.plan import Plan
 
 LEFT_OUT = {
@@ -26,11 +26,7 @@ def strip(plan: Plan) -> str:
 
 
 def glance(plan: Plan) -> str:
-    cells = "".join(
-        f"<div><dt>{escape(each.name)}</dt><dd>{escape(each.value)}</dd><dd class=note>{escape(each.note)}</dd></div>"
-        for each in screen.glance(plan)
-    )
-    return f"<dl class=figures>{cells}</dl>"
+    return headline([(each.name, each.value, each.note) for each in screen.glance(plan)])
 
 
 def cards(plan: Plan) -> str:
@@ -53,7 +49,7 @@ def charts(plan: Plan) -> str:
     drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
     found = plan.certificate.around
     if found is None:
-        said = "What fewer workers and other traffic would do was not simulated with this plan; plan again to see it."
+        said = "What fewer workers and other traffic would do was not simulated with this plan: plan again."
     elif found.left_out:
         missing = ", ".join(LEFT_OUT[part] for part in found.left_out)
         said = f"Not simulated, for want of time: {missing}; raise --time-limit."

@@ -54,8 +54,8 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
 def most_that_holds(
     at: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
 ) -> tuple[float, tuple[Limit, ...]]:
-    """The largest share more, up to HEADROOM_MOST_FRAC, with which what is asked `at` it holds, and the limits
-    that are missed first beyond; with `least_frac` it is known to hold.
+    """The largest share more, up to HEADROOM_MOST_FRAC, with which what is asked `at` it holds, and the
+    limits that are missed first beyond; with `least_frac` it is known to hold.
     """
 
     def holds(frac: float) -> bool:
@@ -79,7 +79,7 @@ def most_that_holds(
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same question of the same requests by a faster clock, or a slower one where `more_frac` is below 0."""
+    """The same question of the same requests by a faster clock; a slower one for less than 0."""
     trace = oracle.trace
     asked = trace.rate_rps * (1 + more_frac)
     faster = rescale(trace, asked, how="compress", rng=np.random.default_rng(0))

@@ -16,9 +16,7 @@ BEGINS = {
     "each GPU": 0.88,
     "report": 0.93,
 }
-"""Of the sample's plan, by `plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv`
-on two shared cores; others differ, so time left is a guess.
-"""
+"""Of the sample's plan (`make plan`, two shared cores, 2026-11-22); others differ: time left is a guess."""
 
 
 class Stage(str):
