@@ -23,7 +23,7 @@ MOST_COLUMNS = 110
 
 def print_first_screen(plan: Plan) -> None:
     """Verdict, the answers, what a buyer asks, why nothing is cheaper, warnings."""
-    from planner.reports import screen
+    from planner.reports import screen, words
     from planner.reports.facts import sentences
 
     console = stdout_console(soft_wrap=True)
@@ -36,6 +36,7 @@ def print_first_screen(plan: Plan) -> None:
         said = "; ".join(part for part in parts if part) if card.price != "none" else card.fleet
         _row(console, card.name, said, columns, style=style)
     console.print()
+    _row(console, "Promise", words.promise(plan), columns)
     for each in screen.glance(plan):
         _row(console, each.name, f"{each.value}: {each.note}", columns)
     if reasons := screen.why(plan):

@@ -176,13 +176,12 @@ def _print_details(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports import answers, words
     from planner.reports.facts import alternative_note, router_text, sentence, sentences
-    from planner.reports.words import describe, excluded_text, level0_proof, promise, unpriced
+    from planner.reports.words import describe, excluded_text, level0_proof, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
-    for line in (*answers.futures_lines(found), promise(found)):
-        if line:
-            console.print(line, markup=False)
+    for line in answers.futures_lines(found):
+        console.print(line, markup=False)
     if certificate.deploy is not None:
         for under in certificate.routers:
             said = f"planned for {under.target}, {router_text(under)}: {sentence(under)}"

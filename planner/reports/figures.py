@@ -14,10 +14,15 @@ NAMES = (*screen_charts.NAMES, *charts.METRIC_NAMES, "busy", "load", "alternativ
 
 
 def every(plan: Plan) -> list[Figure]:
-    return [*screen_charts.figures(plan), *running(plan), *alternatives(plan)]
+    return [*running(plan), *alternatives(plan)]
 
 
 def running(plan: Plan) -> list[Figure]:
+    """Those of the first screen, then what it does not show."""
+    return [*screen_charts.figures(plan), *beside(plan)]
+
+
+def beside(plan: Plan) -> list[Figure]:
     """What the first screen does not show: how late is what was not promised, and how busy pools are."""
     simulation = plan.simulation
     found: list[Figure] = []

@@ -91,9 +91,8 @@ def _costs(plan: Plan) -> str:
 
 
 def _slo(plan: Plan) -> str:
-    said = f"<p>{escape(words.promise(plan))}</p>"
     kept = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
-    measured = f"{said}{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
+    measured = f"{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
     if plan.certificate.routers:
         routers = table(*rows.router_rows(plan), caption="Under the routers of deployment targets")
         measured += f"<div class=below>{routers}</div>"
@@ -106,7 +105,7 @@ def _running(plan: Plan) -> str:
     usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
     percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
     tables = "".join(f"<div class=below>{one}</div>" for one in (usage, percentiles))
-    return charts(figures.running(plan)) + tables
+    return charts(figures.beside(plan)) + tables
 
 
 def _prefixes(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answ
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet
 from planner.reports.answers import workers_text
-from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, excluded_text, listed, usd
+from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, level0_line, listed, usd
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.solvers.nodes import node_of
@@ -202,7 +202,7 @@ STATUS_WORDS = {
     "certified": "tested on futures that the search had not seen, step times with a measured spread",
     "not certified": "the test on unseen futures or the step times do not say enough; see the warnings",
     "on paper": "kept on the traffic as it is written; nothing is known of other traffic",
-    "best found": "the time limit came before the search ended; a cheaper fleet may exist",
+    "best found": "the search is NOT exhausted, the time limit came first: a cheaper fleet may exist",
 }
 
 
@@ -306,10 +306,7 @@ def why(plan: Plan) -> list[str]:
             "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
         )
         said.append(f"the cheapest fleet on paper{price} keeps it in {kept}")
-    if math.isfinite(certificate.level0):
-        cheaper = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
-        said.append(f"on paper, with one worker type per pool, {cheaper}")
-    return said
+    return [*said, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
 
 
 def _workers(plan: Plan) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from planner.reports import screen, screen_charts
+from planner.reports import screen, screen_charts, words
 from planner.reports.page import chart, headline
 from planner.search.plan import Plan
 
@@ -18,7 +18,8 @@ LEFT_OUT = {
 
 def fragment(plan: Plan) -> str:
     """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/page.css."""
-    return "\n".join([strip(plan), glance(plan), cards(plan), charts(plan)])
+    promised = f"<p class=note>{escape(words.promise(plan))}</p>"
+    return "\n".join([strip(plan), promised, glance(plan), cards(plan), charts(plan)])
 
 
 def strip(plan: Plan) -> str:
