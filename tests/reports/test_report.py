@@ -137,7 +137,8 @@ def test_the_page_says_what_is_provisioned_and_what_is_expected() -> None:
     assert power is not None
     page = report.render(plan)
     for text in (
-        f"provisioned, GPUs only; {power.mean_w / 1e3:,.1f} kW expected",
+        f"{plan.fleet.power_w / 1e3:,.1f} kW",
+        f"{power.mean_w / 1e3:,.1f} kW",
         f"{power.request_j:,.0f} J",
         "a model fitted to measurements on A100",
     ):
