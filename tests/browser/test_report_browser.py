@@ -30,7 +30,7 @@ for missing, why in (
 
 EVIL = "</script><script>alert(1)</script>"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-CHARTS = 8  # of the first screen seven, then how busy
+CHARTS = 9  # of the first screen seven, then alternatives, how busy
 KV = 3  # after attainment, the staircase, demand
 AXE = os.environ.get("FLEETPLAN_AXE")
 Open = Callable[..., Any]
