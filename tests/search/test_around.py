@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from plans import a_pool, a_trace, mixed, pairs
 
@@ -40,7 +38,7 @@ def test_two_numbers_below_and_above_in_steps_of_a_tenth() -> None:
     ("factor", "needed", "found"), [(1.5, 13, 13), (0.5, 4, 4), (1.0, 10, 10), (2.0, 31, None)]
 )
 def test_the_fewest_workers_that_hold(factor: float, needed: int, found: int | None) -> None:
-    """Of 10 planned; more than 1.5 times what traffic asks for are not looked at: 30 for twice the traffic."""
+    """Of 10 planned; more than 1.5 times what traffic asks for are not tried: 30 for twice the traffic."""
     counts = least_in_proportion((10,), factor, lambda counts: counts[0] >= needed)
     assert counts == (None if found is None else (found,))
 
@@ -66,9 +64,7 @@ def test_the_price_from_which_another_fleet_is_cheaper() -> None:
 
 def test_a_fleet_that_is_cheaper_already_is_no_turn_of_prices() -> None:
     """What is cheaper on paper is not kept in production: no rise of prices makes it the plan."""
-    own = pairs()
-    smaller = replace(own, pools=own.pools[:1])
-    assert price_turns(own, [("smaller", smaller)]) == ()
+    assert price_turns(pairs(), [("smaller", mixed(count=1))]) == ()
 
 
 def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
