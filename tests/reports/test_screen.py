@@ -33,8 +33,8 @@ def answered() -> Plan:
             "with-a-loss", own, 95.68, 95.68, KeptIn(9, 10, 0.85, 0.95, "open", True), Headroom(0.2, 0.3)
         ),
     )
-    answers = tuple(replace(each, paid_usd_per_h=each.value) for each in answers)
-    return replace(plan, certificate=replace(plan.certificate, answers=answers, around=an_around()))
+    paid = tuple(replace(each, paid_usd_per_h=each.value) for each in answers)
+    return replace(plan, certificate=replace(plan.certificate, answers=paid, around=an_around()))
 
 
 def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> None:
