@@ -196,6 +196,11 @@ def plan(
     drop_invalid: DropOption = False,
     png: PngOption = False,
     json_output: JsonOption = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print all tables too: answers, pools, limits, alternatives."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")] = False,
     llm: Annotated[
         str | None, _asked("--llm", "An LLM of the catalog, or a path to its config.json.")
     ] = None,
@@ -245,6 +250,7 @@ def plan(
     wish = Wish(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
+    wish = replace(wish, verbose=verbose, quiet=quiet)
     _plan(wish, options)
 
 

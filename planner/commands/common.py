@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from planner.documents.described import describes_traffic
 from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
 from planner.io.files import is_path
+from planner.search.stages import Stage, left_s
 from planner.traffic.scaling import Asked
 from planner.units import clock, show_s
 
@@ -88,20 +91,34 @@ AddressOption = Annotated[
 
 
 class Progress:
-    """Tells stages on stderr once the work takes longer than a moment."""
+    """Tells stages on stderr once the work takes longer than a moment, unless `quiet`; a search that ends
+    after `limit_s` takes no longer.
+    """
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+    def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
         self.start_s = time.monotonic()
-        self.status = self.console.status("") if sys.stderr.isatty() else None
+        self.limit_s = limit_s
+        self.done_frac = 0.0
+        self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
 
     def __call__(self, message: str) -> None:
         elapsed_s = time.monotonic() - self.start_s
+        text = self._how_far(message, elapsed_s) + message
         if self.status is not None:
-            self.status.update(message)
+            self.status.update(escape(text))
             self.status.start()
         elif elapsed_s > QUIET_S:
-            self.console.print(f"[{elapsed_s:5.1f} s] {message}", markup=False, soft_wrap=True)
+            self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
+
+    def _how_far(self, message: str, elapsed_s: float) -> str:
+        """The share that is done and the time left, where the stage says it; it never goes back."""
+        if not isinstance(message, Stage):
+            return ""
+        self.done_frac = max(self.done_frac, message.done_frac)
+        left = left_s(elapsed_s, self.done_frac, self.limit_s)
+        about = "" if left is None else f", about {max(round(left), 1)} s left"
+        return f"{100 * self.done_frac:.0f} %{about}: "
 
     def __enter__(self) -> Self:
         return self

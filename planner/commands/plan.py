@@ -19,7 +19,9 @@ from planner.commands.common import (
     slo_rows,
     stdout_console,
 )
+from planner.commands.first_screen import print_first_screen, print_next
 from planner.errors import InputError
+from planner.search.stages import Stage
 
 if TYPE_CHECKING:
     from planner.search.plan import Plan
@@ -49,6 +51,8 @@ class Wish:
     json_output: bool
     asked: Mapping[str, Any] | None = None
     flags: tuple[str, ...] = ()  # that asked it
+    verbose: bool = False
+    quiet: bool = False
 
     def command(self) -> str:
         from planner.reports.words import command_line, flags
@@ -83,7 +87,7 @@ def plan_one(wish: Wish) -> None:
     if wish.out is not None:
         check_output_directory(wish.out)
         keep_inputs([wish.out / name for name in (*output.NAMES, ASKED)], wish.slo, wish.trace)
-    with Progress() as progress:
+    with Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
         known = read_catalog(wish.catalog)
         question = read_task(wish.slo if wish.asked is None else wish.asked, known)
         if wish.per_gpu is not None:
@@ -105,7 +109,7 @@ def plan_one(wish: Wish) -> None:
         assert isinstance(found, PlanResult)
         written: tuple[str, ...] = ()
         if wish.out is not None:
-            progress("writing the report")
+            progress(Stage("writing the report", "report"))
             written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
             if wish.asked is not None:
                 write_file(wish.out / ASKED, to_yaml(dict(wish.asked)))
@@ -113,7 +117,9 @@ def plan_one(wish: Wish) -> None:
     if wish.json_output:
         print_json(found.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
     else:
-        _print_plan(found.plan, explain=wish.explain)
+        print_first_screen(found.plan)
+        if wish.verbose or wish.explain:
+            _print_details(found.plan, explain=wish.explain)
         if wish.asked is not None and "--gpus" not in wish.flags:
             console = stdout_console(soft_wrap=True)
             console.print(
@@ -121,6 +127,7 @@ def plan_one(wish: Wish) -> None:
             )
         if wish.out is not None:
             _print_written(wish.out, written)
+        print_next(wish.out, verbose=wish.verbose)
     if found.status == "best found":
         raise typer.Exit(4)
 
@@ -142,7 +149,7 @@ def plan_several(wish: Wish) -> None:
         raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
     assert wish.slo is not None and wish.out is not None
     check_output_directory(wish.out)
-    with Progress() as progress:
+    with Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
         known = read_catalog(wish.catalog)
         question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
         say_first(dict.fromkeys(line for part in question.parts for line in part.trace.warnings))
@@ -165,18 +172,16 @@ def plan_several(wish: Wish) -> None:
         raise typer.Exit(4)
 
 
-def _print_plan(found: Plan, *, explain: bool) -> None:
+def _print_details(found: Plan, *, explain: bool) -> None:
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports import answers, words
     from planner.reports.facts import alternative_note, router_text, sentence, sentences
-    from planner.reports.words import answer, describe, excluded_text, level0_proof, promise, unpriced
+    from planner.reports.words import describe, excluded_text, level0_proof, unpriced
 
     console = stdout_console(soft_wrap=True)
     certificate = found.certificate
-    console.print(answer(found), style="bold", markup=False)
-    for line in (answers.verdict(found), *answers.futures_lines(found), promise(found)):
-        if line:
-            console.print(line, markup=False)
+    for line in answers.futures_lines(found):
+        console.print(line, markup=False)
     if certificate.deploy is not None:
         for under in certificate.routers:
             said = f"planned for {under.target}, {router_text(under)}: {sentence(under)}"
@@ -224,7 +229,7 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
     nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
     console.print(
         f"{found.usd_per_million_tokens:.3g} USD per million tokens, "
-        f"{found.usd_per_million_output_tokens:.3g} per million of output{nodes}",
+        f"{found.usd_per_million_output_tokens:.3g} USD per million of output{nodes}",
         markup=False,
     )
     for repeats in certificate.repeats:
@@ -234,8 +239,6 @@ def _print_plan(found: Plan, *, explain: bool) -> None:
         print_rows(
             [{"what binds, and what limits cost": line} for line in sentences(certificate.binding)], ""
         )
-    for said in sentences(found.warnings):
-        console.print(f"warning: {said}", markup=False)
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:

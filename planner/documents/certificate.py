@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.documents import facts
+from planner.documents.around import Around
 from planner.documents.facts import (
     Answered,
     AnswerName,
@@ -78,8 +79,8 @@ class Alternative:
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
-    All of it but `answers`, `futures`, `commitments`, `repeats` and `routers` is about the cheapest fleet on
-    paper: on the traffic and with the step times as they are written.
+    All of it but `answers`, `futures`, `around`, `commitments`, `repeats` and `routers` is about the cheapest
+    fleet on paper: on the traffic and with the step times as they are written.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -117,6 +118,7 @@ class Certificate:
     deploy: str | None = None  # the deployment target as which fleets were routed
     routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
     commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
+    around: Around | None = None  # what holds around the plan; None where nobody asked
 
     def answer(self, name: AnswerName) -> Answered | None:
         """One of the three; None where it was not asked for."""
@@ -169,6 +171,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in SAID},
         "answers": [_values(answer) for answer in certificate.answers],
         "commitments": [_values(each) for each in certificate.commitments],
+        "around": None if certificate.around is None else _values(certificate.around),
         "futures": None if certificate.futures is None else _values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
         "routers": [_values(each) for each in certificate.routers],
@@ -221,7 +224,8 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     """
     level0 = math.inf if row["level0"] is None else row["level0"]
     found = {name: _said(row[name], values[name], name) for name in SAID}
-    return dataclass_of(Certificate, {**row, **found, "level0": level0}, "certificate")
+    given = {"around": None, **row, **found, "level0": level0}  # older ones have nothing around
+    return dataclass_of(Certificate, given, "certificate")
 
 
 def read_warnings(said: Any, values: Any) -> tuple[Warned, ...]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from planner.documents.around import Made
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import (
     Alternative,
@@ -61,6 +62,7 @@ class WrittenPlan:
     simulated_s: tuple[float | None, ...]
     max_model_len: int
     prices: tuple[Price, ...]
+    made: Made | None = None  # older files do not say it
 
     def check(self, limit: Limit, line: int, value_s: float) -> None:
         """Raises InputError where a percentile is not the one that was written."""
@@ -114,6 +116,7 @@ def _read(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> Writt
         ),
         rest["max_model_len"],
         value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
+        dataclass_of(Made, written["made"], "made") if written.get("made") else None,
     )
 
 

@@ -6,9 +6,11 @@ import datetime
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
+from planner.documents.around import Made
 from planner.documents.catalog import Catalog
 from planner.documents.reading import reading_of
 from planner.documents.task import Task
@@ -94,13 +96,21 @@ def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unw
         seed=study.seed,
         time_limit_s=study.time_limit_s,
         conditions=Conditions(
-            progress=study.progress, watch=watch, answers=Answers() if looks_for_rate else study.answers
+            progress=study.progress,
+            watch=watch,
+            answers=Answers() if looks_for_rate else study.answers,
+            around=True,
         ),
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
     )
     found = under_routers(found, task.deploy)
-    return replace(found, warnings=(*found.warnings, *old_prices(found.prices, datetime.date.today())))
+    today = datetime.date.today()
+    return replace(
+        found,
+        warnings=(*found.warnings, *old_prices(found.prices, today)),
+        made=Made(today.isoformat(), version("fleetplan")),
+    )
 
 
 def beside_each_gpu(

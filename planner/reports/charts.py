@@ -169,7 +169,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="monotone")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y(
                 "y:Q",
                 axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
@@ -199,7 +199,7 @@ def queue_chart(simulation: Simulation) -> Any:
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title="requests", tickCount=6)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
@@ -283,7 +283,7 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
             color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
             strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
@@ -307,7 +307,7 @@ def stacked_chart(
         alt.Chart(data([row | {"rank": names.index(row["what"])} for row in rows]))
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format="~g"), scale=alt.Scale(nice=False)),
+            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1), stack="zero"),
             order="rank:O",
             color=alt.Color(
@@ -410,10 +410,12 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         ],
     )
     named = [row for row in rows if row["kind"] != "another"]
-    columns = {key: [row[of] for row in named] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-    return alt.layer(drawn, *labels(table(**columns), align="left", dx=8, limit=170)).properties(
-        width=560, height=260
-    )
+    said = []
+    for align, dx in (("left", 8), ("right", -8)):  # towards the middle, where there is room
+        side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
+        columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
+        said += labels(table(**columns), align=align, dx=dx, limit=170) if side else []
+    return alt.layer(drawn, *said).properties(width=560, height=260)
 
 
 def staircase_chart(

@@ -18,8 +18,8 @@ from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
 
-POINTS = 400
-BINS = 200
+POINTS = 240
+BINS = 120
 MAX_GAPS = 2_000_000  # beyond this the curve of gaps takes every k-th run of engine steps
 PERCENTILES = (0.5, 0.9, 0.99)
 
@@ -119,6 +119,23 @@ def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
         for times_s in (arrival_s, scheduled_s, finish_s, rejected_s)
     )
     return scheduled - finished, arrived - rejected - scheduled
+
+
+def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
+    """KV blocks in use on these workers at these times, of the step that is under way, (times,)."""
+    runs = simulation.runs
+    runs = runs[runs["prefill_tokens"] >= 0]  # the others are gaps of single requests
+    total = np.zeros(len(at_s))
+    for worker in workers:
+        own = runs[runs["worker"] == worker]
+        if not len(own):
+            continue
+        own = own[np.argsort(own["start_s"], kind="stable")]
+        steps = own["steps"]
+        end_s = own["start_s"] + own["first_s"] * steps + own["growth_s"] * (steps * (steps - 1) / 2)
+        last = np.searchsorted(own["start_s"], at_s, side="right") - 1
+        total += np.where((last >= 0) & (at_s <= end_s[last]), own["blocks"][last], 0)
+    return total
 
 
 def load_edges_s(simulation: Simulation) -> Floats:

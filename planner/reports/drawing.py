@@ -6,6 +6,8 @@ Altair and vl-convert are imported inside the functions: they take most of a sec
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import textwrap
 from dataclasses import dataclass
@@ -122,7 +124,8 @@ def live_spec(chart: Any) -> dict[str, Any]:
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
     spec["layer"] = [_live_part(part, axes, k) for k, part in enumerate(parts)]
     if has_lines:
-        if axes["x"].pop("values", None):  # of a logarithmic axis, which may zoom now
+        is_log = parts[0]["encoding"]["x"].get("scale", {}).get("type") == "log"
+        if is_log and axes["x"].pop("values", None):  # it may zoom now
             axes["x"] |= {"tickCount": 6, "gridOpacity": _AT_1_2_5, "tickOpacity": _AT_1_2_5}
             axes["x"]["labelExpr"] = f"{_IS_1_2_5} ? datum.label : ''"
         for part in spec["layer"]:
@@ -197,8 +200,15 @@ def _told(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     return {"expr": f"{{{', '.join(told)}}}"}
 
 
-def vega_runtime() -> str:
-    """Vega, Vega-Lite and vega-embed as one JavaScript that sets window.vegaEmbed; kept once it was made."""
+def packed(text: str) -> str:
+    """Gzipped, in base64: what page.js unpacks."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def packed_vega() -> str:
+    """Vega, Vega-Lite and vega-embed as one JavaScript that sets window.vegaEmbed, `packed`. Kept once it
+    was made; its licences stand before it.
+    """
     import vl_convert
 
     versions = (
@@ -206,10 +216,13 @@ def vega_runtime() -> str:
         vl_convert.get_vega_version(),
         vl_convert.get_vega_embed_version(),
     )
-    code = cached_text(
-        f"vega-{'-'.join(versions)}.js", lambda: vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
-    )
-    return (
-        f"/* Vega {versions[1]} and Vega-Lite (BSD-3-Clause, University of Washington Interactive Data Lab) "
-        f"with d3 (ISC, Mike Bostock): https://vega.github.io */\n{code}"
-    )
+
+    def make() -> str:
+        code = (
+            f"/* Vega {versions[1]} and Vega-Lite (BSD-3-Clause, University of Washington Interactive Data "
+            "Lab) with d3 (ISC, Mike Bostock): https://vega.github.io */\n"
+            + vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+        )
+        return packed(code)
+
+    return cached_text(f"vega-{'-'.join(versions)}.js.gz.txt", make)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from planner.domain import Metric
-from planner.reports import charts
+from planner.reports import charts, screen_charts
 from planner.reports.curves import distribution
 from planner.reports.drawing import Figure
 from planner.search.bill import bill
 from planner.search.plan import Plan
-from planner.units import show_s
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
-NAMES = (*charts.METRIC_NAMES, "busy", "load", "alternatives", "cost-and-power")
+NAMES = (*screen_charts.NAMES, *charts.METRIC_NAMES, "busy", "load", "alternatives", "cost-and-power")
 
 
 def every(plan: Plan) -> list[Figure]:
@@ -19,25 +18,31 @@ def every(plan: Plan) -> list[Figure]:
 
 
 def running(plan: Plan) -> list[Figure]:
-    """How late, how busy, how many at once: what the simulation says of the plan."""
+    """Those of the first screen, then what it does not show."""
+    return [*screen_charts.figures(plan), *beside(plan)]
+
+
+def beside(plan: Plan) -> list[Figure]:
+    """What the first screen does not show: how late is what was not promised, and how busy pools are."""
     simulation = plan.simulation
     found: list[Figure] = []
-    for metric in dict.fromkeys([*ALWAYS, *(limit.metric for limit in plan.slo.limits)]):
-        limits = [limit for limit in plan.slo.limits if limit.metric == metric]
-        curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
+    for metric in ALWAYS:
+        if metric in {limit.metric for limit in plan.slo.limits}:
+            continue
+        curve = distribution(simulation, metric)
         if len(curve.value_s) < 2:
             continue
-        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}"
-        if limits:
-            shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
-            caption += f"; the curve passes above the circle where {shown} is kept"
+        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, of which nothing was promised"
         if curve.every > 1:
             caption += f" (one run of engine steps in {curve.every})"
-        found.append(Figure(metric, charts.distribution_chart(curve, metric, limits), f"{caption}."))
+        found.append(Figure(metric, charts.distribution_chart(curve, metric, ()), f"{caption}."))
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
-        found.append(Figure("busy", busy, "How busy the workers of each pool are."))
-    load = charts.queue_chart(simulation)
-    return [*found, Figure("load", load, "Requests in the fleet: in a batch, or waiting for one.")]
+        caption = (
+            "Share of the time in which the workers of each pool were in a step, however few requests were "
+            "in it: a pool at 100 % is full only where its KV cache is, or requests wait."
+        )
+        found.append(Figure("busy", busy, caption))
+    return found
 
 
 def alternatives(plan: Plan) -> list[Figure]:

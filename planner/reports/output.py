@@ -1,6 +1,7 @@
 """A plan as files: plan.yaml, certificate.json, requests.csv, report.html and manifests/.
 
-Equal plans give equal bytes: no dates, no durations of our own, every number rounded in the same way.
+Equal plans of one day and version give equal bytes: no durations of our own, every number rounded in the same
+way.
 """
 
 from __future__ import annotations
@@ -263,6 +264,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "engine": {key: value for key, value in _engine(plan.fleet).items() if key in ("name", "version")},
         "max_model_len": plan.max_model_len,
         "command": command,
+        "made": None if plan.made is None else dataclasses.asdict(plan.made),
     }
     return as_json(document)
 

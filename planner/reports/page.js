@@ -11,11 +11,25 @@
     tooltip: { disableDefaultStyle: true },
   };
 
+  let vega; // a promise, once the first chart is seen
+  async function unpacked(element) {
+    const packed = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+
+  async function loaded() {
+    const script = document.createElement("script");
+    script.textContent = await unpacked(document.getElementById("vega"));
+    document.head.append(script);
+  }
+
   async function enliven(figure) {
     const live = figure.querySelector(".live");
-    const spec = JSON.parse(figure.querySelector("script").textContent);
-    figure.classList.add("is-live");
     try {
+      await (vega ??= loaded());
+      const spec = JSON.parse(await unpacked(figure.querySelector("script")));
+      figure.classList.add("is-live");
       await vegaEmbed(live, spec, drawing);
     } catch (error) {
       figure.classList.remove("is-live");
@@ -23,13 +37,13 @@
     }
   }
 
-  function help(first) {
+  function help(last) {
     const text = document.createElement("p");
     text.className = "note help";
     text.textContent =
       "Point at a curve to read it. Drag to move along it, pinch or hold Ctrl and turn the wheel to zoom, " +
       "double-click to see all again. Click names in a legend to show those alone.";
-    first.before(text);
+    last.after(text);
   }
 
   const seen = new IntersectionObserver(
@@ -44,6 +58,6 @@
     { rootMargin: "400px" },
   );
   document.querySelectorAll("figure").forEach((figure) => seen.observe(figure));
-  const first = document.querySelector(".charts");
-  if (first) help(first);
+  const charts = document.querySelector(".charts");
+  if (charts) help(charts);
 })();

@@ -11,21 +11,20 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.io.files import package_text
-from planner.reports.drawing import Figure, chart_svg, live_spec, themed, vega_runtime
+from planner.reports.drawing import Figure, chart_svg, live_spec, packed, packed_vega, themed
 
 
 def page(title: str, body: str, footer: str) -> str:
     """A self-contained HTML page in the report's style; `body` is HTML, the others are text."""
-    scripts = [vega_runtime(), package_text("reports/page.js")] if "<figure" in body else []
-    scripts = [script.replace("</script", r"<\/script") for script in scripts]
+    has_charts = "<figure" in body
+    library = f'<script type="text/plain" id=vega>{packed_vega()}</script>\n' if has_charts else ""
+    script = f"<script>{package_text('reports/page.js')}</script>\n" if has_charts else ""
     return (
         f'<!doctype html>\n<html lang=en>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{package_text('reports/page.css')}</style>\n</head>\n<body>\n<main>\n"
-        f"{body}\n<footer>{escape(footer)}</footer>\n</main>\n"
-        + "".join(f"<script>{script}</script>\n" for script in scripts)
-        + "</body>\n</html>\n"
+        f"{body}\n<footer>{escape(footer)}</footer>\n</main>\n{library}{script}</body>\n</html>\n"
     )
 
 
@@ -53,13 +52,13 @@ def charts(figures: Iterable[Figure]) -> str:
 
 def chart(figure: Figure, *, wide: bool = False) -> str:
     """A chart with its caption, which is also its name for those who do not see it."""
-    spec = themed(json.dumps(live_spec(figure.chart), separators=(",", ":"))).replace("<", r"\u003c")
+    spec = packed(themed(json.dumps(live_spec(figure.chart), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")
     return (
         f'<figure{" class=wide" if wide else ""}><div class=still role=img aria-labelledby="{name}">'
         f"{chart_svg(figure.chart)}</div>"
         f'<div class=live role=img aria-labelledby="{name}"></div>'
-        f'<script type="application/json">{spec}</script>'
+        f'<script type="text/plain">{spec}</script>'
         f'<figcaption id="{name}">{escape(figure.caption)}</figcaption></figure>'
     )
 

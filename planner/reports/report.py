@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.reports import answers, figures, rows, words
+from planner.reports import answers, figures, rows, screen, screen_page, words
 from planner.reports.facts import percent, sentence, sentences
-from planner.reports.page import bullets, chart, charts, headline, page, section, table
+from planner.reports.page import bullets, chart, charts, page, section, table
 from planner.reports.words import counted
 from planner.search.plan import Plan
 
@@ -18,27 +18,17 @@ def render(plan: Plan, *, command: str = "") -> str:
     """The whole page; `command` is what made the plan, to be repeated."""
     body = "\n".join(
         [
-            f"<header><p class=eyebrow>Fleet plan · {escape(plan.fleet.llm.name)}</p>",
-            f"<h1>{escape(words.answer(plan))}</h1>",
-            f"<p class=lead>{escape(words.promise(plan))}</p>",
-            *(f"<p class=lead>{escape(said)}</p>" for said in [answers.verdict(plan)] if said),
-            *(
-                f"<p class=lead><strong>Mind:</strong> {escape(said)}.</p>"
-                for said in sentences(plan.warnings)
-            ),
+            f"<header><p class=eyebrow>{escape(_stamp(plan))}</p>",
+            screen_page.fragment(plan),
             "</header>",
-            headline(words.headline(plan)),
-            *([section("Three answers", _answers(plan))] if plan.certificate.answers else []),
-            section("Fleet", _fleet(plan)),
-            section("What was promised, and what the simulation says", _slo(plan)),
-            section("How it runs", _running(plan)),
+            *([section("Mind", bullets(_warnings(plan)))] if plan.warnings else []),
+            section("Why not cheaper", _alternatives(plan)),
+            section("Deployment", _fleet(plan)),
             *([section("What prompts share", _prefixes(plan))] if plan.prefixes else []),
             section("What it costs and draws", _costs(plan)),
-            section("What else it could be", _alternatives(plan)),
-            section("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
-            section("What was found, and what bounds it", _proof(plan)),
-            section("Where the figures come from", _sources(plan)),
+            section("Sources and assumptions", _sources(plan)),
             section("Do it again", _again(command)),
+            section("Appendix: how it runs, and the proof", _appendix(plan)),
         ]
     )
     return page(
@@ -48,6 +38,28 @@ def render(plan: Plan, *, command: str = "") -> str:
         f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what speaks for it; "
         "manifests/ deploys it.",
     )
+
+
+def _stamp(plan: Plan) -> str:
+    """What this page is of, when it was made and by which version."""
+    by = f"planned on {plan.made.date} by fleetplan {plan.made.version}" if plan.made else ""
+    parts = ("Fleet plan", plan.fleet.llm.name, by, f"seed {plan.certificate.seed}")
+    return " · ".join(part for part in parts if part)
+
+
+def _warnings(plan: Plan) -> list[str]:
+    return [f"{said[0].upper()}{said[1:]}." for said in sentences(plan.warnings)]
+
+
+def _appendix(plan: Plan) -> str:
+    parts = (
+        ("What was promised, and what the simulation says", _slo(plan)),
+        *((("The three answers", _answers(plan)),) if plan.certificate.answers else ()),
+        ("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
+        ("How it runs", _running(plan)),
+        ("What was found, and what bounds it", _proof(plan)),
+    )
+    return "".join(f"<h3>{escape(title)}</h3>{body}" for title, body in parts)
 
 
 def _answers(plan: Plan) -> str:
@@ -93,7 +105,7 @@ def _running(plan: Plan) -> str:
     usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
     percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
     tables = "".join(f"<div class=below>{one}</div>" for one in (usage, percentiles))
-    return charts(figures.running(plan)) + tables
+    return charts(figures.beside(plan)) + tables
 
 
 def _prefixes(plan: Plan) -> str:
@@ -102,10 +114,12 @@ def _prefixes(plan: Plan) -> str:
 
 
 def _alternatives(plan: Plan) -> str:
+    said = bullets([f"{line[0].upper()}{line[1:]}." for line in screen.why(plan)])
     if not plan.alternatives:
-        return "<p>No other fleet was compared.</p>"
+        return f"{said}<p>No other fleet was compared.</p>"
     drawn = "".join(chart(figure, wide=True) for figure in figures.alternatives(plan))
-    return table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3)) + drawn
+    compared = table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
+    return f"{said}<div class=below>{compared}</div>{drawn}"
 
 
 def _proof(plan: Plan) -> str:
@@ -113,12 +127,10 @@ def _proof(plan: Plan) -> str:
     neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(refuted.label, sentence(refuted.because)) for refuted in certificate.refuted]
     refuted = table(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
-    assumed = bullets(sentences(certificate.assumptions), "Nothing beyond the simulator's rules.")
     return (
         bullets(words.proof_lines(plan))
-        + (f"<h3>Neighbours</h3>{neighbours}" if certificate.neighbours else "")
-        + f"<h3>Over these fleets</h3>{_universe(certificate.universe)}"
-        + f"<h3>Assuming</h3>{assumed}"
+        + (f"<h4>Neighbours</h4>{neighbours}" if certificate.neighbours else "")
+        + f"<h4>Over these fleets</h4>{_universe(certificate.universe)}"
         + (_folded(f"{counted(len(ruled_out), 'kind')} of fleet ruled out", refuted) if ruled_out else "")
     )
 
@@ -141,8 +153,11 @@ def _sources(plan: Plan) -> str:
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),
         *(f"Left out: {counted(left, 'row')}, {reason}." for reason, left in trace.dropped.items() if left),
     ]
-    return table(*rows.source_rows(plan), caption="How every figure was obtained") + (
-        f"<div class=below>{bullets(notes)}</div>" if notes else ""
+    assumed = bullets(sentences(plan.certificate.assumptions), "Nothing beyond the simulator's rules.")
+    return (
+        table(*rows.source_rows(plan), caption="How every figure was obtained")
+        + (f"<div class=below>{bullets(notes)}</div>" if notes else "")
+        + f"<h3>What is taken for granted</h3>{assumed}"
     )
 
 

@@ -148,7 +148,7 @@ def slo_rows(plan: Plan) -> Rows:
             found = percent(worst.kept_frac)
             text = _worst_text(verdict, worst)
             rows.append((text, "", "", found, "", found, _verdict_word(worst.holds)))
-    return ("Promise", "Name", "Limit", "Simulated", "Margin", "Kept by", "Verdict"), rows
+    return ("Promise", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
 
 
 def _worst_text(verdict: Verdict, worst: InWindow) -> str:
@@ -159,7 +159,7 @@ def _worst_text(verdict: Verdict, worst: InWindow) -> str:
 def _margin(value_s: float, limit_s: float) -> str:
     """How far below the limit, as a share of it."""
     left = 1 - value_s / limit_s
-    return f"{100 * abs(left):.0f}\u00a0% {'left' if left >= 0 else 'over'}" if np.isfinite(left) else "–"
+    return f"{100 * abs(left):.0f}\u00a0% {'below' if left >= 0 else 'over'}" if np.isfinite(left) else "–"
 
 
 def _verdict_word(holds: bool) -> str:
@@ -194,7 +194,8 @@ def cost_rows(plan: Plan) -> Rows:
     price = paid.usd_per_h
     how = "the GPUs' prices, all of them all the time"
     if paid.nodes:
-        how = f"whole nodes all the time, with {counted(paid.idle_gpus, 'GPU')} that no worker uses"
+        idle = counted(paid.idle_gpus, "GPU") if paid.idle_gpus else "no GPU"
+        how = f"whole nodes all the time, with {idle} that no worker uses"
     if paid.owned_gpus:
         nothing = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
         how += f"; {paid.owned_gpus} GPUs are owned and cost {nothing}, {paid.rented_gpus} are rented"
@@ -253,8 +254,8 @@ def usage_rows(plan: Plan) -> Rows:
     span_s = simulation.end_s - float(simulation.arrival_s[0])
     head = (
         "Pool",
-        "Busy",
-        "Busiest worker",
+        "Time in a step",
+        "Worker most in one",
         "Tokens per step",
         "Decodes in a step",
         "Fullest KV cache",

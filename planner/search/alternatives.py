@@ -16,6 +16,7 @@ from planner.search.options import breaks_gaps
 from planner.search.oracle import side_by_side
 from planner.search.owned import owned_first, paid
 from planner.search.problem import Problem, on_all_draws
+from planner.search.stages import Stage
 from planner.solvers.master import Option
 
 ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
@@ -105,7 +106,7 @@ def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -
     def look(gpu: str) -> None:
         found[gpu] = _cheapest_mixed(problem, level0, groups[gpu], best, value, effort)
 
-    problem.progress("the other GPU types, each alone")
+    problem.progress(Stage("the other GPU types, each alone", "alone"))
     side_by_side([lambda gpu=gpu: look(gpu) for gpu in groups])  # type: ignore[misc]
     return {gpu: found[gpu] for gpu in groups}
 

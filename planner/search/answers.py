@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified, Workers
+from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
+from planner.search.around import bought
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill
@@ -42,6 +43,7 @@ from planner.search.production import (
     may_miss,
     with_more,
 )
+from planner.search.stages import Stage
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
@@ -138,7 +140,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     safety, asked, first = problem.task.safety, in_production(problem), 0
     assert safety is not None and problem.tested is not None
     futures = asked.oracle.futures
-    problem.progress(f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures")
+    stage = f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
+    problem.progress(Stage(stage, "production"))
     asked, least = cheapest_kept(asked, paper, start)
     is_searched = True
     for attempt in range(TRIES):
@@ -146,7 +149,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
             return None
         if least is None:
             raise unreachable(asked, paper)
-        problem.progress("production: on futures that the search has not seen")
+        problem.progress(Stage("production: on futures that the search has not seen", "test"))
         best = _roomier(asked, paper, least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
@@ -322,22 +325,10 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
     fleet = problem.oracle.fleet(counts)
-    workers = tuple(
-        Workers(
-            pool.role,
-            pool.type.gpu.name,
-            pool.type.tp,
-            pool.type.pp,
-            pool.count,
-            pool.count * pool.type.gpus,
-            pool.type.max_num_batched_tokens,
-        )
-        for pool in fleet.running
-    )
     end = ends(problem.oracle, counts)
     return Answered(
         name,
-        workers,
+        bought(fleet),
         paid(problem, counts),
         fleet.price_usd_per_h,
         kept_in,

@@ -99,7 +99,7 @@ def _asked_at(trace: Trace, task: Task, more_frac: float, *, seed: int) -> tuple
         note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
     if asked.after.size:
         asked = nominal(asked)  # a clock that was turned is off by its last bit
-    note += f", {task.window or 'whole trace'}: {len(asked)} requests in {show_s(asked.duration_s)}"
+    note += f", {task.window or 'whole trace'}: {len(asked):,} requests in {show_s(asked.duration_s)}"
     if not asked.duration_s > 0:
         instant = "one instant, if answers took no time" if asked.after.size else "one instant"
         raise InputError(

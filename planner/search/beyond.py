@@ -16,6 +16,7 @@ from planner.search.options import breaks_gaps, by_hardware
 from planner.search.oracle import LEAST_EFFORT, Oracle, stripped
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, Standing
+from planner.search.stages import Stage
 from planner.search.walk import every_mix
 from planner.solvers.master import Option, busy_workers, promising
 from planner.solvers.required_work import usual
@@ -141,7 +142,9 @@ def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], be
     def may_go_on() -> bool:
         return not problem.out_of_time() and oracle.effort() - before < REFINE_EFFORT
 
-    problem.progress(f"beyond level 0: fleets of up to four types, best {objective(best):.6g}")
+    problem.progress(
+        Stage(f"beyond level 0: fleets of up to four types, best {objective(best):.6g}", "beyond")
+    )
     best = improved(best, options, shares, problem.limits, oracle, may_go_on)
     before = oracle.effort()
     return near(best, problem.limits, oracle, may_go_on)

@@ -18,6 +18,7 @@ from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives, as_on_paper
 from planner.search.answers import TRIES, Production, not_certified, production
+from planner.search.around import around, priced_others
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
@@ -30,6 +31,7 @@ from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
+from planner.search.stages import Stage
 from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
@@ -66,7 +68,22 @@ def plan(
         task = at_rate(task, trace, throughput.rate_rps, seed)
     searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
     made = None if task.safety is None else production(*best_of(searched))
-    return certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+    found = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+    return with_around(found, best_of(searched), made) if conditions.around else found
+
+
+def with_around(found: Plan, searched: tuple[Problem, Found], made: Production | None) -> Plan:
+    """The plan with what holds around its fleet (around.py), in what is left of the time."""
+    problem, paper = searched
+    problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
+    best = paper.best if made is None else made.best
+    lossy = None if made is None else made.with_loss
+    others = [paper.best, *([] if lossy is None else [lossy])]
+    tested = sum(each.kept_in.futures for each in found.certificate.answers if each.kept_in is not None)
+    priced = [] if lossy is None else [("with a loss", problem.oracle.fleet(lossy))]
+    priced += priced_others(found.alternatives) if found.certificate.objective == "cost" else []
+    said = around(problem, best, others, priced, tested)
+    return replace(found, certificate=replace(found.certificate, around=said))
 
 
 def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions) -> Plan:
@@ -88,7 +105,8 @@ def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions
                 raise
             continue
         if is_last or made is None or made.is_tested:
-            return certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+            plan = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+            return with_around(plan, best_of(searched), made) if conditions.around else plan
     raise AssertionError("falling() has no end")
 
 
@@ -104,7 +122,7 @@ def search_llm(
 ) -> list[tuple[Problem, Found]]:
     """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for."""
     problem = pose(task, trace, catalog, seed=seed, conditions=conditions, asked=asked)
-    problem.progress("lower bound over all fleets")
+    problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     return search_policies(replace(problem, lower=lower), prove=prove)
 
@@ -128,7 +146,7 @@ def certified(
     problem, found = best_of(searched)
     oracle = problem.oracle
     fleet = oracle.fleet(found.best if made is None else made.best)
-    problem.progress("simulating the plan and its neighbours")
+    problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
     began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline

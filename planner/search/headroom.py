@@ -30,11 +30,11 @@ def ends(oracle: Oracle, counts: Counts, *, least_frac: float = 0.0) -> Ends:
     found: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
     def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
-        found[what] = _most(at, least_frac)
+        found[what] = most_that_holds(at, least_frac)
 
     side_by_side(
         [
-            lambda: look("traffic", lambda frac: (_with_traffic(alone, frac), counts)),
+            lambda: look("traffic", lambda frac: (with_traffic(alone, frac), counts)),
             lambda: look("steps", lambda frac: (alone, _with_steps(counts, frac))),
         ]
     )
@@ -47,12 +47,17 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
     """Whether a fleet holds with so much more traffic, and with steps that are so much longer."""
     alone = oracle.alone()
     return (
-        _with_traffic(alone, more_frac).holds([counts])[0]
-        and alone.holds([_with_steps(counts, more_frac)])[0]
+        with_traffic(alone, more_frac).holds([counts])[0] and alone.holds([_with_steps(counts, more_frac)])[0]
     )
 
 
-def _most(at: Callable[[float], tuple[Oracle, Counts]], least_frac: float) -> tuple[float, tuple[Limit, ...]]:
+def most_that_holds(
+    at: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
+) -> tuple[float, tuple[Limit, ...]]:
+    """The largest share more, up to HEADROOM_MOST_FRAC, with which what is asked `at` it holds, and the
+    limits that are missed first beyond; with `least_frac` it is known to hold.
+    """
+
     def holds(frac: float) -> bool:
         if frac <= least_frac:
             return True
@@ -73,7 +78,8 @@ def _most(at: Callable[[float], tuple[Oracle, Counts]], least_frac: float) -> tu
     return good, tuple(line.limit for line in verdict.lines if not line.holds)
 
 
-def _with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
+def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
+    """The same question of the same requests by a faster clock; a slower one for less than 0."""
     trace = oracle.trace
     asked = trace.rate_rps * (1 + more_frac)
     faster = rescale(trace, asked, how="compress", rng=np.random.default_rng(0))

@@ -22,6 +22,7 @@ from planner.search.options import (
 )
 from planner.search.oracle import LEAST_EFFORT, side_by_side
 from planner.search.problem import Problem, Standing
+from planner.search.stages import Stage
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
 from planner.search.walk import note_cheaper, walk
 from planner.solvers.master import Option, least_workers
@@ -115,7 +116,7 @@ def search_level0(
     best_mixed = best_one_gpu = (search.best, search.value)
     try:
         _offer_known(problem, start, over.options, holds, search)
-        problem.progress(f"level 0: {len(over.mixed)} mixed pools")
+        problem.progress(Stage(f"level 0: {len(over.mixed)} mixed pools", "level 0"))
         _search_mixed(over.mixed, holds, search, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
@@ -154,7 +155,8 @@ def _search_pairs(
     problem: Problem, over: _Ranges, label: str, search: Search, enough: Callable[[], bool]
 ) -> None:
     """Prefill and decode pools of "one GPU type" or of "two GPU types"."""
-    problem.progress(f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}")
+    said = f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}"
+    problem.progress(Stage(said, "pairs"))
     oracle, is_one = problem.oracle, label == "one GPU type"
     ask = AskPairs(_timed(problem, search, oracle.holds))
     if not problem.trace.after.size:  # answers that take no time bring the next requests of a session earlier
@@ -245,7 +247,7 @@ def _walk(
         effort = oracle.effort() - spent
         return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
-    problem.progress("level 0: every cheaper fleet, one by one")
+    problem.progress(Stage("level 0: every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, oracle.told, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
         raise StoppedError  # what was begun depends on the clock

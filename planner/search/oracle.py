@@ -294,6 +294,21 @@ class Oracle:
         simulation = simulate(self._at(fleet), self.trace, limits=self.slo.limits, record=record)
         return simulation, judge(simulation, self.slo)
 
+    def worst_verdict(self, counts: Counts) -> Verdict | None:
+        """The judgement, without percentiles, after the loss that leaves the fewest limits kept, and of these
+        the least share of some; None where a loss leaves no worker of a role.
+        """
+        found: list[Verdict] = []
+        for left in self._losses(counts):
+            roles = {option.role for option, count in left if count > 0}
+            if not roles or ("prefill" in roles) != ("decode" in roles):
+                return None
+            record = self.slo.every_s is not None
+            fleet = self._at(self.fleet(left))
+            simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+            found.append(judge(simulation, self.slo, values=False))
+        return min(found, key=lambda said: (said.holds, *sorted(line.kept_frac for line in said.lines)))
+
     def _survives(self, counts: Counts) -> bool:
         return all(self._simulated(left) for left in self._losses(counts))
 

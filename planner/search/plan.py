@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.documents.around import Made
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Price, Warned
 from planner.domain import Slo
@@ -42,6 +43,7 @@ class Plan:
     placement: Placement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
     on_paper: Fleet | None = None
+    made: Made | None = None  # when, and by which version
 
     @property
     def value(self) -> float:

@@ -57,6 +57,7 @@ class Conditions:
     watch: Watch = unwatched
     answers: Answers = field(default_factory=Answers)
     by_gpu: bool = False  # money counts GPUs in use alone: others pay for what nodes have beside
+    around: bool = False  # what holds around the plan is simulated too, for its report (around.py)
 
 
 @dataclass(frozen=True, slots=True)

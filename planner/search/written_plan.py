@@ -43,5 +43,6 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
         throughput=written.throughput,
         placement=placement(written.fleet),
         prefixes=pool_prefixes(written.fleet, simulation, written.trace, time_limit_s=PREFIXES_S, rng=rng),
+        made=written.made,
     )
     return found, written.command

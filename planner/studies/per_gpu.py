@@ -22,6 +22,7 @@ from planner.search.owned import paid
 from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Conditions
+from planner.search.stages import Stage
 from planner.studies.whatif import Study
 
 MOST_UNASKED = 4  # GPU types answered alone where nobody says whether to: together about as dear as the plan
@@ -49,7 +50,7 @@ def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> P
     deadline = time.monotonic() + seconds
     rows = []
     for k, (name, stock) in enumerate(types.items()):
-        study.progress(f"{name} alone")
+        study.progress(Stage(f"{name} alone", "each GPU"))
         share_s = max((deadline - time.monotonic()) / (len(types) - k), LEAST_S)
         rows.append(_alone(study, task, found, name, stock, share_s))
     answered = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import a_plan
+from plans import a_plan, an_around
 
 from planner.reports import report
 
@@ -30,7 +30,9 @@ for missing, why in (
 
 EVIL = "</script><script>alert(1)</script>"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-CHARTS = 4
+CHARTS = 9  # of the first screen seven, then alternatives, how busy
+KV = 3  # after attainment, the staircase, demand
+AXE = os.environ.get("FLEETPLAN_AXE")
 Open = Callable[..., Any]
 
 
@@ -40,6 +42,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     from playwright.sync_api import sync_playwright
 
     plan = a_plan()
+    plan = replace(plan, certificate=replace(plan.certificate, around=an_around()))
     pools = (replace(plan.fleet.pools[0], name=EVIL), *plan.fleet.pools[1:])
     page = report.render(replace(plan, fleet=replace(plan.fleet, pools=pools)))
     head = '<meta charset="utf-8">'
@@ -78,19 +81,19 @@ def shown(tab: Any, what: str) -> int:
 def test_charts_answer_and_tell_the_name_of_their_line_browser(opened: Open) -> None:
     tab = opened()
     assert (shown(tab, ".live svg.marks"), shown(tab, ".still svg")) == (CHARTS, 0)
-    chart = tab.query_selector_all(".live")[1]
+    chart = tab.query_selector_all(".live")[KV]
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     tab.wait_for_selector("#vg-tooltip-element.visible")
     told = tab.inner_text("#vg-tooltip-element")
     assert told.splitlines()[0] in (EVIL, "dec")
-    assert "time [s]" in told and "busy share of the pool" in told
+    assert "time [s]" in told and "KV cache in use" in told
 
 
 def test_a_legend_shows_one_line_alone_browser(opened: Open) -> None:
     tab = opened()
-    chart = tab.query_selector_all(".live")[1]
+    chart = tab.query_selector_all(".live")[KV]
     faint = "path => path.getAttribute('opacity') < 1"
     count = f"chart => [...chart.querySelectorAll('.mark-line path')].filter({faint}).length"
     assert chart.evaluate(count) == 0
@@ -116,3 +119,31 @@ def test_nothing_is_wider_than_the_page_browser(opened: Open, width: int) -> Non
     for element in tab.query_selector_all(".live svg.marks, .scroll table"):
         box = element.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_axe_finds_nothing_browser(opened: Open, width: int, scheme: str) -> None:
+    """WCAG 2.1 A and AA; axe-core comes by FLEETPLAN_AXE."""
+    if AXE is None:
+        pytest.skip("FLEETPLAN_AXE=package/axe.min.js of `npm pack axe-core`")
+    tab = opened(width, color_scheme=scheme)
+    tab.evaluate(Path(AXE).read_text())
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
+    found = tab.evaluate("rules => axe.run(rules)", rules)
+    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
+
+
+def test_the_first_screen_answers_without_scrolling_browser(opened: Open) -> None:
+    """At 1440 x 900: the verdict, the figures at a glance, and the card of the plan."""
+    tab = opened(1440, java_script_enabled=False)
+    for what in (".verdict", ".figures", ".cards .chosen"):
+        box = tab.query_selector(what).bounding_box()
+        assert box["y"] + box["height"] <= 900, what
+
+
+def test_it_prints_on_a_few_pages_browser(opened: Open, tmp_path: Path) -> None:
+    tab = opened()
+    tab.emulate_media(media="print")
+    written = tab.pdf(format="A4", print_background=True)
+    assert 3 <= written.count(b"/Type /Page\n") + written.count(b"/Type /Page ") <= 12

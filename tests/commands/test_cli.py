@@ -146,13 +146,16 @@ def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
 
 def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -> None:
     document, said = planned.document, planned.said.out
+    said = " ".join(said.split())
     for words in (
-        f"{document['bill']['usd_per_h']:.2f} USD per hour",
-        "10909 requests in 9.1 min",
-        "ttft p90",
-        "tbt p99",
-        "39.04 USD/h, exact",
-        "policy-free bound",
+        f"{document['bill']['usd_per_h']:.2f} USD/h",
+        "Step times estimated, not measured here.",
+        "1 dec worker of 2 lost",
+        "no extra cost",
+        "with 5 workers (3 + 2) the SLO is kept in 7 of 10 futures",
+        "10,909 requests in 9.1 min",
+        "certified",
+        "39.04 USD/h, exactly",
         f"written to {planned.folder}",
         *(pool["gpu"] for pool in document["workers"]),
     ):
@@ -168,7 +171,7 @@ def test_a_promised_attainment_is_shown_where_the_limits_are(run: Run, tmp_path:
     assert run("--slo", slo, "--trace", trace, "-o", tmp_path / "out").code == 0
     document = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
     assert document["simulated_attainment_frac"] == 1.0
-    said = run("--slo", slo, "--trace", trace, "-o", tmp_path / "out").out
+    said = run("--slo", slo, "--trace", trace, "-o", tmp_path / "out", "--verbose").out
     assert re.search(r"attainment.*90 %.*100.00 %.*all limits at once.*kept", said)
     slo.write_text(SMALL_SLO.replace("slo: {", "slo: {attainment: 0.9, e2e: {p50: 1 us}, "))
     asked = ("simulate", "--fleet", tmp_path / "out" / "plan.yaml", "--trace", trace, "--slo", slo)

@@ -53,7 +53,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 def test_options_make_a_plan_without_a_file(plan: Plan) -> None:
     code, out, _ = plan(*QUESTION, *TRAFFIC)
-    assert code == 0 and "USD per hour" in out
+    assert code == 0 and "USD/h" in out
     assert {path.name for path in Path().iterdir()} == {"slo.yaml", "fleet.yaml"}
 
 

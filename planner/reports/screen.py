@@ -1,0 +1,431 @@
+"""The first screen of an answer, for the report, the terminal and the browser alike: what to buy, what it
+costs, what breaks it, what more traffic costs, and what all that rests on. Everything is of the certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answered, Headroom
+from planner.domain import OWNED, Limit, market_of
+from planner.fleet import Fleet
+from planner.reports.answers import workers_text
+from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, level0_line, listed, usd
+from planner.search.bill import Bill
+from planner.search.plan import Plan
+from planner.solvers.nodes import node_of
+
+ASKED_MORE_FRAC = 0.2  # more traffic, whose cost the first screen says
+STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
+Basis = Literal["measured", "given", "listed", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One of the three answers; texts are empty where nothing is known. `is_plan`: it is written down."""
+
+    name: str
+    price: str
+    difference: str  # against the plan
+    month: str
+    fleet: str
+    kept: str
+    holds: str
+    breaks: str
+    is_plan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A figure that a buyer asks for: its name, its value, a note."""
+
+    name: str
+    value: str
+    note: str
+
+
+def verdict(plan: Plan) -> str:
+    """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
+    paid = plan.bill
+    verb = "Use" if not plan.fleet.gpus - paid.owned_gpus else "Buy"
+    cost = f"{usd(paid.usd_per_h)}/h ({_month(paid.usd_per_h)} per month)"
+    carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
+    missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
+    said = [f"{verb} {bought_text(plan.fleet, paid)}: {cost}.{carried}{missed}", _how_sure(plan)]
+    return " ".join(part for part in (*said, basis_text(plan)) if part)
+
+
+def _how_sure(plan: Plan) -> str:
+    answer = planned_answer(plan)
+    room, kept = headroom_of(plan), None if answer is None else answer.kept_in
+    parts = [] if room is None else [f"Holds to {room_text(room)}"]
+    if kept is not None and kept.futures:
+        parts.append(f"kept in {kept.kept} of {kept.futures} futures")
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
+
+
+def planned_answer(plan: Plan) -> Answered | None:
+    """The answer that is written down; None where the plan is on paper alone."""
+    return plan.certificate.answer("production")
+
+
+def headroom_of(plan: Plan) -> Headroom | None:
+    """How far the plan's fleet holds, by its answer or by what was simulated around it."""
+    answer = planned_answer(plan)
+    if answer is not None and answer.headroom is not None:
+        return answer.headroom
+    if plan.certificate.around is None:
+        return None
+    held = {each.strain: each.frac for each in plan.certificate.around.holds}
+    return Headroom(held["steps"], held["traffic"]) if {"steps", "traffic"} <= held.keys() else None
+
+
+def room_text(room: Headroom) -> str:
+    """For instance '+12 % traffic and +9 % step time'."""
+    return f"{more_text(room.traffic_frac)} traffic and {more_text(room.steps_frac)} step time"
+
+
+def more_text(frac: float) -> str:
+    """To how much more something holds: '+12 %', '+0.8 %', '+100 % or more'."""
+    if frac >= HEADROOM_MOST_FRAC:
+        return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
+    if frac < HEADROOM_STEP_FRAC:
+        return f"less than +{100 * HEADROOM_STEP_FRAC:g} %"
+    return f"+{100 * frac:.0f} %" if frac >= 0.1 else f"+{100 * frac:.1f} %"
+
+
+def bought_text(fleet: Fleet, paid: Bill) -> str:
+    """For instance '3 nodes of 8 × h100-80g', whole nodes where these are sold; GPUs by their number."""
+    parts = [f"{counted(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
+    alone: dict[str, int] = {}
+    for pool in fleet.running:
+        if node_of(pool.type.gpu) is None:
+            gpu = pool.type.gpu.name
+            alone[gpu] = alone.get(gpu, 0) + pool.count * pool.type.gpus
+    for gpu, gpus in alone.items():
+        name = gpu.removesuffix(OWNED) if market_of(gpu) == OWNED else gpu
+        parts.append(f"{gpus} × {name}" + (" that you own" if market_of(gpu) == OWNED else ""))
+    return listed(parts)
+
+
+def _month(usd_per_h: float) -> str:
+    return f"{usd_per_h * HOURS_PER_MONTH:,.0f} USD"
+
+
+# -- the three answers -------------------------------------------------------------------------------------
+
+_NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
+
+
+def cards(plan: Plan) -> list[Card]:
+    """On paper, in production, with a loss; the plan alone where it was planned on paper."""
+    if not plan.certificate.answers:
+        paid, room = plan.bill.usd_per_h, headroom_of(plan)
+        kept = "kept on the traffic as it is written; no future was asked"
+        holds = "" if room is None else f"holds to {room_text(room)}"
+        return [
+            Card(
+                _NAMES["on-paper"],
+                f"{usd(paid)}/h",
+                "the plan",
+                f"{_month(paid)} per month",
+                describe(plan.fleet),
+                kept,
+                holds,
+                "",
+                is_plan=True,
+            )
+        ]
+    return [_card(plan, each) for each in plan.certificate.answers]
+
+
+def _card(plan: Plan, answer: Answered) -> Card:
+    is_plan, name = answer.name == "production", _NAMES[answer.name]
+    if answer.value is None:
+        return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
+    paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
+    kept = (
+        "" if answer.kept_in is None else f"kept in {answer.kept_in.kept} of {answer.kept_in.futures} futures"
+    )
+    if kept and answer.kept_in is not None and answer.kept_in.after_loss:
+        kept += " after losing any one worker"
+    limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
+    return Card(
+        name,
+        "" if paid is None else f"{usd(paid)}/h",
+        "the plan" if is_plan else _against(paid, plan.bill.usd_per_h),
+        "" if paid is None else f"{_month(paid)} per month",
+        workers_text(answer.workers),
+        kept,
+        "" if answer.headroom is None else f"holds to {room_text(answer.headroom)}",
+        f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
+        is_plan=is_plan,
+    )
+
+
+def _against(paid: float | None, planned: float) -> str:
+    if paid is None:
+        return ""
+    more = paid - planned
+    if abs(more) <= 5e-3:
+        return "costs the same"
+    share = f" ({100 * more / planned:+.0f} %)" if planned else ""
+    return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
+
+
+def _named(limits: Sequence[Limit]) -> str:
+    return " or ".join(limit.name for limit in limits)
+
+
+# -- at a glance -------------------------------------------------------------------------------------------
+
+
+def glance(plan: Plan) -> list[Glance]:
+    """What one asks first: cost per month, what breaks it, what more traffic costs, what is measured."""
+    paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
+    per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
+    return [
+        Glance("Cost per month", _month(paid), per_million),
+        _breaks_first(plan),
+        _more_traffic(plan),
+        _measured(plan),
+        Glance("Status", plan.status, STATUS_WORDS[plan.status]),
+    ]
+
+
+STATUS_WORDS = {
+    "certified": "tested on futures that the search had not seen, step times with a measured spread",
+    "not certified": "the test on unseen futures or the step times do not say enough; see the warnings",
+    "on paper": "kept on the traffic as it is written; nothing is known of other traffic",
+    "best found": "the search is NOT exhausted, the time limit came first: a cheaper fleet may exist",
+}
+
+
+def _breaks_first(plan: Plan) -> Glance:
+    room, found = headroom_of(plan), plan.certificate.around
+    held = [] if found is None else list(found.holds)
+    if not held and room is not None:
+        held = [Holds("traffic", room.traffic_frac, ()), Holds("steps", room.steps_frac, ())]
+    if not held:
+        return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
+    first = min(held, key=lambda each: each.frac)
+    limit = f"{_named(first.missed)} is missed" if first.missed else "the SLO is missed"
+    strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
+    losses = () if found is None else found.losses
+    lost = next((each for each in losses if not each.holds), None)
+    if lost is not None:
+        missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
+        value = f"1 {lost.pool} worker of {lost.workers} lost"
+        return Glance("Breaks first", value, f"then {missed}; with all workers at {strained}: {limit}")
+    spare = "; any one worker may be lost" if losses else ""
+    return Glance("Breaks first", strained, f"beyond that {limit}{spare}")
+
+
+def _more_traffic(plan: Plan) -> Glance:
+    name = f"{100 * ASKED_MORE_FRAC:.0f} % more traffic"
+    at = at_traffic(plan.certificate.around, ASKED_MORE_FRAC)
+    if at is not None and at.usd_per_h is None:
+        return Glance(name, "none found", "within the limits no fleet of these workers keeps the SLO")
+    if at is not None and at.usd_per_h is not None:
+        more = at.usd_per_h - plan.bill.usd_per_h
+        fleet = "this fleet carries it" if is_plan_fleet(plan, at) else workers_text(at.workers)
+        value = f"+{usd(more)}/h" if more > 5e-3 else "no extra cost"
+        month = f", {_month(at.usd_per_h)} per month" if more > 5e-3 else ""
+        return Glance(name, value, fleet + month)
+    room = headroom_of(plan)
+    if room is not None and room.traffic_frac >= ASKED_MORE_FRAC:
+        return Glance(name, "no extra cost", "this fleet carries it, on the traffic as it is written")
+    return Glance(name, "not simulated", "plan again with that rate to know")
+
+
+def at_traffic(found: Around | None, more_frac: float) -> AtTraffic | None:
+    """What carries so much more traffic; None where that was not simulated."""
+    every = () if found is None else found.at_traffic
+    return next((at for at in every if math.isclose(at.more_frac, more_frac)), None)
+
+
+def is_plan_fleet(plan: Plan, at: AtTraffic) -> bool:
+    return workers_text(at.workers) == describe(plan.fleet)
+
+
+def basis(plan: Plan) -> dict[str, Basis]:
+    """What the figures rest on, and how each was obtained."""
+    found: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
+    kinds: dict[Basis, list[str]] = {}
+    for pool in plan.fleet.running:
+        steps: Basis = "measured" if pool.type.latency.kind == "steps" else "estimated"
+        kinds.setdefault(steps, []).append(pool.name)
+    for steps, names in kinds.items():
+        found["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
+    found["KV memory"] = "estimated"
+    found["prices"] = "given" if not any(price.date for price in plan.prices) else "listed"
+    if plan.fleet.is_disaggregated:
+        found["the KV link"] = "given"
+    if plan.power is not None:
+        found["power"] = "estimated"
+    return found
+
+
+def basis_text(plan: Plan) -> str:
+    """Whether step times were measured, in a short sentence."""
+    kinds = {pool.name: pool.type.latency.kind for pool in plan.fleet.running}
+    estimated = [name for name, kind in kinds.items() if kind != "steps"]
+    if not estimated:
+        return "Step times measured."
+    of = "" if len(estimated) == len(kinds) else f" of {listed(estimated)}"
+    return f"Step times{of} estimated, not measured here."
+
+
+def _measured(plan: Plan) -> Glance:
+    of: dict[str, list[str]] = {}
+    for figure, kind in basis(plan).items():
+        of.setdefault(kind, []).append(figure)
+    total = sum(map(len, of.values()))
+    measured = len(of.get("measured", ()))
+    note = "; ".join(f"{kind}: {', '.join(figures)}" for kind, figures in of.items())
+    return Glance("Measured", f"{measured} of {total} inputs", note)
+
+
+def why(plan: Plan) -> list[str]:
+    """Why nothing cheaper is planned, in a few sentences."""
+    certificate, found = plan.certificate, plan.certificate.around
+    said = []
+    fewer = None if found is None else _fewer(plan, found)
+    if found is not None and fewer is not None:
+        of = f"in {fewer.kept} of {found.futures} futures" if found.futures else "no more"
+        said.append(f"with {counted(fewer.workers, 'worker')} ({_counts(fewer)}) the SLO is kept {of}")
+    paper = certificate.answer("on-paper")
+    if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
+        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} futures"
+        price = (
+            "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
+        )
+        said.append(f"the cheapest fleet on paper{price} keeps it in {kept}")
+    return [*said, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
+
+
+def _workers(plan: Plan) -> tuple[Any, ...]:
+    answer = planned_answer(plan)
+    return () if answer is None else answer.workers
+
+
+def _fewer(plan: Plan, found: Around) -> AtWorkers | None:
+    """The largest number of workers below the plan's that was simulated and is kept in too few futures."""
+    below = [at for at in found.at_workers if at.workers < plan.fleet.workers]
+    at = max(below, key=lambda at: at.workers, default=None)
+    few = max(found.futures, 1) - found.may_miss
+    return at if at is not None and at.kept < few else None
+
+
+def _counts(at: AtWorkers) -> str:
+    return " + ".join(map(str, at.counts))
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """The first screen as plain values, for whoever draws it: its texts, and the figures of its charts but
+    those of the simulation.
+    """
+    found, paid = plan.certificate.around, plan.bill
+    room = headroom_of(plan)
+    return {
+        "verdict": verdict(plan),
+        "cards": [asdict(card) for card in cards(plan)],
+        "glance": [asdict(each) for each in glance(plan)],
+        "basis": basis(plan),
+        "usd_per_h": paid.usd_per_h,
+        "rate_rps": plan.trace.rate_rps,
+        "headroom_traffic_frac": None if room is None else room.traffic_frac,
+        "headroom_steps_frac": None if room is None else room.steps_frac,
+        "workers": [] if found is None else [_at_workers(each) for each in found.at_workers],
+        "traffic": []
+        if found is None
+        else [
+            {
+                "more_frac": at.more_frac,
+                "usd_per_h": at.usd_per_h,
+                "fleet": workers_text(at.workers) or "none within the limits",
+            }
+            for at in found.at_traffic
+        ],
+        "futures": 0 if found is None else found.futures,
+        "may_miss": 0 if found is None else found.may_miss,
+        "asked": 0 if found is None else found.asked,
+        "breaks": [asdict(each) for each in breaks(plan)],
+        "left_out": [] if found is None else list(found.left_out),
+    }
+
+
+def _at_workers(at: AtWorkers) -> dict[str, Any]:
+    return {
+        "workers": at.workers,
+        "counts": list(at.counts),
+        "kept": at.kept,
+        "limits": [
+            {
+                "limit": share.limit.name,
+                "asked_frac": share.limit.percentile_frac,
+                "least_frac": share.least_frac,
+                "needed_frac": share.needed_frac,
+                "median_frac": share.median_frac,
+                "most_frac": share.most_frac,
+            }
+            for share in at.shares
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """Something that a plan stands up to a share more, and what happens beyond."""
+
+    label: str
+    frac: float
+    said: str
+    kind: Literal["slo", "loss", "price"]
+
+
+def breaks(plan: Plan) -> list[Breaks]:
+    """What breaks the plan, the nearest first."""
+    found = plan.certificate.around
+    if found is None:
+        room = headroom_of(plan)
+        if room is None:
+            return []
+        held = [Holds("traffic", room.traffic_frac, ()), Holds("steps", room.steps_frac, ())]
+        return sorted(map(_strained, held), key=lambda each: each.frac)
+    rows = [*map(_strained, found.holds), *map(_lost, _worst(found.losses))]
+    rows += [
+        Breaks(f"price of {turn.gpu}", turn.more_frac, f"then “{turn.instead}” costs less", "price")
+        for turn in found.prices
+    ]
+    return sorted(rows, key=lambda each: each.frac)
+
+
+def _strained(held: Holds) -> Breaks:
+    label = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}[held.strain]
+    said = f"then {_named(held.missed)} is missed" if held.missed else "then the SLO is missed"
+    if held.frac >= HEADROOM_MOST_FRAC:
+        said = "and still holds"
+    return Breaks(label, held.frac, f"{more_text(held.frac)}, {said}", "slo")
+
+
+def _worst(losses: Sequence[Lost]) -> list[Lost]:
+    """The first pool that misses the SLO without a worker; else the one that loses the largest share."""
+    failing = [each for each in losses if not each.holds]
+    return (failing or sorted(losses, key=lambda each: each.workers))[:1]
+
+
+def _lost(lost: Lost) -> Breaks:
+    label = f"loss of 1 {lost.pool} worker of {lost.workers}"
+    if lost.holds:
+        return Breaks(label, 1 / lost.workers, "still holds", "loss")
+    missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
+    return Breaks(label, 0.0, missed, "loss")

@@ -1,0 +1,336 @@
+"""The charts of the first screen, drawn by Altair, each with its caption.
+
+Altair is imported inside the functions: it takes most of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.documents.around import AtWorkers
+from planner.domain import KV_BLOCK_TOKENS
+from planner.reports import screen
+from planner.reports.charts import HEIGHT, METRIC_NAMES, WIDTH, distribution_chart
+from planner.reports.curves import distribution, in_system, kv_blocks_at
+from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
+from planner.reports.encoding import colours, dashes, data, labels, legend, rounded_all, table, time_unit
+from planner.search.plan import Plan
+from planner.units import show_s
+
+POINTS = 120  # along a time axis
+NAMES = ("attainment", "staircase", "demand", "kv", "waiting", "breaks")
+
+
+def figures(plan: Plan) -> list[Figure]:
+    """In the order in which they are read; what was not simulated is missing."""
+    found = [attainment(plan), staircase(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
+    return [*(figure for figure in found if figure is not None), *latencies(plan)]
+
+
+def attainment(plan: Plan) -> Figure | None:
+    """Share within each limit against the number of workers, with a band over the futures."""
+    import altair as alt
+
+    around = plan.certificate.around
+    if around is None or len(around.at_workers) < 2:
+        return None
+    names = [share.limit.name for share in around.at_workers[0].shares]
+    rows = [
+        {
+            "x": at.workers,
+            "y": round(share.median_frac, 5),
+            "low": round(share.needed_frac, 5),
+            "high": round(share.most_frac, 5),
+            "name": share.limit.name,
+        }
+        for at in around.at_workers
+        for share in at.shares
+    ]
+    totals = [at.workers for at in around.at_workers]
+    x = alt.X(
+        "x:Q",
+        axis=alt.Axis(title="workers", values=totals, format="d"),
+        scale=alt.Scale(domain=[totals[0] - 0.4, totals[-1] + 0.4], nice=False),
+    )
+    y = alt.Y(
+        "y:Q",
+        axis=alt.Axis(title="share within the limit", format="%", values=[0, 0.25, 0.5, 0.75, 1]),
+        scale=alt.Scale(domain=[0, 1.16], nice=False),
+    )
+    shade = alt.Color("name:N", sort=names, legend=legend(names), scale=colours(names))
+    line = (
+        alt.Chart(data(rows))
+        .mark_line(strokeWidth=2, point=True)
+        .encode(
+            x=x,
+            y=y,
+            color=shade,
+            strokeDash=alt.StrokeDash("name:N", sort=names, legend=legend(names), scale=dashes(names)),
+        )
+    )
+    band = (
+        alt.Chart(data(rows))
+        .mark_area(opacity=0.18, style=GUIDE)
+        .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=shade)
+    )
+    needed = [
+        alt.Chart(table(y=[share.limit.percentile_frac]))
+        .mark_rule(color=MUTED, strokeDash=[2, 3])
+        .encode(y="y:Q")
+        for share in around.at_workers[0].shares
+    ]
+    of = max(around.futures, 1)
+    kept = labels(
+        table(x=totals, y=[1.09] * len(totals), text=[f"{at.kept} of {of}" for at in around.at_workers]),
+        align="center",
+    )
+    plan_at = alt.Chart(table(x=[plan.fleet.workers])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
+    drawn = alt.layer(line, band, *needed, plan_at.encode(x="x:Q"), *kept)
+    return Figure(
+        "attainment",
+        drawn.properties(width=WIDTH, height=HEIGHT),
+        _attainment_caption(around.at_workers, plan),
+    )
+
+
+def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
+    around = plan.certificate.around
+    assert around is not None
+    pools = " + ".join(around.pools)
+    counts = ", ".join(" + ".join(map(str, each.counts)) for each in at) if len(around.pools) > 1 else ""
+    said = f"SLO attainment by number of workers{f' ({pools}: {counts})' if counts else ''}. "
+    if not around.futures:
+        return (
+            said + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
+        )
+    needed = around.futures - around.may_miss
+    return said + (
+        f"Above: in how many of {around.futures} futures the SLO is kept. Line: the middle future; the band "
+        f"holds the best {needed}. Dotted: the shares that must be within; dashed: the plan."
+    )
+
+
+def staircase(plan: Plan) -> Figure | None:
+    """What carries less and more traffic, and what that costs."""
+    import altair as alt
+
+    around = plan.certificate.around
+    every = [] if around is None else [at for at in around.at_traffic if at.usd_per_h is not None]
+    if around is None or len(every) < 2:
+        return None
+    rate = plan.trace.rate_rps
+    xs = [rate * (1 + at.more_frac) for at in every]
+    ys = [at.usd_per_h or 0.0 for at in every]
+    top = 1.25 * max(ys) or 1.0
+    x = alt.X(
+        "x:Q",
+        axis=alt.Axis(title="traffic [requests/s]", tickCount=6, format=",~f"),
+        scale=alt.Scale(domain=[0.9 * xs[0], 1.06 * xs[-1]], nice=False),
+    )
+    y = alt.Y(
+        "y:Q",
+        axis=alt.Axis(title="USD/h", tickCount=5, format=",~f"),
+        scale=alt.Scale(domain=[0, top], nice=False),
+    )
+    line = (
+        alt.Chart(table(x=xs, y=ys))
+        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-before", point={"color": BLUE, "size": 34})
+        .encode(x=x, y=y)
+    )
+    here = alt.Chart(table(x=[rate], y=[plan.bill.usd_per_h]))
+    circle = here.mark_point(color=VERMILLION, filled=False, size=130, strokeWidth=2.4, opacity=1)
+    said = labels(table(x=[rate], y=[plan.bill.usd_per_h], text=["you are here"]), align="center", dy=-14)
+    drawn = alt.layer(line, circle.encode(x="x:Q", y="y:Q"), *said)
+    futures = (
+        f"kept in all but {around.may_miss} of the {around.asked} hardest of {around.futures} futures"
+        if around.futures
+        else "on the traffic as it is written, by a faster or slower clock"
+    )
+    none = [at for at in around.at_traffic if at.usd_per_h is None]
+    beyond = (
+        f" At {rate * (1 + none[0].more_frac):,.3g} requests/s none was found within the limits."
+        if none
+        else ""
+    )
+    caption = (
+        f"Cost by traffic: the cheapest fleet found of these worker types at each dot, {futures}; "
+        f"another mix may cost less.{beyond}"
+    )
+    return Figure("staircase", drawn.properties(width=WIDTH, height=HEIGHT), caption)
+
+
+def demand(plan: Plan) -> Figure:
+    """Requests that arrive over time, under the rate to which the plan holds."""
+    import altair as alt
+
+    trace = plan.trace
+    duration_s = trace.duration_s or 1.0
+    bins = int(np.clip(len(trace) // 20, 6, POINTS // 2))
+    counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], bins, (0.0, duration_s))
+    unit, factor = time_unit(duration_s)
+    rate = counts / np.diff(edges_s)
+    room = screen.headroom_of(plan)
+    holds_rps = None if room is None else trace.rate_rps * (1 + room.traffic_frac)
+    top = 1.2 * max(float(rate.max()), holds_rps or 0.0)
+    line = (
+        alt.Chart(table(x=edges_s / factor, y=np.append(rate, rate[-1])))
+        .mark_line(color=BLUE, strokeWidth=1.6, interpolate="step-after")
+        .encode(
+            x=_time(unit),
+            y=alt.Y(
+                "y:Q",
+                axis=alt.Axis(title="requests/s", tickCount=5, format=",~f"),
+                scale=alt.Scale(domain=[0, top], nice=False),
+            ),
+        )
+    )
+    mean = alt.Chart(table(y=[trace.rate_rps])).mark_rule(color=MUTED, strokeDash=[2, 3]).encode(y="y:Q")
+    layers = [line, mean]
+    caption = (
+        f"Demand under capacity: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
+    )
+    if holds_rps is not None:
+        layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
+        caption += "; dashed: the average to which the same traffic may grow"
+    caption += "."
+    return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
+
+
+def _time(unit: str) -> Any:
+    import altair as alt
+
+    return alt.X(
+        "x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f", tickCount=6), scale=alt.Scale(nice=False)
+    )
+
+
+def _rule(at: float, text: str, colour: str) -> list[Any]:
+    import altair as alt
+
+    rule = alt.Chart(table(y=[at])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
+    return [rule, *labels(table(x=[0.0], y=[at], text=[text]), align="left", dx=4, dy=-7)]
+
+
+def kv_use(plan: Plan) -> Figure | None:
+    """How full the KV cache of each pool is over time; None where no step was recorded."""
+    simulation = plan.simulation
+    if not len(simulation.runs):
+        return None
+    at_s, unit, factor = _moments(plan)
+    series, first = {}, 0
+    for pool in plan.fleet.running:
+        workers = range(first, first + pool.count)
+        first += pool.count
+        blocks = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
+        series[pool.name] = blocks / (pool.count * pool.type.kv_tokens)
+    drawn = _lines(
+        {name: (at_s / factor, share) for name, share in series.items()}, unit, "KV cache in use", "%"
+    )
+    return Figure(
+        "kv", drawn, "KV use: share of each pool's KV cache that holds tokens; at 100 % requests wait."
+    )
+
+
+def waiting(plan: Plan) -> Figure:
+    """Requests that wait for a worker over time."""
+    at_s, unit, factor = _moments(plan)
+    running, queued = in_system(plan.simulation, at_s)
+    series = {"running": (at_s / factor, running), "waiting": (at_s / factor, queued)}
+    drawn = _lines(series, unit, "requests", ",~f")
+    return Figure("waiting", drawn, "Queue: requests in a batch, and requests that wait for one.")
+
+
+def _moments(plan: Plan) -> tuple[Any, str, float]:
+    start_s = float(plan.simulation.arrival_s[0])
+    at_s = np.linspace(0.0, max(plan.simulation.end_s - start_s, 1e-3), POINTS)
+    return at_s + start_s, *time_unit(float(at_s[-1]))
+
+
+def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str) -> Any:
+    import altair as alt
+
+    names = list(series)
+    rows = [
+        {"x": x, "y": y, "what": name}
+        for name, columns in series.items()
+        for x, y in zip(*rounded_all(*columns), strict=True)
+    ]
+    scale = alt.Scale(domain=[0, 1.02], nice=False) if form == "%" else alt.Undefined
+    return (
+        alt.Chart(data(rows))
+        .mark_line(strokeWidth=1.6, interpolate="step-after")
+        .encode(
+            x=_time(unit),
+            y=alt.Y("y:Q", axis=alt.Axis(title=title, format=form, tickCount=5), scale=scale),
+            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
+            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+    )
+
+
+def breaks(plan: Plan) -> Figure | None:
+    """A bar for everything that may grow, as far as the plan holds."""
+    import altair as alt
+
+    found = screen.breaks(plan)
+    if not found:
+        return None
+    rows = [
+        {
+            "label": each.label,
+            "value": round(each.frac, 4),
+            "kind": each.kind,
+            "text": f"{each.label}: {each.said}",
+        }
+        for each in found
+    ]
+    for row, each in zip(rows, found, strict=True):
+        if each.kind == "price":
+            row["text"] = f"{each.label}: {100 * each.frac:+.0f} %, {each.said}"
+    kinds = ["slo", "loss", "price"]
+    base = alt.Chart(data(rows)).encode(
+        y=alt.Y("label:N", sort=None, axis=None),
+        x=alt.X(
+            "value:Q",
+            axis=alt.Axis(title="more than planned", format="%", tickCount=6),
+            scale=alt.Scale(domain=[0, 1.0], nice=False),
+        ),
+    )
+    drawn = base.mark_bar(height=9, yOffset=9, strokeWidth=0.8).encode(
+        color=alt.Color(
+            "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[BLUE, VERMILLION, PURPLE])
+        ),
+        tooltip=[
+            alt.Tooltip("label:N", title="title"),
+            alt.Tooltip("value:Q", title="holds to", format="+.1%"),
+        ],
+    )
+    text = base.mark_text(align="left", dy=-5, color=INK, fontSize=11).encode(x=alt.value(2), text="text:N")
+    caption = (
+        "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
+        "traffic as it is written."
+    )
+    return Figure("breaks", alt.layer(drawn, text).properties(width=WIDTH, height=34 * len(rows)), caption)
+
+
+def latencies(plan: Plan) -> list[Figure]:
+    """The distribution of what was promised, against its limits."""
+    found = []
+    for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
+        limits = [limit for limit in plan.slo.limits if limit.metric == metric]
+        curve = distribution(plan.simulation, metric, [limit.limit_s for limit in limits])
+        if len(curve.value_s) < 2:
+            continue
+        shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
+        caption = (
+            f"Distribution of the {METRIC_NAMES[metric]}; the curve passes above the circle where {shown} "
+        )
+        caption += "is kept"
+        if curve.every > 1:
+            caption += f" (one run of engine steps in {curve.every})"
+        found.append(Figure(metric, distribution_chart(curve, metric, limits), f"{caption}."))
+    return found

@@ -1,0 +1,60 @@
+"""The first screen of an answer as HTML: the report begins with it, and the browser's pages show it."""
+
+from __future__ import annotations
+
+from html import escape
+
+from planner.reports import screen, screen_charts, words
+from planner.reports.page import chart, headline
+from planner.search.plan import Plan
+
+LEFT_OUT = {
+    "workers": "SLO attainment by number of workers",
+    "traffic": "the cost of some other traffic",
+    "prompts": "longer prompts",
+    "losses": "the loss of a worker",
+}
+
+
+def fragment(plan: Plan) -> str:
+    """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/page.css."""
+    promised = f"<p class=note>{escape(words.promise(plan))}</p>"
+    return "\n".join([strip(plan), promised, glance(plan), cards(plan), charts(plan)])
+
+
+def strip(plan: Plan) -> str:
+    return f"<h1 class=verdict>{escape(screen.verdict(plan))}</h1>"
+
+
+def glance(plan: Plan) -> str:
+    return headline([(each.name, each.value, each.note) for each in screen.glance(plan)])
+
+
+def cards(plan: Plan) -> str:
+    return f"<ul class=cards>{''.join(map(_card, screen.cards(plan)))}</ul>"
+
+
+def _card(card: screen.Card) -> str:
+    lines = [card.fleet, card.kept, card.holds, card.breaks]
+    said = "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in lines if line)
+    month = f" <span>{escape(card.month)}</span>" if card.month else ""
+    return (
+        f"<li{' class=chosen' if card.is_plan else ''}><h2>{escape(card.name)}"
+        + (f" <span>{escape(card.difference)}</span>" if card.difference else "")
+        + f"</h2><p class=price>{escape(card.price)}{month}</p>{said}</li>"
+    )
+
+
+def charts(plan: Plan) -> str:
+    """The charts in the order in which they are read, and what there was no time for."""
+    drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
+    found = plan.certificate.around
+    if found is None:
+        said = "What fewer workers and other traffic would do was not simulated with this plan: plan again."
+    elif found.left_out:
+        missing = ", ".join(LEFT_OUT[part] for part in found.left_out)
+        said = f"Not simulated, for want of time: {missing}; raise --time-limit."
+    else:
+        said = ""
+    note = f"<p class=note>{escape(said)}</p>" if said else ""
+    return f"<div class=charts>{drawn}</div>{note}"

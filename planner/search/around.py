@@ -1,0 +1,354 @@
+"""What holds around the fleet of a plan, after it was found: what the first screen of its report draws.
+
+    workers   the plan's pools in their proportion, with fewer and more workers, in futures of its test
+    traffic   less and more of it in the hardest of these: the plan's pools, each as small as holds
+    breaks    how much more traffic, how much longer steps and prompts, one worker less, other prices
+
+It may take BUDGET_FRAC of what the search simulated, counted in requests, so that equal questions give equal
+answers; what that, or the clock, leaves no room for is left out and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost, Part, PriceTurns, Share
+from planner.documents.certificate import Alternative
+from planner.documents.facts import Workers
+from planner.domain import Limit
+from planner.fleet import Fleet
+from planner.search.bill import bill
+from planner.search.fleets import Counts, named
+from planner.search.headroom import ends, most_that_holds, with_traffic
+from planner.search.oracle import Answers, Oracle
+from planner.search.owned import owned_first, paid
+from planner.search.problem import Problem
+from planner.simulator.metrics import Verdict
+from planner.traffic.trace import Trace
+
+BUDGET_FRAC = 0.6  # of the requests that the search simulated
+FUTURES_LEAST, FUTURES_MOST = 4, 10
+ASKED = 4  # of these, the hardest, about other traffic
+TRAFFIC_FRACS = (0.2, 0.5, 1.0, -0.2, -0.5, 0.35, 0.75)  # more than is written, the most wanted first
+WORKERS_BESIDE = 2  # fewer, and more
+STEP_FRAC = 0.1  # of a large fleet's workers, from one number of them to the next
+SPARE_FRAC = 1.5  # times the workers in proportion to traffic, beyond which none are looked for
+PRICES_MOST_FRAC = 1.0
+
+
+def around(
+    problem: Problem,
+    best: Counts,
+    others: Sequence[Counts] = (),
+    priced: Sequence[tuple[str, Fleet]] = (),
+    tested: int = 0,
+) -> Around:
+    """Of the fleet of a plan. `others` are the fleets of other answers, `priced` all that it may be held
+    against, with their labels; in `tested` futures fleets were simulated beside what the oracle counts.
+    """
+    return _Around(problem, best, tuple(others), tuple(priced), tested).found()
+
+
+@dataclass(slots=True)
+class _Around:
+    problem: Problem
+    best: Counts
+    others: tuple[Counts, ...]
+    priced: tuple[tuple[str, Fleet], ...]
+    tested: int
+    left_out: list[Part] = field(default_factory=list)
+    oracles: list[Oracle] = field(default_factory=list)
+    may_miss: int = 0
+    spent: float = 0.0
+    simulations: int = 0
+
+    def found(self) -> Around:
+        problem = self.problem
+        alone = problem.oracle.alone()
+        futures = self._futures()
+        tested = problem.tested
+        self.oracles = [alone] if tested is None else [alone.within_future(tested[i]) for i in range(futures)]
+        if problem.task.safety is not None:
+            self.may_miss = int((1 - problem.task.safety.kept_in_frac) * futures + 1e-9)
+        end = ends(problem.oracle, self.best)  # known, where the answers say it
+        known = (
+            Holds("traffic", end.headroom.traffic_frac, end.by_traffic),
+            Holds("steps", end.headroom.steps_frac, end.by_steps),
+        )
+        losses, prompts = self._losses(), self._prompts()
+        at_workers, hardest = self._at_workers()
+        at_traffic = self._at_traffic(hardest)
+        return Around(
+            futures=0 if tested is None else futures,
+            may_miss=self.may_miss,
+            asked=0 if tested is None else len(hardest),
+            pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running),
+            at_workers=at_workers,
+            at_traffic=at_traffic,
+            holds=(*known, *prompts),
+            losses=losses,
+            prices=price_turns(problem.oracle.fleet(self.best), self.priced),
+            simulations=self.simulations,
+            left_out=tuple(self.left_out),
+        )
+
+    def _futures(self) -> int:
+        """As many as leave enough for other traffic; 1 where there are none but what is written."""
+        if self.problem.tested is None:
+            return 1
+        each = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
+        return int(np.clip(self._budget() // each, FUTURES_LEAST, FUTURES_MOST))
+
+    def _budget(self) -> float:
+        return BUDGET_FRAC * (self.problem.oracle.effort() + self.tested * len(self.problem.trace))
+
+    def _may_go_on(self, part: Part, requests: float) -> bool:
+        """Whether the clock and the budget allow it; else it is among what is left out."""
+        if not self.problem.out_of_time() and self.spent + requests <= self._budget():
+            return True
+        if part not in self.left_out:
+            self.left_out.append(part)
+        return False
+
+    def _count(self, oracle: Oracle) -> None:
+        self.simulations += 1
+        self.spent += len(oracle.trace)
+
+    # -- numbers of workers
+
+    def _at_workers(self) -> tuple[tuple[AtWorkers, ...], list[Oracle]]:
+        """Each with the futures in order, the hardest first, as the plan's fleet says."""
+        planned = [count for _, count in self.best]
+        order = self.oracles
+        if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in order)):
+            return (), self.oracles[:ASKED]
+        found = []
+        for counts in numbers_beside(planned):
+            if not self.problem.allows(self._with(counts)):
+                continue
+            verdicts = [self._worst(oracle, self._with(counts)) for oracle in self.oracles]
+            found.append(_at(counts, verdicts, self.problem.slo.limits, self.may_miss))
+            if counts == tuple(planned):
+                hard = np.argsort([_room(verdict) for verdict in verdicts], kind="stable")
+                order = [self.oracles[i] for i in hard]
+        return tuple(found), order[:ASKED]
+
+    def _worst(self, oracle: Oracle, counts: Counts) -> Verdict | None:
+        """After the loss that leaves the least; None where no worker of a role is left."""
+        self._count(oracle)
+        return oracle.worst_verdict(counts)
+
+    def _with(self, counts: Iterable[int]) -> Counts:
+        return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
+
+    # -- less and more traffic
+
+    def _at_traffic(self, hardest: Sequence[Oracle]) -> tuple[AtTraffic, ...]:
+        found = [self._priced(0.0, self.best)]
+        for more_frac in TRAFFIC_FRACS:
+            requests = 8 * len(self.problem.trace) * len(hardest)
+            if not self._may_go_on("traffic", requests):
+                break
+            oracles = [with_traffic(oracle, more_frac) for oracle in hardest]
+            found.append(self._priced(more_frac, self._cheapest(oracles, more_frac)))
+        if len(found) == 1:
+            return ()
+        return tuple(sorted(found, key=lambda at: at.more_frac))
+
+    def _cheapest(self, oracles: Sequence[Oracle], more_frac: float) -> Counts | None:
+        def holds(counts: Counts) -> bool:
+            if not self.problem.allows(counts):
+                return False
+            missed, left = 0, len(oracles)
+            for oracle in oracles:
+                if missed + left <= self.may_miss:
+                    break
+                self._count(oracle)
+                missed, left = missed + (not oracle.holds([counts])[0]), left - 1
+                if missed > self.may_miss:
+                    return False
+            return True
+
+        planned = tuple(count for _, count in self.best)
+        fleets = [counts for counts in self.others if named(counts) != named(self.best)]
+        counts = least_in_proportion(planned, 1 + more_frac, lambda counts: holds(self._with(counts)))
+        best = None if counts is None else self._stripped(self._with(counts), holds)
+        for fleet in sorted(fleets, key=lambda counts: paid(self.problem, counts)):
+            is_cheaper = best is None or paid(self.problem, fleet) < paid(self.problem, best) * (1 - 1e-9)
+            if is_cheaper and holds(fleet):
+                return fleet
+        return best
+
+    def _stripped(self, counts: Counts, holds: Callable[[Counts], bool]) -> Counts:
+        """Without the workers that it can do without, the dearest first."""
+        for option, _ in sorted(counts, key=lambda each: -each[0].objective):
+            while dict(counts)[option] > 1:
+                fewer = tuple((o, n - (o is option)) for o, n in counts)
+                if not holds(fewer):
+                    break
+                counts = fewer
+        return counts
+
+    def _priced(self, more_frac: float, counts: Counts | None) -> AtTraffic:
+        if counts is None:
+            return AtTraffic(more_frac, (), None)
+        fleet = self.problem.oracle.fleet(owned_first(self.problem, counts))
+        return AtTraffic(more_frac, bought(fleet), bill(fleet).usd_per_h)
+
+    # -- what breaks it
+
+    def _losses(self) -> tuple[Lost, ...]:
+        oracle, found = self.problem.oracle.alone(), []
+        if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
+            return ()
+        names = [pool.name for pool in oracle.fleet(self.best).running]
+        for k, (_, count) in enumerate(self.best):
+            fewer = self._with(n - (i == k) for i, (_, n) in enumerate(self.best))
+            self._count(oracle)
+            verdict = oracle.worst_verdict(fewer)
+            missed = () if verdict is None else missed_of(verdict)
+            found.append(Lost(names[k], count, verdict is not None and verdict.holds, missed))
+        return tuple(found)
+
+    def _prompts(self) -> tuple[Holds, ...]:
+        oracle = self.problem.oracle.alone()
+        if not self._may_go_on("prompts", 8 * len(oracle.trace)):
+            return ()
+
+        def at(more_frac: float) -> tuple[Oracle, Counts]:
+            self._count(oracle)
+            return replace(
+                oracle, trace=longer_prompts(oracle.trace, more_frac), answers=Answers()
+            ), self.best
+
+        frac, missed = most_that_holds(at)
+        return (Holds("prompts", frac, missed),)
+
+
+def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
+    """Of workers of each pool: those that are planned, fewer and more, in the proportion of the plan."""
+    total, pools = sum(planned), len(planned)
+    step = max(1, round(STEP_FRAC * total))
+    totals = range(total - WORKERS_BESIDE * step, total + WORKERS_BESIDE * step + 1, step)
+    return [in_proportion(planned, workers) for workers in totals if workers >= pools]
+
+
+def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
+    """So many workers dealt out as in the plan, at least one to a pool, by largest remainders."""
+    exact = np.array(planned) * (workers / sum(planned))
+    counts = np.maximum(np.floor(exact), 1).astype(int)
+    while (left := workers - counts.sum()) != 0:
+        short = exact - counts
+        k = int(np.argmax(short)) if left > 0 else int(np.argmin(np.where(counts > 1, short, np.inf)))
+        counts[k] += 1 if left > 0 else -1
+    return tuple(counts.tolist())
+
+
+def least_in_proportion(
+    planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
+) -> tuple[int, ...] | None:
+    """The fewest workers in the proportion of the plan that hold, by bisection; None where none do with
+    SPARE_FRAC times as many as traffic has grown by.
+    """
+    total = sum(planned)
+    few, many = len(planned) - 1, max(round(total * factor), len(planned))
+    if factor > 1:
+        few = total - 1
+    most = max(int(np.ceil(SPARE_FRAC * total * max(factor, 1.0))), many)
+    while not holds(in_proportion(planned, many)):
+        few = many
+        if many == most:
+            return None
+        many = min(most, many + max(1, round(STEP_FRAC * total)))
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if holds(in_proportion(planned, middle)) else (middle, many)
+    return in_proportion(planned, many)
+
+
+def longer_prompts(trace: Trace, more_frac: float) -> Trace:
+    """The same requests with prompts so much longer; what they share stays as it is."""
+    return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
+
+
+def missed_of(verdict: Verdict) -> tuple[Limit, ...]:
+    return tuple(line.limit for line in verdict.lines if not line.holds)
+
+
+def _room(verdict: Verdict | None) -> float:
+    """How far the tightest limit is from being missed, as a share of what may be late; the least first."""
+    if verdict is None:
+        return -np.inf
+    rooms = [
+        (line.kept_frac - line.limit.percentile_frac) / max(1 - line.limit.percentile_frac, 1e-3)
+        for line in verdict.lines
+    ]
+    return min(rooms, default=0.0)
+
+
+def _at(
+    counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
+) -> AtWorkers:
+    shares = []
+    for k, limit in enumerate(limits):
+        kept = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
+        shares.append(Share(limit, *map(float, (kept[0], kept[may_miss], np.median(kept), kept[-1]))))
+    kept_in = sum(verdict is not None and verdict.holds for verdict in verdicts)
+    return AtWorkers(counts, kept_in, tuple(shares))
+
+
+def bought(fleet: Fleet) -> tuple[Workers, ...]:
+    """The pools of a fleet, as they are bought."""
+    return tuple(
+        Workers(
+            pool.role,
+            pool.type.gpu.name,
+            pool.type.tp,
+            pool.type.pp,
+            pool.count,
+            pool.count * pool.type.gpus,
+            pool.type.max_num_batched_tokens,
+        )
+        for pool in fleet.running
+    )
+
+
+def price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
+    """For each GPU of the plan the nearest change of its price from which another fleet is cheaper: a bill is
+    linear in it. Changes beyond doubling are no matter, and fleets that cost no less at any price of it.
+    """
+    own, found = bill(fleet).usd_per_h, list[PriceTurns]()
+    for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running):
+        slope = _doubled(fleet, gpu) - own
+        turns = []
+        for label, other in others:
+            theirs = bill(other).usd_per_h
+            steeper = slope - (_doubled(other, gpu) - theirs)
+            if steeper <= 1e-9 * own or theirs <= own * (1 + 1e-9):
+                continue
+            if (frac := (theirs - own) / steeper) <= PRICES_MOST_FRAC:
+                turns.append(PriceTurns(gpu, frac, label))
+        if turns:
+            found.append(min(turns, key=lambda turn: turn.more_frac))
+    return tuple(sorted(found, key=lambda turn: turn.more_frac))
+
+
+def _doubled(fleet: Fleet, gpu: str) -> float:
+    """The bill where this GPU costs twice as much."""
+    return bill(
+        fleet.with_types(
+            lambda worker: (
+                worker
+                if worker.gpu.base != gpu
+                else replace(worker, gpu=replace(worker.gpu, price_usd_per_h=2 * worker.gpu.price_usd_per_h))
+            )
+        )
+    ).usd_per_h
+
+
+def priced_others(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
+    """Alternatives with their labels, those that are fleets with a price."""
+    return [(each.label, each.fleet) for each in alternatives if each.fleet is not None and each.is_priced]

@@ -1,0 +1,42 @@
+"""How far a plan is: every stage that is told, with the share of the time that has passed when it begins."""
+
+from __future__ import annotations
+
+BEGINS = {
+    "bound": 0.02,
+    "level 0": 0.04,
+    "pairs": 0.08,
+    "walk": 0.13,
+    "beyond": 0.18,
+    "production": 0.22,
+    "test": 0.4,
+    "neighbours": 0.74,
+    "alone": 0.76,
+    "around": 0.8,
+    "each GPU": 0.88,
+    "report": 0.93,
+}
+"""Of the sample's plan (`make plan`, two shared cores, 2026-11-22); others differ: time left is a guess."""
+
+
+class Stage(str):
+    """What is told of a stage, and the share of the whole that is done when it begins."""
+
+    __slots__ = ("done_frac",)
+    done_frac: float
+
+    def __new__(cls, text: str, name: str) -> Stage:
+        """`name` is one of BEGINS."""
+        stage = super().__new__(cls, text)
+        stage.done_frac = BEGINS[name]
+        return stage
+
+
+def left_s(elapsed_s: float, done_frac: float, limit_s: float) -> float | None:
+    """About how long it will take yet, at most until the time limit; None where too little is done to say."""
+    if done_frac < LEAST_DONE_FRAC:
+        return None
+    return min(elapsed_s * (1 / done_frac - 1), max(limit_s - elapsed_s, 0.0))
+
+
+LEAST_DONE_FRAC = 0.05

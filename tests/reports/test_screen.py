@@ -1,0 +1,165 @@
+"""The first screen: what to buy, what it costs, what breaks it, what more traffic costs, what is measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from plans import a_plan, a_simulation, a_trace, an_around, mixed, pairs
+
+from planner.documents.around import Made
+from planner.documents.certificate import certificate_document, read_certificate
+from planner.documents.facts import Answered, Headroom, KeptIn, Workers
+from planner.reports import curves, drawing, report, screen, screen_charts
+from planner.reports.facts import sentence
+from planner.reports.output import certificate_json, plain
+from planner.search.plan import Plan
+
+
+def answered() -> Plan:
+    """71.76 USD/h for three nodes; on paper two of them; with a loss four."""
+    plan = a_plan()
+    own = (
+        Workers("prefill", "h100-80g", 2, 1, 4, 8, 2048),
+        Workers("decode", "h100-80g@350W", 4, 1, 3, 12, 512),
+    )
+    paper = (Workers("mixed", "h100-80g", 4, 1, 4, 16, 2048),)
+    answers = (
+        Answered("on-paper", paper, 47.84, 47.84, KeptIn(3, 10, 0.85, 0.95, "fails"), Headroom(0.0, 0.0)),
+        Answered("production", own, 71.76, 59.8, KeptIn(191, 200, 0.85, 0.95, "holds"), Headroom(0.09, 0.12)),
+        Answered(
+            "with-a-loss", own, 95.68, 95.68, KeptIn(9, 10, 0.85, 0.95, "open", True), Headroom(0.2, 0.3)
+        ),
+    )
+    paid = tuple(replace(each, paid_usd_per_h=each.value) for each in answers)
+    return replace(plan, certificate=replace(plan.certificate, answers=paid, around=an_around()))
+
+
+def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> None:
+    """20 GPUs of one node type are three nodes of 8 x 2.99 USD/h, 730 hours a month."""
+    assert screen.verdict(answered()) == (
+        "Buy 3 nodes of 8 × h100-80g: 71.76 USD/h (52,385 USD per month). Holds to +12 % traffic and +9.0 % "
+        "step time; kept in 191 of 200 futures. Step times estimated, not measured here."
+    )
+
+
+def test_cards_hold_the_answers_against_the_plan() -> None:
+    paper, made, lossy = screen.cards(answered())
+    assert (paper.price, paper.difference) == ("47.84 USD/h", "23.92 USD/h less (-33 %)")
+    assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 futures")
+    assert lossy.difference == "23.92 USD/h more (+33 %)"
+    assert lossy.kept == "kept in 9 of 10 futures after losing any one worker"
+
+
+def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
+    (card,) = screen.cards(a_plan())
+    assert (card.name, card.is_plan) == ("On paper", True)
+    assert "futures" not in screen.verdict(a_plan())
+
+
+def test_a_buyer_reads_the_answers_at_a_glance() -> None:
+    """89.70 - 71.76 = 17.94 USD/h for a fifth more traffic."""
+    told = {each.name: (each.value, each.note) for each in screen.glance(answered())}
+    assert told["Cost per month"][0] == "52,385 USD"
+    assert told["Breaks first"][0] == "1 dec worker of 3 lost"
+    assert "tbt p99 is missed" in told["Breaks first"][1] and "+9.0 % step time" in told["Breaks first"][1]
+    assert told["20 % more traffic"][0] == "+17.94 USD/h"
+    assert told["20 % more traffic"][1].startswith("5 prefill workers of 2 × h100-80g")
+    assert told["Measured"][0] == "1 of 6 inputs" and "estimated: step times" in told["Measured"][1]
+
+
+def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
+    plan = answered()
+    around = replace(an_around(), losses=tuple(replace(lost, holds=True) for lost in an_around().losses))
+    plan = replace(plan, certificate=replace(plan.certificate, around=around))
+    (first,) = [each for each in screen.glance(plan) if each.name == "Breaks first"]
+    assert (first.value, first.note) == (
+        "+9.0 % step time",
+        "beyond that ttft p90 is missed; any one worker may be lost",
+    )
+
+
+def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
+    rows = screen.breaks(answered())
+    assert [each.label for each in rows] == [
+        "loss of 1 dec worker of 3",
+        "longer steps",
+        "more traffic",
+        "price of h100-80g",
+        "longer prompts",
+    ]
+    assert rows[-1].said == "+100 % or more, and still holds"
+
+
+def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
+    fewer, paper, _ = screen.why(answered())
+    assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of 10 futures"
+    assert paper == "the cheapest fleet on paper, 47.84 USD/h, keeps it in 3 of 10 futures"
+
+
+def test_what_the_app_draws_is_the_same_as_values() -> None:
+    told = json.loads(json.dumps(plain(screen.document(answered()))))
+    assert told["verdict"] == screen.verdict(answered())
+    assert [at["kept"] for at in told["workers"]] == [6, 9, 10]
+    assert told["traffic"][1] == {
+        "more_frac": 0.2,
+        "usd_per_h": 89.7,
+        "fleet": "5 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W",
+    }
+    assert told["traffic"][2]["usd_per_h"] is None
+    assert screen.document(a_plan())["workers"] == []
+
+
+def test_every_chart_of_the_first_screen_is_drawn_in_its_order() -> None:
+    plan = answered()
+    found = screen_charts.figures(plan)
+    assert [figure.name for figure in found] == [*screen_charts.NAMES, "ttft"]  # all gaps are equal: no curve
+    for figure in found:
+        figure.chart.to_dict(validate=True)
+        drawing.live_spec(figure.chart)
+    captions = {figure.name: figure.caption for figure in found}
+    assert "4 + 2, 4 + 3, 5 + 3" in captions["attainment"] and "10 futures" in captions["attainment"]
+    assert "none was found within the limits" in captions["staircase"]
+
+
+@pytest.mark.parametrize("at", ["demand", "kv", "waiting"])
+def test_no_axis_of_time_is_in_powers_of_ten(at: str) -> None:
+    (figure,) = [each for each in screen_charts.figures(a_plan(requests=2000)) if each.name == at]
+    drawn = drawing.chart_svg(figure.chart)
+    assert "e+" not in drawn.replace("role", "") and ">10<" in drawn
+
+
+def test_kv_in_use_is_that_of_the_step_under_way() -> None:
+    """Worker 0 is in one step of 0.05 s from second 0 with 40 blocks, then at rest; worker 1 never begins."""
+    simulation = a_simulation(mixed(), a_trace(3))
+    runs = simulation.runs[:1].copy()
+    runs["worker"], runs["start_s"], runs["first_s"], runs["steps"], runs["blocks"] = 0, 0.0, 0.05, 1, 40
+    blocks = curves.kv_blocks_at(replace(simulation, runs=runs), [0, 1], np.array([0.02, 0.06]))
+    assert blocks.tolist() == [40.0, 0.0]
+
+
+def test_a_page_of_an_older_certificate_says_what_was_not_simulated() -> None:
+    plan = answered()
+    document = json.loads(json.dumps(plain(certificate_document(plan.certificate, sentence))))
+    values = json.loads(certificate_json(plan))["facts"]
+    assert read_certificate(document, values).around == an_around()
+    del document["around"]
+    old = replace(plan, certificate=read_certificate(document, values))
+    assert old.certificate.around is None
+    page = report.render(old)
+    assert "was not simulated with this plan" in page and "191 of 200 futures" in page
+
+
+def test_the_page_says_when_and_by_which_version_it_was_made() -> None:
+    page = report.render(replace(a_plan(), made=Made("2026-11-22", "1.2.3")))
+    assert "planned on 2026-11-22 by fleetplan 1.2.3 · seed 7" in page
+    assert "planned on" not in report.render(a_plan(pairs()))
+
+
+def test_what_there_was_no_time_for_is_said() -> None:
+    plan = answered()
+    around = replace(an_around(), at_traffic=(), left_out=("traffic",))
+    page = report.render(replace(plan, certificate=replace(plan.certificate, around=around)))
+    assert "Not simulated, for want of time: the cost of some other traffic; raise --time-limit." in page

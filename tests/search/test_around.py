@@ -1,0 +1,74 @@
+"""What holds around a plan: numbers of workers in proportion, the fewest that hold, turns of prices."""
+
+from __future__ import annotations
+
+import pytest
+from plans import a_pool, a_trace, mixed, pairs
+
+from planner.fleet import Fleet
+from planner.search.around import (
+    in_proportion,
+    least_in_proportion,
+    longer_prompts,
+    numbers_beside,
+    price_turns,
+)
+from planner.search.bill import bill
+from planner.search.stages import left_s
+
+
+@pytest.mark.parametrize(
+    ("planned", "workers", "dealt"),
+    [((4, 2), 5, (3, 2)), ((4, 2), 3, (2, 1)), ((4, 2), 8, (5, 3)), ((9, 1), 2, (1, 1)), ((3,), 7, (7,))],
+)
+def test_workers_are_dealt_out_as_in_the_plan(
+    planned: tuple[int, ...], workers: int, dealt: tuple[int, ...]
+) -> None:
+    """5 of (4, 2): 3.33 and 1.67, the larger remainder gets the worker. No pool is left without one."""
+    assert in_proportion(planned, workers) == dealt
+
+
+def test_two_numbers_below_and_above_in_steps_of_a_tenth() -> None:
+    assert numbers_beside((4, 2)) == [(3, 1), (3, 2), (4, 2), (5, 2), (5, 3)]
+    assert numbers_beside((40,)) == [(32,), (36,), (40,), (44,), (48,)]
+    assert numbers_beside((1,)) == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("factor", "needed", "found"), [(1.5, 13, 13), (0.5, 4, 4), (1.0, 10, 10), (2.0, 31, None)]
+)
+def test_the_fewest_workers_that_hold(factor: float, needed: int, found: int | None) -> None:
+    """Of 10 planned; more than 1.5 times what traffic asks for are not tried: 30 for twice the traffic."""
+    counts = least_in_proportion((10,), factor, lambda counts: counts[0] >= needed)
+    assert counts == (None if found is None else (found,))
+
+
+def test_prompts_grow_and_answers_do_not() -> None:
+    trace = a_trace(3)
+    longer = longer_prompts(trace, 0.5)
+    assert longer.input_tokens.tolist() == [150, 161, 171]
+    assert longer.output_tokens.tolist() == trace.output_tokens.tolist()
+
+
+def test_the_price_from_which_another_fleet_is_cheaper() -> None:
+    """4 x 4 H100 cost 47.84 USD/h and grow by all of that when H100 doubles; 4 x 4 A100 cost more now and do
+    not grow: the two bills meet where 47.84 (1 + x) is theirs. More H100 never cost less.
+    """
+    own = mixed(count=4)
+    other = Fleet(own.llm, (a_pool("mixed", "mixed", "a100-80g", 4, 7),))
+    theirs, ours = bill(other).usd_per_h, bill(own).usd_per_h
+    (turn,) = price_turns(own, [("A100", other), ("more", mixed(count=6))])
+    assert (turn.gpu, turn.instead) == ("h100-80g", "A100")
+    assert turn.more_frac == pytest.approx(theirs / ours - 1)
+
+
+def test_a_fleet_that_is_cheaper_already_is_no_turn_of_prices() -> None:
+    """What is cheaper on paper is not kept in production: no rise of prices makes it the plan."""
+    assert price_turns(pairs(), [("smaller", mixed(count=1))]) == ()
+
+
+def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
+    """A quarter in 10 s leaves 30 s; of a limit of 25 s 15 are left."""
+    assert left_s(10.0, 0.25, 120.0) == pytest.approx(30.0)
+    assert left_s(10.0, 0.25, 25.0) == pytest.approx(15.0)
+    assert left_s(10.0, 0.02, 120.0) is None
