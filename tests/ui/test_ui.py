@@ -1005,7 +1005,7 @@ def test_a_validation_is_read_and_anything_else_refused() -> None:
     at = opened("validation")
     content = (Path(__file__).parents[1] / "data" / "validation.json").read_bytes()
     at.file_uploader(key="validation").upload("validation.json", content).run()
-    assert not at.exception and at.subheader[0].value.startswith("The prediction")
+    assert not at.exception and at.subheader[0].value.startswith("The promise was kept; the prediction")
     assert {"ttft p50", "tbt p99"} <= {row[0] for row in tables(at)[0]}
     at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
     assert "expected the validation.json" in shown(at.error)[0]
