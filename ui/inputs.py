@@ -244,7 +244,7 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
             if chosen is not None:
                 asked[role] = f"{chosen}:{unit}" if unit and chosen == name else chosen
         if st.button("Read it so", key=f"{place}_columns", type="primary"):
-            st.session_state[f"{place}_map_now"] = asked
+            st.session_state[f"{place}_map"] = asked
             st.rerun()
 
 
@@ -306,11 +306,11 @@ def gpus(session: Session, asked: Asked, place: str = "ask") -> list[dict[str, A
 
     def chip(name: str) -> str:
         price = left[name]["USD/h"] if left[name]["USD/h"] is not None else left[name]["reserved"]
-        memory = f"{known[name].memory_bytes / 1e9:.0f} GB"
-        return f"{name} · {memory}" + (f" · {price:,.2f} USD/h" if price is not None else "")
+        memory = f"{known[name].memory_bytes / 2**30:.0f} GiB"
+        return f"{name} · {memory}" + (f" · {price:,.2f}" if price is not None else "")
 
     chosen = st.pills(
-        "May be used; price per GPU",
+        "May be used: memory, USD/h of one GPU",
         list(known),
         selection_mode="multi",
         key=f"{place}_use",

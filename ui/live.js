@@ -26,7 +26,7 @@ function axes(rates, ticks, x, y, unit) {
   ])
   for (let rate = rates[0], k = 0; k <= 4; k += 1) {
     const at = rate + (rates[rates.length - 1] - rate) * k / 4
-    parts.push(["text", { x: x(at), y: base + 16, "text-anchor": "middle" }, figure(at, at < 10 ? 1 : 0)])
+    parts.push(["text", { x: x(at), y: base + 16, "text-anchor": "middle" }, figure(at, 1)])
   }
   parts.push(["text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "requests/s"])
   return parts

@@ -81,9 +81,9 @@ def _catalog(request: Request) -> Catalog:
 def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Traffic before anything is planned: its summary as it is, and pictures of what is planned for."""
     tell({"phase": "reading the traffic"})
-    known, section = _catalog(request), request["traffic"]
+    known, section = _catalog(request), request.get("traffic") or {}
     described = parse_description(Section(section, "slo.yaml: traffic"), known.tasks)
-    trace = spread(_requests(request, described, request["traffic"]), seed=request["seed"])
+    trace = spread(_requests(request, described, section), seed=request["seed"])
     tell({"phase": f"describing {len(trace):,} requests"})
     asked = Asked(None, part=section.get("window") or "whole")
     if described is None and section.get("rate") is not None:
@@ -426,7 +426,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     tell({"phase": "reading the prefixes"})
-    trace, fleet = read_trace(request["trace"], seed=request["seed"]), None
+    trace, fleet = spread(_requests(request, None, request.get("traffic") or {}), seed=request["seed"]), None
     if request.get("fleet"):
         known = _catalog(request)
         fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, known))

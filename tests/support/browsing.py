@@ -159,7 +159,7 @@ def blocks(page: Any) -> np.ndarray:
 
 
 def same_blocks(page: Any, stored: Path) -> None:
-    """The screen looks as the stored picture, up to a few cells; FLEETPLAN_SCREENSHOTS_NEW=1 stores it anew."""
+    """The screen looks as the stored picture, up to a few cells, which FLEETPLAN_SCREENSHOTS_NEW=1 stores."""
     from PIL import Image
 
     found = blocks(page)
