@@ -29,6 +29,7 @@ from ui.store import Document, SavedPlan, Store
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
 POLL_S = 0.4
+RELOAD_S = 2.0  # until a tab that is left is known to be gone
 COUNTS = ("stock", "owned")  # of a GPU's row; the others are prices
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
@@ -170,14 +171,18 @@ def _id(text: object) -> str:
 
 
 def _is_free(session: str) -> bool:
-    """Whether no other open tab has this session, which is then ours."""
+    """Whether no other open tab has this session, which is then ours. A tab that is reloaded is there for a
+    moment longer.
+    """
     context = get_script_run_ctx()
     if context is None or not runtime.exists():
         return True
     mine, holders = context.session_id, _holders()
-    holder = holders.get(session, mine)
-    if holder != mine and runtime.get_instance().is_active_session(holder):
-        return False
+    holder, until = holders.get(session, mine), time.monotonic() + RELOAD_S
+    while holder != mine and runtime.get_instance().is_active_session(holder):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.1)
     holders[session] = mine
     return True
 
