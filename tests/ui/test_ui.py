@@ -532,8 +532,10 @@ def test_a_broken_upload_shows_the_line_of_the_command_in_place(tmp_path: Path) 
     with pytest.raises(PlannerError) as said:
         read_trace(path)
     at = opened(owner="d" * 32)
+    at.segmented_control(key="ask_source").set_value(question.UPLOAD).run()
     at.file_uploader(key="ask_upload").upload("broken.csv", BROKEN).run()
     assert shown(at.error) == [str(said.value).replace(f"{tmp_path}/", "")]
+    at.segmented_control(key="ask_source").set_value(question.SAMPLE).run()
     at.selectbox(key="ask_trace").select(f"{SAMPLES}/azure-code-sample.csv").run()
     assert not at.error and "azure-code-sample" in text_of(at)
 
@@ -1032,7 +1034,8 @@ def test_the_command_refuses_a_folder_it_cannot_use(tmp_path: Path) -> None:
 DESCRIBED = """
 llm: meta-llama/Llama-3.1-8B
 slo: {ttft: {p90: 1 s}}
-traffic: {rate: 3, duration: 2 min, input: 700, output: {mean: 100, p95: 300}, burstiness: {cv: 1}, tenants: 2}
+traffic:
+  {rate: 3, duration: 2 min, input: 700, output: {mean: 100, p95: 300}, burstiness: {cv: 1}, tenants: 2}
 fleet: {gpus: {h100-80g: 8}, owned: {h100-80g: 2}}
 safety: none
 """
