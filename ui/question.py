@@ -130,6 +130,8 @@ def kept(found: Mapping[str, Any], catalog: Catalog) -> Asked:
     """Inputs that were kept, perhaps by an earlier version or beside another catalog, as they are now."""
     default = sample(catalog)
     asked = default | {key: found[key] for key in default if key in found}
+    if "source" not in found and not asked["trace"].startswith(f"{SAMPLES}/"):
+        asked["source"] = UPLOAD
     if asked["preset"] not in catalog.slos:
         asked["preset"] = OWN_LIMITS
     rows = {row["GPU"]: row for row in asked["gpus"]}
