@@ -7,7 +7,7 @@ OUT ?= out
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: plan ui test test-slow test-bounds test-vllm test-wheel check docs bench format clean
+.PHONY: plan ui test test-slow test-bounds test-vllm test-wheel test-browser check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -59,6 +59,19 @@ $(VLLM_VENV)/installed: pyproject.toml
 
 test-wheel: $(VENV)/installed  ## what `pip install fleetplan-*.whl` gives, in an environment and a folder of its own
 	PYTHON=$(PYTHON) BIN=$(abspath $(BIN)) CONSTRAINTS=$(abspath $(CONSTRAINTS)) .ci/wheel
+
+# Chromium is the system's (apt install chromium); without npm the pages are not checked by axe
+AXE_PIN := axe-core@4.14.1
+AXE := $(VENV)/package/axe.min.js
+test-browser: $(VENV)/installed-browser  ## the app and the report in a real Chromium, some minutes
+	FLEETPLAN_BROWSER=1 FLEETPLAN_AXE="$$(ls $(abspath $(AXE)) 2>/dev/null)" $(BIN)/python -m pytest -v -n 2 --dist loadfile \
+	  tests/browser
+
+$(VENV)/installed-browser: pyproject.toml $(VENV)/installed-dev
+	$(INSTALL) --editable . --group browser
+	cd $(VENV) && npm pack --silent $(AXE_PIN) >/dev/null && tar xf axe-core-*.tgz package/axe.min.js || \
+	  echo "no $(AXE_PIN) here: pages are not checked by axe"
+	touch $@
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

@@ -12,18 +12,19 @@ HERE = Path(__file__).parent
 PAGES = {
     "plan": "Plan",
     "what_if": "What if",
-    "saved": "Saved plans",
-    "several": "Several LLMs",
-    "schedule": "Schedule",
     "day": "Day",
+    "schedule": "Schedule",
     "prefixes": "Prefixes and tenants",
+    "several": "Several LLMs",
     "validation": "Validation",
+    "saved": "Saved plans",
 }
 st.set_page_config("Fleet planner", layout="wide")
 try:
+    from ui import live
     from ui.session import open_session
 
-    open_session()
+    session = open_session()
 except PlannerError as error:
     st.error(str(error))
     st.stop()
@@ -40,7 +41,10 @@ chosen = st.navigation(list(pages.values()), position="hidden")
 st.html(HERE / "style.css")
 if st.context.theme.type == "dark":
     st.html(HERE / "dark.css")
-with st.container(horizontal=True, gap="small"):  # on a phone too: a menu that folds stays open there
+live.keep_session(session.id)
+with st.container(
+    horizontal=True, gap="small", key="menu"
+):  # on a phone too: a menu that folds stays open there
     for name, page in pages.items():
-        st.page_link(page, label=PAGES[name])
+        st.page_link(page, label=PAGES[name], query_params={"session": session.id})
 chosen.run()

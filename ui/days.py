@@ -83,9 +83,14 @@ def document(question: Mapping[str, Any], asked: Mapping[str, Any]) -> Document:
     return whole | ({"traffic": traffic} if traffic else {}) | {"day": section(asked)}
 
 
-def command(asked: Mapping[str, Any], catalog_folder: Path | None = None, *, stands: bool) -> str:
-    """What gives the same answer on a command line, beside slo.yaml, the trace and plan.yaml if it stands."""
-    found = ["plan", "day", "--slo", "slo.yaml", "--trace", asked["trace"].partition("/")[2]]
+def command(
+    asked: Mapping[str, Any], catalog_folder: Path | None = None, *, stands: bool, is_described: bool = False
+) -> str:
+    """What gives the same answer on a command line, beside slo.yaml, the trace unless slo.yaml describes the
+    traffic, and plan.yaml if it stands.
+    """
+    found = ["plan", "day", "--slo", "slo.yaml"]
+    found += [] if is_described else ["--trace", asked["trace"].partition("/")[2]]
     found += ["--fleet", "plan.yaml"] if stands else []
     found += ["--seed", str(asked["seed"])] if asked["seed"] else []
     found += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != USUAL_LIMIT_S else []

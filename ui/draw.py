@@ -90,6 +90,11 @@ def error(found: Exception | str) -> None:
     st.error(escaped(found if isinstance(found, str) else error_line(found)))
 
 
+def first_screen(document: Document) -> None:
+    """What the report shows first: what to buy, what it costs, how sure that is."""
+    plan(document)
+
+
 def plan(document: Document) -> None:
     """The answer in a sentence, and its figures."""
     st.subheader(escaped(document["answer"]))
@@ -113,12 +118,17 @@ def figures(cells: Iterable[tuple[str, str, str]]) -> None:
 
 
 def plan_tabs(
-    document: Document, store: Store, key: str, *, command_text: str = "", folder: str = ""
+    document: Document, store: Store, key: str, *, command_text: str = "", folder: str = "", of: str = ""
 ) -> None:
-    """All that is known of a plan, by topic; `folder` of the result's files is its own."""
+    """All that is known of a plan, by topic; `folder` of the result's files is its own, `of` says which
+    question its downloads answer.
+    """
     tables = document["tables"]
     names = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
-    fleet, promise, runs, binds, others, proof, files = st.tabs(names)
+    place = f"tab_{folder.strip('/')}" if folder else "tab"
+    fleet, promise, runs, binds, others, proof, files = st.tabs(
+        names, key=place, on_change="rerun", bind=None if folder else "query-params"
+    )
     with fleet:
         table(*tables["fleet"])
         st.caption(escaped(document["workers_line"]))
@@ -146,6 +156,8 @@ def plan_tabs(
         bullets(document["certificate"]["assumptions"])
         st.caption(escaped(f"Prices: {document['prices']}"))
     with files:
+        if of:
+            st.caption(escaped(of))
         plan_downloads(store, key, command_text, folder)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-import pandas as pd
 import streamlit as st
 
 from planner.documents.safety import LEAST_KEPT_FRAC, MOST_GROWTH_FRAC, MOST_KEPT_FRAC
@@ -18,10 +17,10 @@ from planner.io.files import read_yaml, to_yaml
 from planner.policies import PLANNED_QUEUES, QUEUE
 from planner.traffic.formats import PUBLISHED
 from planner.traffic.scaling import Scaling
-from ui import draw, question
+from ui import draw, question, support
 from ui.question import Asked
-from ui.session import Session
-from ui.store import read_as
+from ui.session import COUNTS, Session, gpu_key, widget_values
+from ui.store import SAMPLES, column_names, read_as
 
 MOST_UPLOAD_MB = 2048
 OBJECTIVES = {
@@ -37,33 +36,52 @@ SCALES = {
 }
 SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."
 EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
+DESCRIPTION = ("task", "input_mean", "input_p95", "output_mean", "output_p95", "burst_cv", "duration_min")
+ROLES = {
+    "arrival": "When a request arrives",
+    "input": "Tokens of the prompt",
+    "output": "Tokens of the answer",
+    "end": "When it ends (in place of its arrival)",
+    "duration": "How long it takes (with its end)",
+    "tenant": "Who sends it",
+    "status": "Whether it failed",
+}
+"""Of a log, as slo.yaml calls them under traffic: map; the others are guessed or typed there."""
+GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "stock": ("Stock", {"placeholder": "any number", "help": "Owned ones count too."}),
+    "owned": ("Owned, paid already", {"placeholder": "none"}),
+    "USD/h": ("On demand [USD/h]", {"placeholder": "not sold so"}),
+    "reserved": ("Reserved [USD/h]", {"placeholder": "not sold so"}),
+    "spot": ("Spot [USD/h]", {"placeholder": "not sold so"}),
+    "interruptions/h": ("Interruptions of a spot worker [per h]", {"placeholder": "not known"}),
+}
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
 
 
 def remember(asked: Asked, place: str = "ask") -> None:
     """Give the inputs their values again, which Streamlit forgets when another page is opened."""
-    for name, value in asked.items():
-        if name not in ("gpus", "more") and f"{place}_{name}" not in st.session_state:
-            st.session_state[f"{place}_{name}"] = value
+    for key, value in widget_values(asked, place).items():
+        if key not in st.session_state:
+            st.session_state[key] = value
 
 
 def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:
     """All inputs, one below the other: what they ask now, and where to say what is wrong with the trace."""
     found: Asked = {"more": asked["more"]}
     st.header("Traffic")
-    upload_trace(session)
-    found["trace"] = trace(session)
+    found |= traffic(session)
     below_trace = st.container()
-    found["rate"] = rate()
-    found |= part()
-    st.header("LLM and GPUs")
+    st.header("LLM")
     found["llm"] = llm(session)
+    st.header("GPUs")
     found["gpus"] = gpus(session, asked)
     st.header("Promise")
-    found |= promise(session) | safety()
+    found |= promise(session)
+    st.header("Safety")
+    found |= safety()
     with st.expander("Goal and limits"):
         found |= goal()
-    with st.expander("Policies and safety"):
+    with st.expander("Policies and losses"):
         found |= policies() | engines()
     also_asked(found["more"], lambda: _again(found | {"more": {}}))
     text(
@@ -73,30 +91,161 @@ def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:
     return found, below_trace
 
 
+def traffic(session: Session, place: str = "ask") -> Asked:
+    """A sample, a file of one's own with what its columns are, or a description."""
+    known = session.store.traces(session.id)
+
+    def of_source() -> None:
+        """The first trace of that kind, where the chosen one is of the other."""
+        source = st.session_state[f"{place}_source"]
+        if source == question.DESCRIBED:
+            if st.session_state[f"{place}_rate"] is None:
+                st.session_state[f"{place}_rate"] = 10.0
+            return
+        fitting = _of_source(known, source)
+        if fitting and st.session_state[f"{place}_trace"] not in fitting:
+            st.session_state[f"{place}_trace"] = fitting[-1]
+            st.session_state[f"{place}_map"] = {}
+
+    source: str = st.segmented_control(  # type: ignore[assignment]  # one is required
+        "Requests come from",
+        question.SOURCES,
+        key=f"{place}_source",
+        format_func=str.capitalize,
+        required=True,
+        on_change=of_source,
+        label_visibility="collapsed",
+    )
+    found: Asked = {"source": source, "trace": st.session_state[f"{place}_trace"]}
+    found["map"] = st.session_state[f"{place}_map"]
+    kept = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
+    if source == question.DESCRIBED:
+        return found | kept | {"rate": rate(place, is_described=True)} | describe(session, place)
+    if source == question.UPLOAD:
+        upload_trace(session, place)
+    fitting = _of_source(session.store.traces(session.id), source)
+    if fitting:
+        found["trace"] = trace(session, place, fitting)
+        found["map"] = st.session_state[f"{place}_map"]
+    else:
+        st.caption("No file yet: drop one above. Until then the sample counts.")
+    return found | kept | {"rate": rate(place)} | part(place)
+
+
+def _of_source(known: Sequence[str], source: str) -> list[str]:
+    return [one for one in known if one.startswith(f"{SAMPLES}/") == (source == question.SAMPLE)]
+
+
+def describe(session: Session, place: str = "ask") -> Asked:
+    """Requests that nobody has recorded: how long they are and how they come."""
+
+    def of_task() -> None:
+        """A task says how long requests are; without one somebody must."""
+        is_own = st.session_state[f"{place}_task"] == question.OWN_LENGTHS
+        for key, mean in (("input", 1500.0), ("output", 300.0)):
+            st.session_state[f"{place}_{key}_mean"] = mean if is_own else None
+            st.session_state[f"{place}_{key}_p95"] = None
+
+    tasks = [question.OWN_LENGTHS, *session.catalog.tasks]
+    found: Asked = {
+        "task": st.selectbox(
+            "Requests are like",
+            tasks,
+            key=f"{place}_task",
+            on_change=of_task,
+            help="Rows of catalogs/tasks.yaml; the figures below take the place of the task's.",
+        )
+    }
+    for key, name in (("input", "Prompt"), ("output", "Answer")):
+        mean, p95 = st.columns(2, vertical_alignment="bottom")
+        is_own = found["task"] == question.OWN_LENGTHS
+        found[f"{key}_mean"] = mean.number_input(
+            f"{name}, mean [tokens]",
+            key=f"{place}_{key}_mean",
+            step=10.0,
+            placeholder="not given" if is_own else "as the task",
+            **EMPTY,
+        )
+        found[f"{key}_p95"] = p95.number_input(
+            f"{name}, p95 [tokens]", key=f"{place}_{key}_p95", step=10.0, placeholder="not given", **EMPTY
+        )
+    burst, minutes = st.columns(2, vertical_alignment="bottom")
+    found["burst_cv"] = burst.number_input(
+        "Burstiness (CV of gaps)",
+        key=f"{place}_burst_cv",
+        step=0.5,
+        placeholder="as usual",
+        help="1: at random (Poisson). Empty: of clients who send in bursts, as in production.",
+        **EMPTY,
+    )
+    found["duration_min"] = minutes.number_input(
+        "Duration [min]", key=f"{place}_duration_min", step=5.0, placeholder="as usual", **EMPTY
+    )
+    return found
+
+
 def upload_trace(session: Session, place: str = "ask") -> None:
     """A trace of one's own, which is then the chosen one."""
     uploaded = st.file_uploader(
-        "Upload a trace (CSV or JSONL, plain or .gz)",
+        "Upload a trace or a log (CSV, JSONL, Parquet; plain or .gz)",
         key=f"{place}_upload",
         max_upload_size=MOST_UPLOAD_MB,
         help=f"{', '.join(PUBLISHED)} are known by their columns; so is a table of timestamp, input_tokens, "
-        "output_tokens.",
+        "output_tokens. Of other columns the page asks what they are.",
     )
     if uploaded is not None and st.session_state.get(f"{place}_uploaded") != uploaded.file_id:
         st.session_state[f"{place}_uploaded"] = uploaded.file_id
         kept = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
         st.session_state[f"{place}_trace"] = kept
+        st.session_state[f"{place}_map"] = {}
         st.session_state[f"{place}_rate"] = None  # one's own traffic is planned for as it is, unless asked
 
 
-def trace(session: Session, place: str = "ask") -> str:
-    known = session.store.traces(session.id)
+def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
+    known = offered or session.store.traces(session.id)
     if st.session_state[f"{place}_trace"] not in known:
         st.session_state[f"{place}_trace"] = known[0]
+
+    def forget_map() -> None:
+        st.session_state[f"{place}_map"] = {}
+
     chosen: str = st.selectbox(
-        "Trace", known, key=f"{place}_trace", format_func=lambda reference: reference.partition("/")[2]
+        "Trace",
+        known,
+        key=f"{place}_trace",
+        format_func=lambda reference: reference.partition("/")[2],
+        on_change=forget_map,
     )
     return chosen
+
+
+def columns(session: Session, reference: str, guess: str, place: str = "ask") -> None:
+    """Which column of a log is what; what is chosen is then how it is read."""
+    try:
+        names = column_names(session.store.trace_path(reference))
+    except PlannerError as error:
+        draw.error(error)
+        return
+    if not names:
+        return
+    known = question.map_of(guess) | st.session_state[f"{place}_map"]
+    asked: dict[str, str] = {}
+    with st.container(border=True):
+        st.markdown("**Which column is what?**")
+        for role, words in ROLES.items():
+            name, _, unit = known.get(role, "").partition(":")
+            chosen = st.selectbox(
+                words,
+                names,
+                names.index(name) if name in names else None,
+                key=f"{place}_column_{role}_{reference}",
+                placeholder="none",
+            )
+            if chosen is not None:
+                asked[role] = f"{chosen}:{unit}" if unit and chosen == name else chosen
+        if st.button("Read it so", key=f"{place}_columns", type="primary"):
+            st.session_state[f"{place}_map"] = asked
+            st.rerun()
 
 
 def part(place: str = "ask") -> Asked:
@@ -115,10 +264,10 @@ def part(place: str = "ask") -> Asked:
     }
 
 
-def rate(place: str = "ask") -> float | None:
+def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     found: float | None = st.number_input(
-        "Rate [requests/s]; empty: as in the trace",
+        "Rate [requests/s]" if is_described else "Rate [requests/s]; empty: as in the trace",
         step=1.0,
         key=f"{place}_rate",
         disabled=is_for_throughput,
@@ -141,46 +290,65 @@ def llm(session: Session, place: str = "ask") -> str:
             path = str(session.store.add_file(uploaded.name, uploaded.getvalue()))
             known.append(path)
             st.session_state[f"{place}_llm"] = path
-    chosen: str = above.selectbox("LLM", known, key=f"{place}_llm", format_func=question.llm_name)
+    with above:
+        chosen: str = st.selectbox(
+            "LLM, type to search", known, key=f"{place}_llm", format_func=question.llm_name
+        )
+        name, colour, why = support.badge(session.catalog, chosen)
+        st.badge(name, color=colour, help=why)
     return chosen
 
 
 def gpus(session: Session, asked: Asked, place: str = "ask") -> list[dict[str, Any]]:
-    """The table of GPUs; its base stays the same while the page is open, as its edits are kept apart."""
-    if f"{place}_gpus_base" not in st.session_state or f"{place}_gpus_table" not in st.session_state:
-        st.session_state[f"{place}_gpus_base"] = asked["gpus"]
-    columns = ["use", "GPU", "USD/h", "stock", "reserved", "spot", "interruptions/h"]
-    table = pd.DataFrame(st.session_state[f"{place}_gpus_base"], columns=columns)
-    table = table.astype({"stock": "Int64"} | dict.fromkeys(question.PRICES, float))
-    table["memory"] = [session.catalog.gpus[name].memory_bytes / 1e9 for name in table["GPU"]]
-    money: dict[str, Any] = {"min_value": 0.0, "format": "%.2f"}
-    edited = st.data_editor(
-        table,
-        key=f"{place}_gpus_table",
-        hide_index=True,
-        disabled=["GPU", "memory"],
-        column_config={
-            "use": st.column_config.CheckboxColumn("use", width="small"),
-            "USD/h": st.column_config.NumberColumn("USD/h", help="on demand", width="small", **money),
-            "stock": st.column_config.NumberColumn(
-                "stock", min_value=0, step=1, help="empty: any number", width="small"
-            ),
-            "reserved": st.column_config.NumberColumn("reserved USD/h", **money),
-            "spot": st.column_config.NumberColumn("spot USD/h", **money),
-            "interruptions/h": st.column_config.NumberColumn(
-                "interruptions/h", min_value=0.0, help="of one spot worker"
-            ),
-            "memory": st.column_config.NumberColumn("GB", format="%.0f", width="small"),
-        },
-        placeholder="-",
-        alt="GPUs that may be used, with their prices and how many there are",
+    """A chip per GPU, and of each that may be used its stock and prices."""
+    known = session.catalog.gpus
+    left = {row["GPU"]: row for row in asked["gpus"]}
+
+    def chip(name: str) -> str:
+        price = left[name]["USD/h"] if left[name]["USD/h"] is not None else left[name]["reserved"]
+        memory = f"{known[name].memory_bytes / 2**30:.0f} GiB"
+        return f"{name} · {memory}" + (f" · {price:,.2f}" if price is not None else "")
+
+    chosen = st.pills(
+        "May be used: memory, USD/h of one GPU",
+        list(known),
+        selection_mode="multi",
+        key=f"{place}_use",
+        format_func=chip,
+        help="Prices are per GPU and hour, on demand where nothing else is said.",
     )
+    rows = []
+    for name in known:
+        row = left[name] | {"use": name in chosen}
+        if row["use"]:
+            row |= _terms(row, place)
+        rows.append(row)
     st.caption(
-        "Prices are per GPU and hour. Empty stock: as many as it takes. A plan runs around the clock, so the "
-        "lower of USD/h and reserved counts; spot workers may go at any time, and are planned with what goes."
+        "Empty stock: as many as it takes. A plan runs around the clock, so the lower of on demand and "
+        "reserved counts; spot workers may go at any time, and are planned with what goes."
     )
-    rows = edited[columns].astype(object).to_dict("records")
-    return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
+    return rows
+
+
+def _terms(row: Mapping[str, Any], place: str) -> Asked:
+    """Stock and prices of a GPU, behind a button that says them."""
+    name, found = row["GPU"], dict[str, Any]()
+    stock, owned = row["stock"], row["owned"]
+    said = "any number" if stock is None else f"{stock:,.0f} in stock"
+    said += f", {owned:,.0f} owned" if owned else ""
+    with st.popover(f"{name}: {said}", width="stretch"):
+        for column, (label, more) in GPU_COLUMNS.items():
+            is_count = column in COUNTS
+            found[column] = st.number_input(
+                label,
+                min_value=0 if is_count else 0.0,
+                value=None,
+                step=1 if is_count else 0.1,
+                format="%d" if is_count else "%.2f",
+                key=gpu_key(place, column, name),
+                **more,
+            )
+    return found
 
 
 def promise(session: Session, place: str = "ask") -> Asked:
@@ -203,17 +371,11 @@ def promise(session: Session, place: str = "ask") -> Asked:
         st.caption(draw.escaped(f"{preset.source}. For {preset.served}."))
     if is_relative:
         st.info("This preset states slowdowns, not seconds; they are worked out for the LLM when planning.")
+    unit = st.segmented_control("Limits in", ("ms", "s"), key=f"{place}_unit", default="ms", required=True)
     for metric in METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
-        found[f"{metric}_ms"] = name.number_input(
-            f"{question.WHAT[metric]} at most [ms]",
-            step=10.0,
-            on_change=own_limits,
-            key=f"{place}_{metric}_ms",
-            placeholder="not promised",
-            disabled=is_relative,
-            **EMPTY,
-        )
+        with name:
+            found[f"{metric}_ms"] = _limit(metric, unit, place, own_limits, is_relative=is_relative)
         found[f"{metric}_percentile"] = share.selectbox(
             f"{metric.upper()} percentile",
             question.PERCENTILES,
@@ -235,8 +397,52 @@ def promise(session: Session, place: str = "ask") -> Asked:
     return found
 
 
+def _limit(
+    metric: str, unit: str, place: str, changed: Callable[[], None], *, is_relative: bool
+) -> float | None:
+    """A limit in the unit one likes; it is kept in ms."""
+    key, factor = f"{place}_{metric}_ms", 1.0 if unit == "ms" else 1e3
+
+    def take() -> None:
+        value = st.session_state[f"{place}_{metric}_{unit}"]
+        st.session_state[key] = None if value is None else float(f"{factor * value:.12g}")
+        changed()
+
+    ms = st.session_state[key]
+    if unit != "ms":
+        st.session_state[f"{place}_{metric}_{unit}"] = None if ms is None else float(f"{ms / factor:.12g}")
+        st.session_state[key] = ms  # of an input that is not drawn, which would be forgotten
+    found: float | None = st.number_input(
+        f"{question.WHAT[metric]} at most [{unit}]",
+        step=10.0 / factor,
+        on_change=take,
+        key=f"{place}_{metric}_{unit}",
+        placeholder="not promised",
+        disabled=is_relative,
+        **(EMPTY | {"min_value": 0.001 / factor}),
+    )
+    return found if unit == "ms" else ms
+
+
 def safety(place: str = "ask") -> Asked:
-    """In what share of futures the promise must be kept."""
+    """In what share of futures the promise must be kept, by a profile or by its figures."""
+
+    def take_profile() -> None:
+        for name, value in question.PROFILES.get(st.session_state[f"{place}_profile"], {}).items():
+            st.session_state[f"{place}_{name}"] = value
+        st.session_state[f"{place}_growth"] = 0.0
+
+    asked = {key: st.session_state[f"{place}_{key}"] for key in ("kept_in", "growth", "spare", "spare_of")}
+    st.session_state[f"{place}_profile"] = question.profile(asked)
+    st.segmented_control(
+        "Safety profile",
+        (*question.PROFILES, question.OWN_PROFILE),
+        key=f"{place}_profile",
+        required=True,
+        on_change=take_profile,
+        help="on paper: the traffic and the step times as written. production: 90 % of futures. high "
+        "availability: the same after losing any one node.",
+    )
     share, growth = st.columns(2, vertical_alignment="bottom")
     return {
         "kept_in": share.number_input(

@@ -35,7 +35,9 @@ State = Literal["running", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Job:
-    """`key` names its result. `standing` is problem.Standing as a mapping."""
+    """`key` names its result. `standing` is problem.Standing as a mapping, in `unit`; `limit_s` is how long
+    it may take, where that is known.
+    """
 
     kind: str
     key: str
@@ -43,6 +45,9 @@ class Job:
     phase: str = "starting"
     standing: dict[str, Any] | None = None
     error: str = ""
+    limit_s: float | None = None
+    unit: str = ""
+    guess: str = ""  # of an error: how the file is likely to be read (UnsureError)
     is_our_bug: bool = False
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
@@ -159,6 +164,7 @@ class Jobs:
         elif "crash" in answer:
             job.end("failed", answer["crash"], is_our_bug=True)
         elif "error" in answer:
+            job.guess = answer.get("guess", "")
             job.end("failed", answer["error"])
         else:
             job.end("done")

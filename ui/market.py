@@ -13,7 +13,7 @@ from planner.domain import Gpu, market_of, row_of
 from planner.units import quantity
 from ui.store import Document
 
-HOURS = 24
+HOURS, WEEK_DAYS = 24, 7
 BUSY_WORKERS = 3
 TROUGH = 0.3  # of the peak, in the table one starts from
 # columns of the tables, by what schedule.yaml calls them
@@ -149,6 +149,11 @@ def llms(capacity: Sequence[Document]) -> list[str]:
 
 def made_up(asked: Document) -> list[Document]:
     """A day of every LLM, at most three of its workers busy, or as many as the stock has for all."""
+    return shaped(usual_peaks(asked), days=1, night_frac=TROUGH, weekend_frac=1.0)
+
+
+def usual_peaks(asked: Document) -> dict[str, float]:
+    """Requests/s of every LLM at the busiest hour."""
     capacity = asked["capacity"]
     rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
     gpus: Counter[str] = Counter()
@@ -156,14 +161,22 @@ def made_up(asked: Document) -> list[Document]:
         gpus[row.get("gpu", "?")] += int(row.get("gpus", 1))
     stock = {gpu: offer["stock"] for gpu, offer in asked["gpus"].items() if "stock" in offer}
     busy = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
-    return [
-        {"window": hour}
-        | {
-            llm: round(max(busy, 1) * rate * (TROUGH if hour < 8 else 1.0 if hour < 18 else 0.6), 2)
-            for llm, rate in rates.items()
-        }
-        for hour in range(HOURS)
-    ]
+    return {llm: max(busy, 1) * rate for llm, rate in rates.items()}
+
+
+def shaped(
+    peaks_rps: Mapping[str, float], *, days: int, night_frac: float, weekend_frac: float
+) -> list[Document]:
+    """Hours of days, Monday first: nights (0 to 8) and weekends by their share of the busiest hours (8 to
+    18), evenings half way between day and night.
+    """
+    rows = []
+    for hour in range(HOURS * days):
+        day, of_day = divmod(hour, HOURS)
+        factor = night_frac if of_day < 8 else 1.0 if of_day < 18 else (1 + night_frac) / 2
+        factor *= weekend_frac if day % WEEK_DAYS >= 5 else 1.0
+        rows.append({"window": hour} | {llm: round(peak * factor, 2) for llm, peak in peaks_rps.items()})
+    return rows
 
 
 def command(demand: Document, window: str, options: Document) -> str:

@@ -37,6 +37,18 @@ WHAT = {
     "e2e": "End-to-end time (E2E)",
 }
 WORKERS, NODES = "workers", "nodes"
+SAMPLE, UPLOAD, DESCRIBED = "sample", "upload", "describe"
+SOURCES = (SAMPLE, UPLOAD, DESCRIBED)
+"""Where requests come from: a trace of ours, one of the user's, or what slo.yaml says of them."""
+OWN_LENGTHS = "own lengths"
+LENGTHS = ("input", "output")
+PROFILES: dict[str, dict[str, Any]] = {
+    "on paper": {"kept_in": None, "spare": 0},
+    "production": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 0},
+    "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": "nodes"},
+}
+"""Safety in a word: what was written alone, most futures, and after losing a node too."""
+OWN_PROFILE = "own"
 PRICES = {
     "USD/h": "on_demand",
     "reserved": "reserved",
@@ -50,9 +62,10 @@ SHOWN: dict[str, Any] = {
     "slo": None,
     "objective": None,
     "spare": None,
-    "traffic": {"rate": None, "scale": None, "window": None},
+    "traffic": {"rate": None, "scale": None, "window": None, "map": None},
     "fleet": {
         "gpus": None,
+        "owned": None,
         "prices": None,
         "pp": None,
         "host_overhead": None,
@@ -64,13 +77,24 @@ SHOWN: dict[str, Any] = {
     "safety": None,
 }
 """The keys of slo.yaml that have inputs."""
+SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None, "burstiness": {"cv": None}}
+"""Those of `traffic`, too, where it describes requests."""
 
 
 def sample(catalog: Catalog) -> Asked:
     """The question of examples/slo.yaml."""
     stock = {"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32}
     asked: Asked = {
+        "source": SAMPLE,
         "trace": f"{SAMPLES}/azure-conversation-sample.csv",
+        "map": {},
+        "task": OWN_LENGTHS,
+        "duration_min": None,
+        "input_mean": 1500.0,
+        "input_p95": None,
+        "output_mean": 300.0,
+        "output_p95": None,
+        "burst_cv": None,
         "rate": 20.0,
         "scale": "superpose",
         "window": "whole",
@@ -106,6 +130,8 @@ def kept(found: Mapping[str, Any], catalog: Catalog) -> Asked:
     """Inputs that were kept, perhaps by an earlier version or beside another catalog, as they are now."""
     default = sample(catalog)
     asked = default | {key: found[key] for key in default if key in found}
+    if "source" not in found and not asked["trace"].startswith(f"{SAMPLES}/"):
+        asked["source"] = UPLOAD
     if asked["preset"] not in catalog.slos:
         asked["preset"] = OWN_LIMITS
     rows = {row["GPU"]: row for row in asked["gpus"]}
@@ -121,8 +147,37 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
         if "on_demand" not in terms and "reserved" not in terms:
             terms["on_demand"] = gpu.price_usd_per_h
         columns = {column: terms.get(key) for column, key in PRICES.items()}
-        rows.append({"use": name in use, "GPU": name, "stock": use.get(name), **columns})
+        rows.append({"use": name in use, "GPU": name, "stock": use.get(name), "owned": None, **columns})
     return rows
+
+
+def profile(asked: Mapping[str, Any]) -> str:
+    """The safety profile that these inputs are, or `OWN_PROFILE`."""
+    is_plain = not asked["growth"]
+    for name, values in PROFILES.items():
+        if is_plain and all(
+            asked[key] == value for key, value in values.items() if key != "spare_of" or values["spare"]
+        ):
+            return name
+    return OWN_PROFILE
+
+
+def map_of(written: str) -> dict[str, str]:
+    """The map that a guess is written as, "arrival=ts:ms,input=prompt_tokens"."""
+    pairs = (part.partition("=") for part in written.split(",") if "=" in part)
+    return {role.strip(): name.strip() for role, _, name in pairs}
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs between two questions, a line each: "traffic.rate: 20, now 30"."""
+    old, new = (
+        {line.partition(": ")[0]: line.partition(": ")[2] for line in leaves(one)} for one in (before, after)
+    )
+    return [
+        f"{key}: {old.get(key, 'not asked')}, now {new.get(key, 'not asked')}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
 
 
 def llm_name(llm: str) -> str:
@@ -157,26 +212,34 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
     Raises what `slo.parse_task` raises.
     """
     task = parse_task(document, catalog)
-    if task.described is not None:
-        raise InputError(
-            "slo.yaml: traffic: describes requests, and this page plans for a trace; plan it with "
-            "`plan --slo slo.yaml -o out/`, or drop what describes them and take that plan's requests.csv as "
-            "the trace"
-        )
-    more = _beyond(document, SHOWN)
+    is_described = task.described is not None
+    traffic = document.get("traffic") or {}
+    shown = SHOWN | {"traffic": {**SHOWN["traffic"], **(SHOWN_DESCRIBED if is_described else {})}}
+    more = _beyond(document, shown)
     limits, more_limits = _of_slo(task.slo) if task.slowdowns is None else ({}, {})
     prices, more_prices = _of_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
-    more = merged(more, _given({"slo": more_limits, "fleet": _given({"prices": more_prices})}))
+    described, more_described = _of_described(traffic) if is_described else ({}, {})
+    more = merged(
+        more,
+        _given({"slo": more_limits, "fleet": _given({"prices": more_prices}), "traffic": more_described}),
+    )
+    if not is_described and asked["source"] == DESCRIBED:
+        described = {"source": SAMPLE if asked["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
+    owned = {catalog.gpu(str(name)).name: count for name, count in task.owned.items()}
     return (
         asked
         | limits
+        | described
         | {
             "llm": document["llm"] if is_path(document["llm"]) else task.llm,
             "preset": task.preset or OWN_LIMITS,
-            "rate": task.rate_rps,
+            "rate": described.get("rate", task.rate_rps),
+            "map": dict(traffic.get("map") or {}),
             "scale": task.scale,
             "window": task.window or WINDOWS[0],
-            "gpus": gpu_rows(prices, catalog, use=task.stock),
+            "gpus": [
+                row | {"owned": owned.get(row["GPU"])} for row in gpu_rows(prices, catalog, use=task.stock)
+            ],
             "objective": task.objective,
             "power_kw": _times(task.power_limit_w, 1e-3),
             "cost": task.cost_limit_usd_per_h,
@@ -212,7 +275,7 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     Raises InputError where an input and `more` say two things of one key.
     """
     used = [row for row in asked["gpus"] if row["use"]]
-    traffic = {"rate": None if asked["objective"] == "throughput" else asked["rate"], "scale": asked["scale"]}
+    traffic = _described(asked) if asked["source"] == DESCRIBED else _of_trace(asked)
     if asked["window"] != WINDOWS[0]:
         traffic["window"] = asked["window"]
     limits = {
@@ -223,6 +286,8 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     fleet: dict[str, Any] = {}
     if {row["GPU"]: row["stock"] for row in used} != _usual(asked["llm"], catalog):
         fleet["gpus"] = {row["GPU"]: _stock(row["stock"]) for row in used}
+    if owned := {row["GPU"]: _stock(row["owned"]) for row in used if row.get("owned")}:
+        fleet["owned"] = owned
     if prices := _prices(used, catalog):
         fleet["prices"] = prices
     if asked["stages"] not in ([1], []):
@@ -252,6 +317,52 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     return merged(found, asked["more"])
 
 
+def _of_trace(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `traffic` for a trace."""
+    rate = None if asked["objective"] == "throughput" else asked["rate"]
+    return {"rate": rate, "scale": asked["scale"], "map": asked["map"] or None}
+
+
+def _described(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `traffic` that describes requests."""
+    found: dict[str, Any] = {"rate": asked["rate"]}
+    found["task"] = asked["task"] if asked["task"] != OWN_LENGTHS else None
+    found["duration"] = _with_unit(asked["duration_min"], "min")
+    for key in LENGTHS:
+        mean, p95 = asked[f"{key}_mean"], asked[f"{key}_p95"]
+        found[key] = mean if p95 is None else _given({"mean": mean, "p95": p95})
+    found["burstiness"] = _given({"cv": asked["burst_cv"]}) or None
+    return found
+
+
+def _of_described(traffic: Mapping[str, Any]) -> tuple[Asked, dict[str, Any]]:
+    """Inputs that describe requests as a section does, and what of it they cannot show."""
+    more: dict[str, Any] = {}
+    found: Asked = {"source": DESCRIBED, "rate": None, "task": traffic.get("task", OWN_LENGTHS)}
+    if isinstance(rate := traffic["rate"], Mapping):
+        more["rate"] = rate
+    else:
+        found["rate"] = quantity(rate, "rps", where="slo.yaml: traffic: rate")
+    duration = traffic.get("duration")
+    found["duration_min"] = (
+        None if duration is None else _times(quantity(duration, "s", where="duration"), 1 / 60)
+    )
+    for key in LENGTHS:
+        given = traffic.get(key)
+        found |= {f"{key}_mean": None, f"{key}_p95": None}
+        if isinstance(given, int | float):
+            found[f"{key}_mean"] = float(given)
+        elif isinstance(given, Mapping) and set(given) <= {"mean", "p95"} and "p95" in given:
+            found |= {
+                f"{key}_{of}": None if given.get(of) is None else float(given[of]) for of in ("mean", "p95")
+            }
+        elif given is not None:
+            more[key] = given
+    burstiness = traffic.get("burstiness") or {}
+    found["burst_cv"] = burstiness.get("cv")
+    return found, more
+
+
 def _safety(asked: Mapping[str, Any]) -> Any:
     """None where it is what a question without it means."""
     if asked["kept_in"] is None:
@@ -265,7 +376,9 @@ def _safety(asked: Mapping[str, Any]) -> Any:
 
 def command(asked: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
     """What gives the same plan on a command line, beside slo.yaml and the trace."""
-    words = ["plan", "--slo", "slo.yaml", "--trace", asked["trace"].partition("/")[2], "-o", "out/"]
+    words = ["plan", "--slo", "slo.yaml"]
+    words += ["--trace", asked["trace"].partition("/")[2]] if asked["source"] != DESCRIBED else []
+    words += ["-o", "out/"]
     words += ["--seed", str(asked["seed"])] if asked["seed"] else []
     words += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != 120 else []
     words += ["--catalog", str(catalog_folder)] if catalog_folder else []

@@ -1,7 +1,8 @@
 """What every page needs: the store, the jobs, the catalog, and whose browser this is.
 
 A session is an id in the page's address, so that a reload, or the same address on another day, finds the
-question and the plan as they were, and two browsers have two.
+question and the plan as they were. A second tab on it, or the bare address in a browser that was here before,
+begins a session of its own with a copy of what was there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit import runtime
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
@@ -26,6 +29,10 @@ from ui.store import Document, SavedPlan, Store
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
 POLL_S = 0.4
+RELOAD_S = 2.0  # until a tab that is left is known to be gone
+COUNTS = ("stock", "owned")  # of a GPU's row; the others are prices
+COOKIE = "fleetplan_session"
+UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
 SHORT_S = 120.0  # a page waits this long for a short job
 
 
@@ -63,10 +70,16 @@ class Session:
             "time_limit_s": float(asked["time_limit"]),
         }
 
+    def traffic_request(self, asked: question.Asked) -> dict[str, Any]:
+        """The job that looks at the traffic; raises what `question.document` raises."""
+        traffic = question.document(asked, self.catalog)["traffic"]
+        return self.request(asked) | {"traffic": traffic}
+
     def request(self, asked: question.Asked) -> dict[str, Any]:
         """The part of a job that says on which trace, by which seed and catalog."""
+        is_described = asked.get("source") == question.DESCRIBED
         return {
-            "trace": str(self.store.trace_path(asked["trace"])),
+            "trace": None if is_described else str(self.store.trace_path(asked["trace"])),
             "seed": asked["seed"],
             "catalog": str(self.catalog_folder) if self.catalog_folder else None,
         }
@@ -83,7 +96,9 @@ class Session:
                 owner, name or f"{found['llm']}, {found['cost_usd_per_h']:.2f} USD/h", asked, job.key
             )
 
-        self.jobs.start(owner, "plan", "plan", request, keep)
+        job = self.jobs.start(owner, "plan", "plan", request, keep)
+        job.limit_s = request["time_limit_s"]
+        job.unit = UNITS.get(asked["objective"], "")
 
     def plan_shown(self) -> tuple[SavedPlan, Document] | None:
         """The plan this session looks at, and its result."""
@@ -94,23 +109,88 @@ class Session:
         return replace(saved, asked=question.kept(saved.asked, self.catalog)), shown
 
 
+def gpu_key(place: str, column: str, gpu: str) -> str:
+    """Of the input for a figure of a GPU."""
+    return f"{place}_gpu_{column}_{gpu}"
+
+
+def widget_values(asked: question.Asked, place: str) -> dict[str, Any]:
+    """The values of a place's inputs, by their keys."""
+    found = {f"{place}_{name}": value for name, value in asked.items() if name not in ("gpus", "more")}
+    if "gpus" in asked:
+        found[f"{place}_use"] = [row["GPU"] for row in asked["gpus"] if row["use"]]
+        for row in asked["gpus"]:
+            for column in (*COUNTS, *question.PRICES):
+                value = row[column]
+                is_whole = column in COUNTS and value is not None
+                found[gpu_key(place, column, row["GPU"])] = int(value) if is_whole else value
+    return found
+
+
 def restore(asked: question.Asked, place: str = "ask") -> None:
     """Give the inputs of a place other values, before they are drawn."""
-    for name, value in asked.items():
-        st.session_state[f"{place}_{name}"] = value
-    st.session_state.pop(f"{place}_gpus_table", None)
+    st.session_state.update(widget_values(asked, place))
 
 
 def open_session() -> Session:
-    """The session of this browser; starts what all sessions share on the first call."""
+    """The session of this tab; starts what all sessions share on the first call."""
     folder = os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER)
     store, jobs, catalog = _shared(folder, own := os.environ.get(CATALOG_VARIABLE))
     if "session" not in st.session_state:
-        asked = str(st.query_params.get("session", ""))
-        st.session_state.session = asked if re.fullmatch(r"[0-9a-f]{32}", asked) else uuid.uuid4().hex
+        st.session_state.session = _begun(store)
     if st.query_params.get("session") != st.session_state.session:
         st.query_params["session"] = st.session_state.session
     return Session(st.session_state.session, store, jobs, catalog, Path(own) if own else None)
+
+
+def _begun(store: Store) -> str:
+    """The session that this tab goes on with: the one of its address, unless another tab has it open; else a
+    new one that begins with the plan of a shared link, or with what this browser did last.
+    """
+    asked = _id(st.query_params.get("session"))
+    if asked and _is_free(asked):
+        return asked
+    new = uuid.uuid4().hex
+    _is_free(new)
+    linked = _id(st.query_params.pop("plan", ""))
+    if linked and (plan := store.plan(linked)) is not None:
+        store.keep_asked(new, plan.asked)
+        store.look_at(new, plan.id)
+        store.share_traces(plan.session, new)
+        return new
+    if linked:
+        st.session_state.is_link_dead = True
+    elif last := asked or _id(st.context.cookies.get(COOKIE)):
+        store.copy_session(last, new)
+    return new
+
+
+def _id(text: object) -> str:
+    """A session or a plan, empty where the text is neither."""
+    return str(text) if re.fullmatch(r"[0-9a-f]{32}", str(text or "")) else ""
+
+
+def _is_free(session: str) -> bool:
+    """Whether no other open tab has this session, which is then ours. A tab that is reloaded is there for a
+    moment longer.
+    """
+    context = get_script_run_ctx()
+    if context is None or not runtime.exists():
+        return True
+    mine, holders = context.session_id, _holders()
+    holder, until = holders.get(session, mine), time.monotonic() + RELOAD_S
+    while holder != mine and runtime.get_instance().is_active_session(holder):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.1)
+    holders[session] = mine
+    return True
+
+
+@st.cache_resource(show_spinner=False)
+def _holders() -> dict[str, str]:
+    """The tab that has a session open, by the session."""
+    return {}
 
 
 @st.cache_resource(show_spinner=False)
@@ -169,30 +249,28 @@ def _progress(session: Session, place: str) -> None:
     if job is None or job.state != "running":
         st.rerun()
     with st.container(border=True):
-        st.markdown(f"**Working**, {job.elapsed_s:.0f} s: {job.phase}")
-        if job.kind == "plan":
-            st.progress(_closeness(job), text=_standing(job))
+        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase.partition('; best')[0])}")
+        if job.limit_s:
+            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=_standing(job))
         if st.button("Cancel", key=f"cancel_{place}"):
             session.jobs.cancel(session.id, place)
             st.rerun()
 
 
-def _closeness(job: Job) -> float:
-    """How near bound and best fleet are: 1 where they meet."""
-    standing = job.standing or {}
-    best, bound = standing.get("best"), standing.get("bound")
-    return min(max(bound / best, 0.0), 1.0) if best and bound else 0.0
+def show_span_of(job: Job) -> str:
+    """How long a job has run, and how long it may at most."""
+    if not job.limit_s:
+        return f"{job.elapsed_s:.0f} s"
+    left_s = max(job.limit_s - job.elapsed_s, 0.0)
+    return f"{job.elapsed_s:.0f} s, at most {left_s:.0f} s left"
 
 
 def _standing(job: Job) -> str:
+    """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper."""
     if job.standing is None:
         return "no fleet was simulated yet"
-    best, bound = job.standing["best"], job.standing["bound"]
-    return (
-        f"best fleet so far {_number(best)}, no fleet below {_number(bound)}, "
-        f"{job.standing['simulations']} simulations"
-    )
-
-
-def _number(value: float | None) -> str:
-    return "not known yet" if value is None else f"{value:,.6g}"
+    best, bound, unit = job.standing["best"], job.standing["bound"], job.unit
+    told = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"
+    if bound is not None:
+        told += f", none below {bound:,.2f}{unit}"
+    return f"{told}; {job.standing['simulations']:,} simulations"

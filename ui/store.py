@@ -9,6 +9,7 @@ traces     uploads, by the hash of their content, under traces/HASH/NAME; so are
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
@@ -25,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from planner.errors import InputError
-from planner.io.files import check_output_directory, repository_dir, write_file
+from planner.io.files import check_output_directory, open_text, repository_dir, write_file
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -88,6 +89,28 @@ class Store:
                 "insert into sessions (id, asked) values (?, ?) "
                 "on conflict (id) do update set asked = excluded.asked",
                 (session, json.dumps(asked)),
+            )
+
+    def copy_session(self, old: str, new: str) -> None:
+        """Begin a session with the question, the plan, the pages and the traces of another."""
+        with self._open() as db:
+            db.execute(
+                "insert or ignore into sessions select ?2, asked, plan from sessions where id = ?1",
+                (old, new),
+            )
+            db.execute(
+                "insert or ignore into pages select ?2, page, inputs from pages where session = ?1",
+                (old, new),
+            )
+        self.share_traces(old, new)
+
+    def share_traces(self, old: str, new: str) -> None:
+        """Let a session choose from the uploads of another."""
+        with self._open() as db:
+            db.execute(
+                "insert or ignore into traces select ?2, reference from traces where session = ?1 "
+                "order by rowid",
+                (old, new),
             )
 
     def kept(self, session: str, page: str) -> Document | None:
@@ -225,6 +248,26 @@ def read_as(name: str, content: bytes, read: Callable[[Path], T]) -> T:
             return read(path)
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from None
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a log: of a CSV its header, of JSON lines the keys of the first; none of another file.
+
+    Raises InputError for what is no readable text.
+    """
+    if path.suffix in (".parquet", ".pq"):
+        from pyarrow import parquet
+
+        return [str(name) for name in parquet.read_schema(path).names]
+    with open_text(path) as stream:
+        first = next((line.strip() for line in stream if line.strip()), b"").decode(errors="replace")
+    if first[:1] in ("{", "["):
+        try:
+            row = json.loads(first)
+        except ValueError:
+            return []
+        return [str(name) for name in row] if isinstance(row, dict) else []
+    return next(csv.reader([first]), [])
 
 
 def error_line(error: Exception) -> str:

@@ -25,30 +25,36 @@ from altair.utils.schemapi import debug_mode
 
 from planner.documents import markets
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.described import parse_description
 from planner.documents.fleet import read_fleet
+from planner.documents.reading import reading_of
 from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import InputError, PlannerError
 from planner.face import simulating
 from planner.face.days import DayResult, day
+from planner.face.inputs import requests_of
 from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import not_simulated, schedule
 from planner.io import files
+from planner.io.values import Section
 from planner.reports import answers, charts, drawing, figures, output, rows, together, words
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.reports.facts import sentences
 from planner.search import certify
+from planner.search.asked import asked_traffic
 from planner.search.bill import bill
 from planner.search.day import SAME_FRAC
 from planner.search.plan import Plan
 from planner.simulator.replay import Simulation
-from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, whatif
+from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, sliders, whatif
 from planner.studies.whatif import Study
+from planner.traffic.described import Description
 from planner.traffic.reading import read_trace
 from planner.traffic.scaling import Asked
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, spread
 from planner.traffic.workload import describe
 from ui.store import error_line, pack, read_as
 
@@ -57,6 +63,7 @@ Document = dict[str, Any]
 Files = dict[str, str | bytes]
 Tell = Callable[[Document], None]
 
+SLIDERS_S = 20.0
 MOST_REMEMBERED = 10_000_000  # requests, before a process begins to forget
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The last trace of this process by path, change, size and seed, with what was learned about it."""
@@ -72,15 +79,32 @@ def _catalog(request: Request) -> Catalog:
 
 
 def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
-    """A trace before anything is planned: its summary and pictures."""
-    tell({"phase": "reading the trace"})
-    trace = read_trace(request["trace"], seed=request["seed"])
+    """Traffic before anything is planned: its summary as it is, and pictures of what is planned for."""
+    tell({"phase": "reading the traffic"})
+    known, section = _catalog(request), request.get("traffic") or {}
+    described = parse_description(Section(section, "slo.yaml: traffic"), known.tasks)
+    trace = spread(_requests(request, described, section), seed=request["seed"])
     tell({"phase": f"describing {len(trace):,} requests"})
+    asked = Asked(None, part=section.get("window") or "whole")
+    if described is None and section.get("rate") is not None:
+        asked = replace(asked, rate_rps=section["rate"], how=section.get("scale", "superpose"))
+    planned = asked.of(trace, seed=request["seed"])
+    said = f"{planned.rate_rps:.3g} requests/s" if planned.rate_rps else "no rate"
     pictures = [
-        _picture(charts.rate_chart(trace), "Requests per second over the trace."),
-        _picture(charts.lengths_chart(trace), "Lengths of prompts and of answers."),
+        _picture(charts.rate_chart(planned), f"Requests per second as they are planned for: {said}."),
+        _picture(charts.lengths_chart(planned), "Lengths of prompts and of answers."),
     ]
-    return describe(trace).as_dict() | {"charts": pictures, "tenant_rows": _tenants(trace)}, {}
+    return describe(trace).as_dict() | {
+        "charts": pictures,
+        "tenant_rows": _tenants(trace),
+        "planned_rps": planned.rate_rps,
+    }, {}
+
+
+def _requests(request: Request, described: Description | None, traffic: Mapping[str, Any]) -> Trace:
+    """Those of the trace, read as `traffic` says, or drawn of a description."""
+    trace = None if described is not None else Path(request["trace"])
+    return requests_of(trace, described, seed=request["seed"], how=reading_of({"traffic": traffic}))
 
 
 def _tenants(trace: Trace) -> list[Document]:
@@ -105,7 +129,7 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     tell({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"),
-        Path(request["trace"]),
+        Path(request["trace"]) if request["trace"] else None,
         Path(request["catalog"]) if request.get("catalog") else None,
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
@@ -170,16 +194,51 @@ def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _study(request: Request, tell: Tell) -> Study:
-    """What this process knows of a trace from earlier questions, or a fresh start."""
-    known, path = _catalog(request), Path(request["trace"])
-    about = (path, path.stat().st_mtime_ns, path.stat().st_size, request["seed"])
+    """What this process knows of the traffic from earlier questions, or a fresh start."""
+    known, path = _catalog(request), request["trace"]
+    question = request["question"]
+    described, how = parse_task(question, known).described, repr(reading_of(question))
+    stamp = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
+    about = (*stamp, how, repr(described), request["seed"])
     study = _REMEMBERED.get(about)
     if study is None or study.catalog != known or study.held_requests > MOST_REMEMBERED:
-        tell({"phase": "reading the trace"})
-        study = Study(read_trace(path, seed=None), known, request["seed"])
+        tell({"phase": "reading the traffic"})
+        study = Study(_requests(request, described, question.get("traffic") or {}), known, request["seed"])
         _REMEMBERED.clear()
         _REMEMBERED[about] = study
     return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: tell({"phase": phase}))
+
+
+def _sliders(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """A plan's fleet and its neighbours under more and less of everything, for the sliders beside it."""
+    study = _study(request, tell)
+    task = parse_task(request["question"], study.catalog)
+    fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, study.catalog))
+    task = replace(task, rate_rps=request["rate_rps"]) if task.objective == "throughput" else task
+    if task.slowdowns is not None:
+        raise InputError("limits: are relative to a reference worker; sliders take limits in seconds")
+    trace = asked_traffic(study.trace, task, seed=study.seed)[0]
+    tell({"phase": "simulating the plan under more and less traffic"})
+    found = sliders.around(fleet, trace, task.slo, time_limit_s=SLIDERS_S)
+    return {
+        "traffic": sliders.TRAFFIC,
+        "steps": sliders.STEPS,
+        "loosened": sliders.LIMITS,
+        "plan": found.plan,
+        "rate_rps": found.rate_rps,
+        "limits": found.limits,
+        "wanted": found.wanted_frac,
+        "is_whole": found.is_whole,
+        "sizes": [
+            {
+                "text": each.text,
+                "usd_per_h": round(each.usd_per_h, 6),
+                "kept": np.round(np.nan_to_num(each.kept_frac, nan=-1.0), 5).tolist(),
+                "holds": each.holds.astype(int).tolist(),
+            }
+            for each in found.sizes
+        ],
+    }, {}
 
 
 def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
@@ -252,7 +311,7 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Fleets of saved plans on the same requests, as `plan compare` does."""
     known = _catalog(request)
     task = parse_task(request["question"], known)
-    trace = read_trace(request["trace"], seed=None)
+    trace = _requests(request, task.described, request["question"].get("traffic") or {})
     fleets = [
         (name, read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known)))
         for name, text in request["fleets"].items()
@@ -332,8 +391,9 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         known = _catalog(request)
         standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known))
         written["plan.yaml"] = text
-    tell({"phase": "reading the trace"})
-    trace = read_trace(request["trace"], seed=None)
+    tell({"phase": "reading the traffic"})
+    described = parse_task(question, _catalog(request)).described
+    trace = _requests(request, described, question.get("traffic") or {})
     found = day(
         question,
         trace,
@@ -366,7 +426,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     tell({"phase": "reading the prefixes"})
-    trace, fleet = read_trace(request["trace"], seed=request["seed"]), None
+    trace, fleet = spread(_requests(request, None, request.get("traffic") or {}), seed=request["seed"]), None
     if request.get("fleet"):
         known = _catalog(request)
         fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, known))
@@ -394,6 +454,7 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "together": _together,
     "what_if": _what_if,
     "sensitivity": _sensitivity,
+    "sliders": _sliders,
     "compare": _compare,
     "pareto": _pareto,
     "schedule": _schedule,
@@ -446,7 +507,7 @@ def main() -> None:
                 (Path(job["folder"]) / "document.json").write_text(json.dumps(document, default=_plain))
                 tell({"done": True})
             except PlannerError as error:
-                tell({"error": error_line(error)})
+                tell({"error": error_line(error), "guess": getattr(error, "guess", "")})
             except Exception:
                 tell({"crash": traceback.format_exc()})
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ OTHERS = {
     "peak": "a fleet for the peak, kept all the time",
     "linear rule": "a linear rule per window (Aladdin)",
 }
+SPOT_SUFFIX = ", spot"  # of a worker's name
 FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be interrupted at any time."
 
 
@@ -161,12 +163,12 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
     for m, llm in enumerate(demand.llms):
         workers = {
             f"{capacity.name}{suffix}": counts[c]
-            for suffix, counts in (("", found.workers), (", spot", found.spot_workers))
+            for suffix, counts in (("", found.workers), (SPOT_SUFFIX, found.spot_workers))
             for c, capacity in enumerate(market.capacities)
             if capacity.llm == llm and counts[c].any()
         }
         if workers:
-            chart = charts.stacked_chart(workers, window_s, f"{llm} [workers]")
+            chart = charts.stacked_chart(workers, window_s, f"{llm} [workers]", _coloured(list(workers)))
             every.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
     costs = {"schedule": found, **{name: other for name, other in answer.others.items() if other is not None}}
     by_window = {
@@ -182,6 +184,14 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
     bars += [charts.Bar(OTHERS[name], one.cost_usd_per_h) for name, one in costs.items() if name in OTHERS]
     every.append(Figure("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows."))
     return every
+
+
+def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
+    """Names in an order of colours in which spot workers have that of spot GPUs, the third."""
+    firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
+    spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
+    rows = zip_longest(firm[::2], firm[1::2], spot, fillvalue="")
+    return tuple(name or f"none {k}" for k, name in enumerate(each for row in rows for each in row))
 
 
 def sentence(answer: ScheduleAnswer) -> str:

@@ -1,32 +1,23 @@
 """The report as people read it, in Debian's Chromium driven by Playwright: with and without scripts.
 
-Not in CI: `FLEETPLAN_BROWSER=1 python -m pytest tests/browser`, with `apt install chromium` and
-`pip install playwright`. FLEETPLAN_SCREENSHOTS=DIR keeps what it saw.
+`make test-browser`, which CI runs too. FLEETPLAN_SCREENSHOTS=DIR keeps what it saw.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import chromium, need_browser
 from plans import a_plan, an_around
 
 from planner.reports import report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-for missing, why in (
-    (os.environ.get("FLEETPLAN_BROWSER") != "1", "only on demand: FLEETPLAN_BROWSER=1"),
-    (CHROMIUM is None, "no Chromium: apt install chromium"),
-    (importlib.util.find_spec("playwright") is None, "no Playwright: pip install playwright"),
-):
-    if missing:
-        pytest.skip(why, allow_module_level=True)
+need_browser()
 
 EVIL = "</script><script>alert(1)</script>"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -39,8 +30,6 @@ Open = Callable[..., Any]
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
     """Opens the report of a plan with a hostile name, under a policy that forbids all but its own script."""
-    from playwright.sync_api import sync_playwright
-
     plan = a_plan()
     plan = replace(plan, certificate=replace(plan.certificate, around=an_around()))
     pools = (replace(plan.fleet.pools[0], name=EVIL), *plan.fleet.pools[1:])
@@ -49,8 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     file = tmp_path / "report.html"
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     file.write_text(page.replace(head, head + policy))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         seen: list[str] = []
 
         def open_it(width: int = 1280, **more: Any) -> Any:
@@ -70,7 +58,6 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             return tab
 
         yield open_it
-        browser.close()
     assert seen == []
 
 

@@ -532,8 +532,10 @@ def test_a_broken_upload_shows_the_line_of_the_command_in_place(tmp_path: Path) 
     with pytest.raises(PlannerError) as said:
         read_trace(path)
     at = opened(owner="d" * 32)
+    at.segmented_control(key="ask_source").set_value(question.UPLOAD).run()
     at.file_uploader(key="ask_upload").upload("broken.csv", BROKEN).run()
     assert shown(at.error) == [str(said.value).replace(f"{tmp_path}/", "")]
+    at.segmented_control(key="ask_source").set_value(question.SAMPLE).run()
     at.selectbox(key="ask_trace").select(f"{SAMPLES}/azure-code-sample.csv").run()
     assert not at.error and "azure-code-sample" in text_of(at)
 
@@ -1005,7 +1007,7 @@ def test_a_validation_is_read_and_anything_else_refused() -> None:
     at = opened("validation")
     content = (Path(__file__).parents[1] / "data" / "validation.json").read_bytes()
     at.file_uploader(key="validation").upload("validation.json", content).run()
-    assert not at.exception and at.subheader[0].value.startswith("The prediction")
+    assert not at.exception and at.subheader[0].value.startswith("The promise was kept; the prediction")
     assert {"ttft p50", "tbt p99"} <= {row[0] for row in tables(at)[0]}
     at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
     assert "expected the validation.json" in shown(at.error)[0]
@@ -1027,3 +1029,108 @@ def test_the_command_refuses_a_folder_it_cannot_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     found = CliRunner().invoke(cli, ["ui", "--folder", str(tmp_path / "file")])
     assert isinstance(found.exception, InputError) and "not a directory" in str(found.exception)
+
+
+DESCRIBED = """
+llm: meta-llama/Llama-3.1-8B
+slo: {ttft: {p90: 1 s}}
+traffic:
+  {rate: 3, duration: 2 min, input: 700, output: {mean: 100, p95: 300}, burstiness: {cv: 1}, tenants: 2}
+fleet: {gpus: {h100-80g: 8}, owned: {h100-80g: 2}}
+safety: none
+"""
+
+
+def test_a_described_question_and_what_is_owned_pass_through_the_inputs() -> None:
+    given = yaml.safe_load(DESCRIBED)
+    asked = question.of_document(given, question.sample(CATALOG), CATALOG)
+    assert (asked["source"], asked["rate"], asked["input_mean"]) == (question.DESCRIBED, 3.0, 700.0)
+    assert (asked["output_p95"], asked["burst_cv"]) == (300.0, 1)
+    assert list(question.leaves(asked["more"])) == ["traffic.tenants: 2"]
+    assert parse_task(question.document(asked, CATALOG), CATALOG) == parse_task(given, CATALOG)
+    assert "--trace" not in question.command(asked)
+    back = question.of_document(yaml.safe_load(WHOLE), asked, CATALOG)
+    assert back["source"] == question.SAMPLE and "--trace" in question.command(back)
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        "{rate: {curve: [1, 2], every: 1 h}, task: chat}",
+        "{rate: 30, task: chat, input: 900, burstiness: {cv: 1, fano: {10 s: 3}}}",
+        "{rate: 4, map: {arrival: when, input: asked_for, output: got}, timezone: Europe/Berlin}",
+    ],
+)
+def test_what_no_input_shows_of_traffic_is_kept(traffic: str) -> None:
+    given = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": yaml.safe_load(traffic)}
+    asked = question.of_document(given, question.sample(CATALOG), CATALOG)
+    found = question.document(asked, CATALOG)
+    assert parse_task(found, CATALOG) == parse_task(given, CATALOG)
+    assert found["traffic"].get("map") == given["traffic"].get("map")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_described_traffic_is_planned_and_an_answer_of_earlier_inputs_is_marked() -> None:
+    at = opened(owner="d1" * 16)
+    typed(at, "slo.yaml").set_value(DESCRIBED)
+    at.button(key="apply_yaml").click().run()
+    at.button(key="make_plan").click().run()
+    assert not at.exception and not at.error
+    assert "The answer is of these inputs." in text_of(at)
+    at.number_input(key="ask_rate").set_value(4.0).run()
+    assert not at.exception and "traffic.rate: 3.0, now 4.0" in text_of(at)
+    at.button(key="inputs_back").click().run()
+    assert at.number_input(key="ask_rate").value == 3.0 and "Changed since" not in text_of(at)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_log_with_columns_of_its_own_is_read_as_the_page_is_told() -> None:
+    at = opened(owner="d2" * 16)
+    at.segmented_control(key="ask_source").set_value(question.UPLOAD).run()
+    rows = "".join(f"2026-03-01T00:00:{k:02d}Z,{200 + k},{20 + k}\n" for k in range(50))
+    at.file_uploader(key="ask_upload").upload("log.csv", f"when,asked_for,got\n{rows}".encode()).run()
+    reference = at.selectbox(key="ask_trace").value
+    assert any("no column is told as" in said for said in shown(at.error))
+    for role, name in (("arrival", "when"), ("input", "asked_for"), ("output", "got")):
+        at.selectbox(key=f"ask_column_{role}_{reference}").select(name).run()
+    at.button(key="ask_columns").click().run()
+    assert not at.exception and not at.error
+    assert "asked_for" in typed(at, "slo.yaml").value and "50 requests in 49 s" in text_of(at)
+
+
+def test_a_limit_in_seconds_is_the_one_in_milliseconds() -> None:
+    at = opened(owner="d3" * 16)
+    at.segmented_control(key="ask_unit").set_value("s").run()
+    assert at.number_input(key="ask_ttft_s").value == 2.0
+    at.number_input(key="ask_ttft_s").set_value(1.5).run()
+    assert not at.exception and "p90: 1500 ms" in typed(at, "slo.yaml").value
+    at.segmented_control(key="ask_unit").set_value("ms").run()
+    assert at.number_input(key="ask_ttft_ms").value == 1500.0
+
+
+def test_a_safety_profile_sets_its_figures_and_an_edit_makes_it_ones_own() -> None:
+    at = opened(owner="d4" * 16)
+    assert at.segmented_control(key="ask_profile").value == "production"
+    at.segmented_control(key="ask_profile").set_value("high availability").run()
+    assert (at.number_input(key="ask_spare").value, at.selectbox(key="ask_spare_of").value) == (1, "nodes")
+    at.number_input(key="ask_growth").set_value(5.0).run()
+    assert at.segmented_control(key="ask_profile").value == question.OWN_PROFILE
+
+
+def test_a_session_begins_with_a_copy_and_a_link_with_its_plan(tmp_path: Path) -> None:
+    """What the copy does later is its own."""
+    store = Store(tmp_path / "plans")
+    store.keep_asked(ANNA, {"rate": 5.0})
+    trace = store.add_trace(ANNA, "mine.csv", b"x")
+    plan = store.add_plan(ANNA, "first", {"rate": 5.0}, "key")
+    store.copy_session(ANNA, BERT)
+    store.keep_asked(BERT, {"rate": 6.0})
+    assert (store.asked(ANNA), store.asked(BERT)) == ({"rate": 5.0}, {"rate": 6.0})
+    assert store.current(BERT) == store.plan(plan) and trace in store.traces(BERT)
+
+
+def test_a_week_is_written_in_a_few_figures() -> None:
+    """10 req/s by day, 3 at night, 6.5 in the evening; half of it at weekends."""
+    rows = market.shaped({"llm": 10.0}, days=7, night_frac=0.3, weekend_frac=0.5)
+    assert len(rows) == 168 and [row["window"] for row in rows] == list(range(168))
+    assert [rows[hour]["llm"] for hour in (0, 8, 18, 5 * 24 + 9, 6 * 24)] == [3.0, 10.0, 6.5, 5.0, 1.5]

@@ -291,13 +291,15 @@ def _stands(asked: Asked) -> bool:
 
 def _start(session: Session, asked: Asked) -> None:
     store, owner = session.store, session.id
-    text = days.command(asked, session.catalog_folder, stands=_stands(asked))
 
     def keep(job: Job) -> None:
         store.keep(owner, RESULT, {"result": job.key, "command": text})
 
     try:
-        session.jobs.start(owner, PAGE, "day", _request(session, asked), keep)
+        request = _request(session, asked)
+        is_described = parse_task(request["question"], session.catalog).described is not None
+        text = days.command(asked, session.catalog_folder, stands=_stands(asked), is_described=is_described)
+        session.jobs.start(owner, PAGE, "day", request, keep)
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
         draw.error(error)

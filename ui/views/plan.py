@@ -1,17 +1,30 @@
-"""Plan: the question on the left, the traffic and the answer on the right."""
+"""Plan: the question on the left, the answer on the right with what if beside it, the traffic below."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import streamlit as st
 
 from planner.errors import PlannerError
 from planner.units import show_s
-from ui import draw, inputs, question
+from ui import draw, inputs, live, question
+from ui.jobs import Job, result_key
 from ui.question import Asked
 from ui.session import Session, follow, open_session, short_job
-from ui.store import Document
+from ui.store import SAMPLES, Document, SavedPlan
+
+MOST_CHANGES = 4  # that are told
+NEXT = {
+    "what_if": ("What if", "another rate, price, limit or stock, planned anew"),
+    "day": ("Day", "the plan's fleet under a day of traffic and controllers"),
+    "schedule": ("Schedule", "what of it to reserve, and what to start and stop"),
+    "prefixes": ("Prefixes and tenants", "which worker should keep what"),
+    "several": ("Several LLMs", "this stock shared with other LLMs"),
+    "validation": ("Validation", "real engines beside the prediction, and the plan watched"),
+}
 
 
 def page() -> None:
@@ -19,53 +32,190 @@ def page() -> None:
     asked = session.asked()
     inputs.remember(asked)
     st.title("Plan a fleet")
-    st.write("The cheapest GPUs that keep a promise on your traffic, by simulation.")
-    left, right = st.columns([5, 7], gap="large")
-    with left:
-        wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
-        st.write("Change below what you like, then press Plan. On a phone, the [answer](#answer) follows it.")
+    if st.session_state.pop("is_link_dead", False):
+        st.error("The plan of this link is not here any more; it was deleted, or made elsewhere.")
+    left, right = st.columns([4, 8], gap="large")
+    with left, st.container(key="question"):
+        with st.container(key="plan_bar"):
+            wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
+            state = st.empty()
         asked, below_trace = inputs.choose(session, asked)
         session.keep(asked)
     with right:
-        st.header("Answer", anchor="answer")
         if wants_plan:
-            try:
-                session.make_plan(asked)
-            except PlannerError as error:
-                session.jobs.forget(session.id, "plan")
-                draw.error(error)
-        _answer(session)
+            _start(session, asked)
+        shown = session.plan_shown()
+        changes = _changes(session, asked, shown)
+        state.caption(_state(session, shown, changes))
+        _answer(session, shown, changes)
         _traffic(session, asked, below_trace)
 
 
-def _answer(session: Session) -> None:
+def _start(session: Session, asked: Asked) -> None:
+    st.session_state.planned_here = True
+    try:
+        session.make_plan(asked)
+    except PlannerError as error:
+        session.jobs.forget(session.id, "plan")
+        st.session_state.planned_here = False
+        st.session_state.refused = str(error)
+    else:
+        st.session_state.pop("refused", None)
+
+
+def _changes(session: Session, asked: Asked, shown: tuple[SavedPlan, Document] | None) -> list[str]:
+    """What the inputs ask otherwise than the answer that is shown."""
+    if shown is None:
+        return []
+    try:
+        now, then = (session.plan_request(one) for one in (asked, shown[0].asked))
+    except PlannerError as error:
+        return [f"the inputs cannot be asked: {error}"]
+    found = question.changes(then["question"], now["question"])
+    found += ["another trace"] if then["trace"] != now["trace"] else []
+    found += ["another seed"] if then["seed"] != now["seed"] else []
+    return found
+
+
+def _state(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
     job = session.jobs.of(session.id, "plan")
+    if job is not None and job.state == "running":
+        return "Planning."
+    if shown is None:
+        return "Nothing planned yet: these are the inputs of a sample, as far as you did not change them."
+    return "**Inputs changed**: press Plan for their answer." if changes else "The answer is of these inputs."
+
+
+def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> None:
+    st.header("Answer", anchor="answer")
+    job = session.jobs.of(session.id, "plan")
+    if refused := st.session_state.get("refused"):
+        draw.error(refused)
     if job is not None and job.state != "done":
         follow(session, "plan")
-    shown = session.plan_shown()
+        if job.state != "running" and st.session_state.get("planned_here"):
+            live.focus("answer", job.key)
     if shown is None:
         if job is None:
-            st.info(
-                "None yet: press Plan. The inputs are those of a sample, as far as you did not change them."
-            )
+            st.info("None yet: press Plan.")
         return
-    if job is not None and job.state != "done":
-        st.caption("The last plan of this session:")
     saved, document = shown
-    draw.plan(document)
-    command = question.command(saved.asked, session.catalog_folder)
-    draw.plan_tabs(document, session.store, saved.result, command_text=command)
+    is_stale = bool(changes) or (job is not None and job.state != "done")
+    if changes:
+        _stale(saved, changes)
+    elif is_stale:
+        st.caption("The last plan of this session:")
+    with st.container(key="answer_stale" if is_stale else "answer_now"):
+        if st.session_state.get("planned_here") and job is not None and job.state == "done":
+            live.focus("answer", job.key)
+        draw.first_screen(document)
+        _share(saved)
+        _live(session, saved, document)
+        draw.plan_tabs(
+            document,
+            session.store,
+            saved.result,
+            command_text=question.command(saved.asked, session.catalog_folder),
+            of=_of(saved, document, is_stale=is_stale),
+        )
+        st.subheader("Next, with this plan")
+        with st.container(horizontal=True):
+            for name, (label, why) in NEXT.items():
+                st.page_link(f"views/{name}.py", label=f"{label}: {why}", query_params=dict(st.query_params))
+
+
+def _stale(saved: SavedPlan, changes: list[str]) -> None:
+    """What changed since, and the way back."""
+    told = changes[:MOST_CHANGES]
+    told += [f"{len(changes) - len(told)} more"] if len(changes) > len(told) else []
+    st.warning(
+        f"Of earlier inputs. Changed since: {draw.escaped('; '.join(told))}. Press Plan for an answer."
+    )
+    if st.button("Back to the inputs of this answer", key="inputs_back"):
+        st.session_state.restore = saved.asked
+        st.rerun()
+
+
+def _of(saved: SavedPlan, document: Document, *, is_stale: bool) -> str:
+    """Which question downloads answer."""
+    source = "described traffic" if saved.asked["source"] == question.DESCRIBED else saved.asked["trace"]
+    told = f"{document['llm']}, {document['rate_rps']:,.4g} requests/s of {source.rpartition('/')[2]}. "
+    told += question.promised(saved.asked)
+    return f"{'Not of the inputs as they stand, but of' if is_stale else 'Of'} {told}"
+
+
+def _share(saved: SavedPlan) -> None:
+    """An address that brings this question and its answer back, in any browser that reaches this app."""
+    parts = urlsplit(str(st.context.url or "http://127.0.0.1:8501"))
+    with st.popover("Share"):
+        st.write("Whoever can open this app finds question and answer here, as a copy of their own:")
+        st.code(urlunsplit((parts.scheme, parts.netloc, "/", f"plan={saved.id}", "")), language=None)
+
+
+def _live(session: Session, saved: SavedPlan, document: Document) -> None:
+    """Sliders over simulations around the plan, which are made once it is there."""
+    st.subheader("What if, at once", anchor="live")
+    if document["limits"] and (request := _sliders_request(session, saved, document)):
+        job = session.jobs.of(session.id, "sliders")
+        if job is None or job.key != result_key("sliders", request):
+            job = session.jobs.start(session.id, "sliders", "sliders", request)
+        if job.state == "running":
+            _waiting(session, job)
+        elif job.state == "done" and (found := session.store.document(job.key)):
+            live.sliders(found, job.key)
+            st.caption(
+                "The plan's fleet and larger ones, simulated once at each setting: on paper, without other "
+                "draws, losses or a margin for step times. More traffic is the same requests by a faster "
+                "clock." + ("" if found["is_whole"] else " Some settings were not reached in time.")
+            )
+        elif job.error:
+            st.caption(draw.escaped(f"No sliders: {job.error}"))
+        return
+    st.caption("No sliders: they need limits in seconds.")
+
+
+def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> dict[str, Any] | None:
+    fleet = session.store.files(saved.result, "plan.yaml").get("plan.yaml")
+    if fleet is None:
+        return None
+    try:
+        request = session.plan_request(saved.asked)
+    except PlannerError:  # its trace is gone, or a catalog's row
+        return None
+    return request | {"fleet": fleet.decode(), "rate_rps": document["rate_rps"]}
+
+
+@st.fragment(run_every=0.5)
+def _waiting(session: Session, job: Job) -> None:
+    if job.state != "running":
+        st.rerun()
+    st.caption(f"Simulating around the plan, {job.elapsed_s:.0f} s")
 
 
 def _traffic(session: Session, asked: Asked, below_trace: Any) -> None:
-    """What is known of the trace, or below its name why it cannot be read."""
+    """What is known of the traffic, or below its name why it cannot be read, and what its columns are."""
     with below_trace:
-        found = short_job(session, "trace", "trace", session.request(asked), "Reading the trace")
-    if found is None:
-        return
+        try:
+            request = session.traffic_request(asked)
+        except PlannerError as error:
+            draw.error(error)
+            return
+        found = short_job(session, "trace", "trace", request, "Reading the traffic")
+        job = session.jobs.of(session.id, "trace")
+        is_log = asked["source"] == question.UPLOAD and not asked["trace"].startswith(f"{SAMPLES}/")
+        if is_log and (asked["map"] or (job is not None and "--map" in job.error)):
+            inputs.columns(session, asked["trace"], job.guess if job is not None else "")
+    if found is not None:
+        _shown(found)
+
+
+def _shown(found: Document) -> None:
     st.header("The traffic")
     told = f"{found['requests']:,} requests in {found['duration_s']:,.0f} s"
     told += f", {found['rate_rps']:.3g} requests/s" if found["rate_rps"] else ""
+    planned = found.get("planned_rps")
+    if planned and found["rate_rps"] and abs(planned / found["rate_rps"] - 1) > 0.01:
+        told += f"; planned for at {planned:.3g} requests/s"
     st.write(f"**{draw.escaped(found['name'])}**: {told}")
     draw.pictures(found["charts"])
     lengths = [
@@ -83,7 +233,7 @@ def _traffic(session: Session, asked: Asked, below_trace: Any) -> None:
     draw.bullets([*(dropped or ["No row was left out"]), *found["notes"]])
 
 
-def _sessions(found: Document) -> str:
+def _sessions(found: Mapping[str, Any]) -> str:
     """Of a trace whose requests wait for others."""
     turns, think_s = found["turns"], found["think_s"]
     return (

@@ -6,7 +6,7 @@ import streamlit as st
 
 from planner.errors import PlannerError
 from planner.units import show_s
-from ui import draw
+from ui import draw, question
 from ui.session import follow, open_session
 from ui.store import Document
 
@@ -44,8 +44,11 @@ def page() -> None:
         if place and shown is not None:
             fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode()
         try:
-            request = session.request(session.asked() | {"trace": trace})
+            asked = session.asked()
+            read_by = asked["map"] if asked["trace"] == trace else {}
+            request = session.request(asked | {"trace": trace, "source": question.UPLOAD})
             request |= {"fleet": fleet, "pool": pool, "time_limit_s": 15.0}
+            request |= {"traffic": {"map": read_by} if read_by else {}}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
             draw.error(error)

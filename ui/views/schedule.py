@@ -222,6 +222,7 @@ def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document
         )
         text = uploaded.getvalue().decode(errors="replace") if uploaded else ""
         return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}, window
+    _shape(asked, llms)
     if "schedule_table" not in st.session_state or st.session_state.schedule_table[0] != llms:
         left = kept.get("table")
         fits = left and [name for name in left[0] if name != "window"] == llms
@@ -231,14 +232,38 @@ def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document
         num_rows="dynamic",
         hide_index=True,
         height=240,
-        key=f"demand_{'_'.join(llms)}",
+        key=f"demand_{'_'.join(llms)}_{st.session_state.get('schedule_shapes', 0)}",
         alt="Requests per second in every window, a column per LLM",
         column_config={llm: f"{llm} [requests/s]" for llm in llms},
     )
-    st.caption("Made up: type your own requests/s per window.")
+    st.caption("Made up by the shape above, or typed: requests/s per window.")
     whole = table.dropna()
     rows = whole.astype(object).to_dict("records")
     return {"demand": whole.to_csv(index=False), "demand_name": "demand.csv", "table": rows}, window
+
+
+def _shape(asked: Document, llms: Sequence[str]) -> None:
+    """A day or a week in a few figures, so that nobody types 168 rows."""
+    with st.expander("A day or a week in a few figures"):
+        span = st.segmented_control(
+            "Hours of", ("a day", "a week"), default="a week", required=True, key="shape_span"
+        )
+        usual = market.usual_peaks(asked)
+        peaks = {
+            llm: st.number_input(
+                f"{llm}, busiest hours [requests/s]", 0.001, value=usual.get(llm, 1.0), format="%g"
+            )
+            for llm in llms
+        }
+        night, weekend = st.columns(2, vertical_alignment="bottom")
+        night_frac = night.number_input("Nights [% of that]", 0.0, 100.0, 30.0, format="%g") / 100
+        weekend_frac = weekend.number_input("Weekends [% of that]", 0.0, 100.0, 50.0, format="%g") / 100
+        if st.button("Fill the table", key="shape_fill"):
+            days = market.WEEK_DAYS if span == "a week" else 1
+            rows = market.shaped(peaks, days=days, night_frac=night_frac, weekend_frac=weekend_frac)
+            st.session_state.schedule_table = (llms, rows)
+            st.session_state.schedule_shapes = st.session_state.get("schedule_shapes", 0) + 1
+            st.rerun()
 
 
 def _options() -> Document:

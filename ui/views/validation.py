@@ -34,6 +34,9 @@ def page() -> None:
         st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
         return
     _show(found)
+    st.header("Watch it")
+    st.write("Once it serves, hold its live metrics against the plan; the line says when it no longer holds:")
+    st.code("plan watch out/ --prometheus http://prometheus:9090", language=None, wrap_lines=True)
 
 
 def _read(name: str, content: bytes) -> Document:
@@ -46,7 +49,10 @@ def _read(name: str, content: bytes) -> Document:
 
 def _show(found: Document) -> None:
     st.header("Verdict")
-    st.subheader(draw.escaped(found["verdict"]))
+    kept = found.get("slo_kept_by_client")
+    kept = found.get("slo_kept") if kept is None else kept
+    st.subheader(_headline(found.get("agrees"), kept))
+    st.write(draw.escaped(found["verdict"]))
     for note in found.get("notes", []):
         st.write(draw.escaped(note))
     cells = [
@@ -106,6 +112,18 @@ def _show(found: Document) -> None:
         st.header("Steps of the engines")
         steps = [(row["pool"], f"{row['steps']:,}", _signed(row["bias_frac"])) for row in found["steps"]]
         draw.table(("pool", "steps", "predicted seconds, less measured"), steps)
+
+
+def _headline(agrees: bool | None, kept: bool | None) -> str:
+    """What users saw first, then how far the prediction was from it."""
+    if kept is None:
+        promise = "No promise was checked"
+    else:
+        promise = "The promise was " + ("kept" if kept else "MISSED, as the client saw it")
+    if agrees is None:
+        return f"{promise}."
+    near = "as near the measurement as is wanted" if agrees else "further off than is allowed"
+    return f"{promise}; the prediction of the engines is {near}."
 
 
 def _percent(frac: Any) -> str:

@@ -31,6 +31,7 @@ SINGLE = {
 }
 PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
 OTHER = "other"
+UNMOVED = "the same"  # as `moved_text` says it
 
 
 def page() -> None:
@@ -158,12 +159,23 @@ def _sensitivity(session: Session, saved: SavedPlan) -> None:
             draw.error(error)
     found = follow(session, "sensitivity")
     if found is not None:
-        kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
-        rows = [
-            (row["change"], kept[row["kept"]], row["more"], row["answer"]["fleet"] if row["answer"] else "-")
-            for row in found["changes"]
-        ]
-        draw.table(("if", "the plan", "the best then", "which is"), rows)
+        _sensitivity_table(found["changes"])
+
+
+def _sensitivity_table(changes: list[Document]) -> None:
+    """What matters as rows; what moves nothing in a line."""
+    kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
+    told, same = [], []
+    for row in changes:
+        if row["kept"] and row["more"] == UNMOVED:
+            same.append(row["change"])
+        else:
+            fleet = row["answer"]["fleet"] if row["answer"] else "-"
+            told.append((row["change"], kept[row["kept"]], row["more"], fleet))
+    if told:
+        draw.table(("if", "the plan", "the best then", "which is"), told)
+    if same:
+        st.write(draw.escaped(f"The plan holds and stays the best with: {'; '.join(same)}."))
 
 
 def _curve(session: Session, saved: SavedPlan) -> None:

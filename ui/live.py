@@ -1,0 +1,59 @@
+"""What runs in the browser itself: the sliders beside a plan, where the keyboard goes, what it keeps."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from ui.session import COOKIE
+from ui.store import Document
+
+HERE = Path(__file__).parent
+FOCUS = """
+export default function ({ data }) {
+  const found = document.getElementById(data.id)
+  if (!found) return
+  found.tabIndex = -1
+  found.focus({ preventScroll: true })
+  found.scrollIntoView({ block: "start" })
+}
+"""
+KEEP = """
+export default function ({ data }) {
+  document.cookie = `${data.name}=${data.value}; path=/; max-age=31536000; SameSite=Lax`
+}
+"""
+
+
+@cache
+def _component(name: str) -> Any:
+    """Registered once; a component has one name in an app."""
+    if name == "sliders":
+        return st.components.v2.component(
+            "fleetplan_sliders",
+            html=(HERE / "live.html").read_text(),
+            css=(HERE / "live.css").read_text(),
+            js=(HERE / "live.js").read_text(),
+        )
+    return st.components.v2.component(f"fleetplan_{name}", js={"focus": FOCUS, "keep": KEEP}[name])
+
+
+def sliders(found: Document, key: str) -> None:
+    """Sliders for traffic, step times and limits over what the job `sliders` simulated."""
+    data = found | {"is_dark": st.context.theme.type == "dark"}
+    _component("sliders")(data=data, key=f"sliders_{key}")
+
+
+def focus(anchor: str, key: str) -> None:
+    """Bring reader and keyboard to a heading, once for every key."""
+    if st.session_state.get("focused") != key:
+        st.session_state.focused = key
+        _component("focus")(data={"id": anchor}, key=f"focus_{key}")
+
+
+def keep_session(session: str) -> None:
+    """Let this browser know which session it had last, for when it opens the bare address."""
+    _component("keep")(data={"name": COOKIE, "value": session}, key="keep_session")
