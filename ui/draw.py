@@ -91,8 +91,19 @@ def error(found: Exception | str) -> None:
 
 
 def first_screen(document: Document) -> None:
-    """What the report shows first: what to buy, what it costs, how sure that is."""
-    plan(document)
+    """What the report shows first: what to buy, what it costs, how sure that is. `screen_charts` follow."""
+    if "screen" not in document:  # kept by an earlier version
+        plan(document)
+        return
+    with st.container(key="first_screen"):
+        st.html(document["screen"]["html"])
+    for warning in document["warnings"]:
+        st.warning(f"Mind: {escaped(warning)}.")
+
+
+def screen_charts(document: Document) -> None:
+    """The charts of the report's first screen."""
+    pictures(document.get("screen", {}).get("charts", ()))
 
 
 def plan(document: Document) -> None:

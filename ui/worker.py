@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,19 @@ from planner.face.results import SharedPlanResult
 from planner.face.scheduling import not_simulated, schedule
 from planner.io import files
 from planner.io.values import Section
-from planner.reports import answers, charts, drawing, figures, output, rows, together, words
+from planner.reports import (
+    answers,
+    charts,
+    drawing,
+    figures,
+    output,
+    rows,
+    screen,
+    screen_charts,
+    screen_page,
+    together,
+    words,
+)
 from planner.reports import schedule as schedules
 from planner.reports.curves import distribution
 from planner.reports.facts import sentences
@@ -285,6 +298,7 @@ def plan_document(plan: Plan) -> Document:
     bars = figures.alternatives(plan)
     return output.to_json(plan) | {
         "answer": words.answer(plan),
+        "screen": _screen(plan),
         "verdict": [line for line in (answers.verdict(plan), *answers.futures_lines(plan)) if line],
         "promise": words.promise(plan),
         "headline": words.headline(plan),
@@ -304,6 +318,15 @@ def plan_document(plan: Plan) -> Document:
         "curves": _curves(plan.simulation),
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,
+    }
+
+
+def _screen(plan: Plan) -> Document:
+    """The first screen of the report, its charts apart: these are drawn as all charts of the pages are."""
+    verdict = f"<h3 class=verdict>{escape(screen.verdict(plan))}</h3>"
+    return {
+        "html": "\n".join([verdict, screen_page.glance(plan), screen_page.cards(plan)]),
+        "charts": [_picture(figure.chart, figure.caption) for figure in screen_charts.figures(plan)],
     }
 
 

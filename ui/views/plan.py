@@ -111,6 +111,7 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
         draw.first_screen(document)
         _share(saved)
         _live(session, saved, document)
+        draw.screen_charts(document)
         draw.plan_tabs(
             document,
             session.store,
