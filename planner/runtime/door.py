@@ -172,7 +172,7 @@ class _Site(web.BaseSite):
 
 def connections_for(files: float) -> int:
     """How many connections a process that may open so many files can bear."""
-    return int(min(max((files - FILES_KEPT) // FILES_EACH, 16), 10**6))
+    return int(min(max((files - FILES_KEPT) / FILES_EACH, 16), 10**6))
 
 
 def _files() -> float:
