@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--requests 200000] [--engines 4] [--clients 64] [--every 5] [--seed 0]
 
-Engines are processes that answer at once, kept alive as `plan serve` keeps its own; every `--every` seconds one
-is killed or frozen. The clients are a process of their own. Of each request it is known how it ended:
+Engines are processes that answer at once, kept alive as `plan serve` keeps its own; every `--every` seconds
+one is killed or frozen. The clients are a process of their own. Of each request it is known how it ended:
 
     whole      every token that was asked for came, and the stream's end
     broken     a stream that ended with an error event, since its engine was gone
