@@ -8,9 +8,9 @@ in this process. What counts as a fault:
 
     traceback    an exception that is not ours to show
     hang         more than 20 CPU s
-    exit code    none of 0, 1, 3 and 4; or 1 and 3 without one line that begins with "plan: "
+    exit code    none of 0 to 4; or 1, 2 and 3 without one line that begins with "plan: "
     warning      a warning of Python's or NumPy's on stderr
-    files        something new in the folder after exit code 1 or 3, or a file left aside after any
+    files        something new in the folder after exit code 1, 2 or 3, or a file left aside after any
 
 Prints the faults, each with what makes it again (--only KIND:NUMBER), and exits with 1 if there are any.
 """
@@ -435,13 +435,13 @@ def fault(code: object, said: str, new: set[str]) -> str:
         return "hang"
     if isinstance(code, str):
         return f"traceback: {code}"
-    if code not in (0, 1, 3, 4):
+    if code not in range(5):
         return f"exit code {code}: {said[-300:]}"
-    if code in (1, 3) and not (lines and lines[-1].startswith("plan: ")):
+    if code in (1, 2, 3) and not (lines and lines[-1].startswith("plan: ")):
         return f"exit code {code} without a line: {said[-300:]}"
     if noise := [line for line in lines if "Warning: " in line]:
         return f"warning: {noise[0]}"
-    left = {name for name in new if ".fleetplan-" in name} or (new if code in (1, 3) else set())
+    left = {name for name in new if ".fleetplan-" in name} or (new if code in (1, 2, 3) else set())
     return f"files: {sorted(left)}" if left else ""
 
 

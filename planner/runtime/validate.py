@@ -130,7 +130,13 @@ def validate(
 
     Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
     """
-    files.check_output_directory(out)
+    with files.reserved(out):
+        return _validate(wanted, out, tolerances or Tolerances(), progress, png=png)
+
+
+def _validate(
+    wanted: Wanted, out: Path, tolerances: Tolerances, progress: Callable[[str], None], *, png: bool
+) -> Validation:
     if wanted.fleet.disturbances:
         raise InputError(
             "disturbances: a validation does not make them happen on the engines, so no prediction with them "
@@ -156,7 +162,7 @@ def validate(
                 f"on with them ({journal.path})"
             )
     progress("comparing")
-    found = analyse(wanted, out, tolerances or Tolerances())
+    found = analyse(wanted, out, tolerances)
     files.write_files(out, {**render(found), **(pictures(figures(found)) if png else {})})
     return found
 

@@ -143,8 +143,10 @@ def _timed(problem: Problem, search: Search, ask: Holds) -> Holds:
             if problem.out_of_time():
                 raise StoppedError
             answers += ask([counts])
-        best = search.value if search.best is not None else None
-        problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations))
+        best, fleet = None, None
+        if search.best is not None:
+            best, fleet = search.value, problem.oracle.fleet(search.best)
+        problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations, fleet))
         return answers
 
     return answer
