@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from planner.errors import InputError
+from planner.io import interrupts
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20  # of a line that is a whole document
@@ -381,7 +382,13 @@ def reserved(directory: Path) -> Iterator[None]:
     """
     check_output_directory(directory)
     made: list[Path] = []
-    try:
+
+    def tidy() -> None:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+
+    with interrupts.tidied(tidy):
         try:
             _make(directory, made)
         except OSError as error:
@@ -392,10 +399,6 @@ def reserved(directory: Path) -> Iterator[None]:
                     f"{directory}: another run is writing into it; wait for its end, or name another folder"
                 )
             yield
-    finally:
-        for folder in reversed(made):
-            with suppress(OSError):
-                folder.rmdir()
 
 
 def _encoded(text: str) -> bytes:

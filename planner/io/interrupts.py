@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _words: list[Callable[[], str]] = []
+_tidying: list[Callable[[], None]] = []
 
 
 @contextmanager
@@ -23,9 +24,25 @@ def last_words(save: Callable[[], str]) -> Iterator[None]:
     _words.clear()
 
 
+@contextmanager
+def tidied(tidy: Callable[[], None]) -> Iterator[None]:
+    """`tidy` is called at the end of the block, and where an interrupt ends the process inside of it."""
+    _tidying.append(tidy)
+    try:
+        yield
+    finally:
+        _tidying.remove(tidy)
+        tidy()
+
+
 def spoken() -> str:
-    """What there is to say at the end, '' where there is nothing or it fails."""
-    while _words:
+    """Tidy up; what there is to say at the end, '' where there is nothing or it fails."""
+    said = ""
+    for save in _words:
         with suppress(Exception):
-            return _words.pop()()
-    return ""
+            said = save()
+    _words.clear()
+    for tidy in reversed(_tidying):
+        with suppress(Exception):
+            tidy()
+    return said
