@@ -1,6 +1,6 @@
 """The router for a long time among faults: engines killed and frozen, clients that are slow, silent or leave.
 
-    python benchmarks/soak.py [--requests 200000] [--engines 4] [--clients 64] [--every 5] [--seed 0]
+    python benchmarks/soak.py [--requests 200000] [--engines 4] [--clients 64] [--every 5] [--routing jsq]
 
 Engines are processes that answer at once, kept alive as `plan serve` keeps its own; every `--every` seconds
 one is killed or frozen. The clients are a process of their own. Of each request it is known how it ended:
@@ -41,6 +41,7 @@ from aiohttp import web
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.roofline import roofline
+from planner.policies import ROUTING
 from planner.runtime.door import Limits, listening
 from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, end_with_parent
 from planner.runtime.router import Router, Settings
@@ -112,11 +113,12 @@ def engine_command(_: Place, port: int) -> Command:
     return Command([sys.executable, __file__, "--engine", str(port)], {})
 
 
-def a_fleet(engines: int) -> Fleet:
+def a_fleet(engines: int, routing: str) -> Fleet:
     catalog = read_catalog()
     llm, gpu = catalog.llm(MODEL), catalog.gpu("h100-80g")
     kind = WorkerType(gpu, 1, roofline(llm, gpu, 1), 64_000, 8192, 256)
-    return Fleet(llm, (Pool("w", "mixed", kind, engines),), Policies(routing="e2", prefix_cache=True))
+    caches = ROUTING[routing].needs_caches
+    return Fleet(llm, (Pool("w", "mixed", kind, engines),), Policies(routing=routing, prefix_cache=caches))
 
 
 class Client:
@@ -222,12 +224,11 @@ def memory_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def soak(requests: int, engines: int, clients: int, every_s: float, seed: int, folder: Path) -> Ended:
+async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: int, folder: Path) -> Ended:
     """Send them all through a router in this process; how they ended."""
     ended, began_s = Ended(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    fleet = a_fleet(engines)
     async with started(places(fleet, folder, None, log_bytes=2**20), engine_command, QUICK) as group:
         router = Router(group.workers, fleet, ROUTED)
         async with listening(router.app, door=router.door) as url:
@@ -265,17 +266,17 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults")
+    parser.add_argument("--routing", default="jsq")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.engine is not None:
         serve_engine(told.engine)
         return
+    fleet = a_fleet(told.engines, told.routing)
     logging.getLogger("fleetplan").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="fleetplan-soak-") as made:
-        ended = asyncio.run(
-            soak(told.requests, told.engines, told.clients, told.every, told.seed, Path(made))
-        )
+        ended = asyncio.run(soak(told.requests, fleet, told.clients, told.every, told.seed, Path(made)))
         files = sum(path.stat().st_size for path in Path(made).rglob("*"))
     print(f"{sum(ended.outcomes.values())} requests in {ended.wall_s:.0f} s, {ended.kills} kills and")
     print(f"{ended.freezes} freezes of {told.engines} engines, {ended.silent} silent connections")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from benchmarks.soak import soak
+from benchmarks.soak import a_fleet, soak
 
 
 def test_a_small_soak_loses_nothing(tmp_path: Path) -> None:
     """Every request has one of the ends that it may have, as many as were sent; the router counts as many."""
-    ended = asyncio.run(soak(500, 2, 16, 1.0, 1, tmp_path))
+    ended = asyncio.run(soak(500, a_fleet(2, "e2"), 16, 1.0, 1, tmp_path))
     assert sum(ended.outcomes.values()) == 500 and not ended.outcomes["lost"], ended.examples
     assert ended.in_flight == 0 and ended.kills + ended.freezes >= 1 and ended.silent >= 50
     allowed = {"whole", "broken", "left", "refused 422", "refused 502", "refused 503"}
