@@ -52,7 +52,7 @@ def test_an_interrupt_leaves_the_best_fleet_so_far(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
     *_, last = done.stderr.splitlines()
     assert done.returncode == 130 and "Traceback" not in done.stderr
-    assert last.startswith("plan: interrupted; the best fleet so far is 1 mixed")
+    assert last.startswith("plan: interrupted; the best fleet so far is 1 worker of 1")
     assert last.endswith("USD/h: out/best-so-far.yaml") and done.stderr.count("interrupted") == 1
     assert [path.name for path in (here / "out").iterdir()] == ["best-so-far.yaml"]
     simulate = ["simulate", "--fleet", "out/best-so-far.yaml", "--trace", "trace.csv"]
