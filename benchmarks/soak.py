@@ -56,6 +56,7 @@ QUICK = Patience(
 ROUTED = Settings(client_s=10.0, body_s=10.0, limits=Limits(connections=2_000, idle_s=5.0))
 STREAM, WHOLE, SLOW, LEAVES = "stream", "whole", "slow", "leaves"
 SHARES = {STREAM: 0.6, WHOLE: 0.37, SLOW: 0.01, LEAVES: 0.02}
+CLIENT_IDLE_S = 1.0  # well below the router's: a connection that it ends must not be used again
 SILENT = 50  # connections that say nothing, opened again as they are closed
 CHECKS = 8  # of the memory
 
@@ -134,7 +135,7 @@ class Client:
     async def run(self, clients: int, pipe: Connection) -> None:
         timeout = aiohttp.ClientTimeout(total=120)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=CLIENT_IDLE_S)
         ) as self.http:
             silent = [asyncio.ensure_future(self.say_nothing()) for _ in range(SILENT)]
             telling = asyncio.ensure_future(self.tell(pipe))
@@ -204,12 +205,12 @@ def serve_clients(url: str, requests: int, clients: int, seed: int, pipe: Connec
 
 
 async def rage(group: Workers, every_s: float, seed: int, ended: Ended) -> None:
-    """Kill or freeze a worker that is up, again and again."""
+    """Kill or freeze a worker again and again, but for the last one that is up."""
     rng = random.Random(seed)
     while True:
         await asyncio.sleep(every_s)
         up = [worker for worker in group.workers if worker.is_up and worker.process is not None]
-        if not up:
+        if len(up) < 2:
             continue
         process = rng.choice(up).process
         assert process is not None
