@@ -28,7 +28,8 @@ from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.roofline import roofline
 from planner.policies import ROUTING
-from planner.runtime.router import Router, Settings, listening
+from planner.runtime.door import listening
+from planner.runtime.router import Router, Settings
 
 MODEL = "meta-llama/Llama-3.1-8B"
 INPUT_TOKENS = 512
@@ -41,6 +42,8 @@ class Backend:
     url: str
     identity: str = ""
     is_up: bool = True
+    starts: int = 1
+    gave_up: str = ""
 
 
 async def complete(request: web.Request) -> web.StreamResponse:

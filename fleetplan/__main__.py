@@ -21,6 +21,7 @@ else:
     import _signal as signal
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_silent = [True]  # until the interrupt has been said
 PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
 
 
@@ -75,10 +76,15 @@ def _watch(pipe: int) -> None:
 
 
 def _say() -> None:
-    try:
-        os.write(2, b"plan: interrupted\n")
-    except OSError:  # stderr is closed
-        pass
+    """Once, with what the command has to say."""
+    while _silent:
+        _silent.pop()
+        known = sys.modules.get("planner.io.interrupts")
+        words = known.spoken() if known is not None else ""
+        try:
+            os.write(2, f"plan: interrupted{'; ' if words else ''}{words}\n".encode(errors="replace"))
+        except OSError:  # stderr is closed
+            pass
 
 
 def _again(found: Any) -> None:

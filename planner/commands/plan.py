@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from planner.search.stages import Stage
 
 if TYPE_CHECKING:
     from planner.search.plan import Plan
+    from planner.search.problem import Standing
     from planner.search.together import SharedPlan
 
 
@@ -76,16 +78,23 @@ class Wish:
 
 def plan_one(wish: Wish) -> None:
     """Plan one LLM; exit code 4 if the search did not come to its end in time."""
+    from planner.io.files import reserved
+
+    with nullcontext() if wish.out is None else reserved(wish.out):
+        _plan_one(wish)
+
+
+def _plan_one(wish: Wish) -> None:
     from planner.documents.reading import reading_of
     from planner.face.inputs import read_catalog, requests_of
-    from planner.face.planning import plan
+    from planner.face.planning import answered
     from planner.face.questions import read_task
-    from planner.face.results import PlanResult
-    from planner.io.files import check_output_directory, to_yaml, write_file
+    from planner.io.files import to_yaml, write_file
+    from planner.io.interrupts import last_words
     from planner.reports import output
+    from planner.studies.whatif import Study
 
     if wish.out is not None:
-        check_output_directory(wish.out)
         keep_inputs([wish.out / name for name in (*output.NAMES, ASKED)], wish.slo, wish.trace)
     with Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
         known = read_catalog(wish.catalog)
@@ -97,16 +106,10 @@ def plan_one(wish: Wish) -> None:
         requests = requests_of(wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how)
         say_first(requests.warnings)
         progress(f"{len(requests)} requests of {requests.name}")
-        found = plan(
-            question,
-            requests,
-            seed=wish.seed,
-            time_limit_s=wish.time_limit_s,
-            explain=wish.explain,
-            prove=wish.prove,
-            progress=progress,
-        )
-        assert isinstance(found, PlanResult)
+        study = Study(requests, known, wish.seed, wish.time_limit_s, progress)
+        best = BestSoFar(wish.out)
+        with last_words(best.save):
+            found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
         written: tuple[str, ...] = ()
         if wish.out is not None:
             progress(Stage("writing the report", "report"))
@@ -132,13 +135,42 @@ def plan_one(wish: Wish) -> None:
         raise typer.Exit(4)
 
 
+class BestSoFar:
+    """The best fleet that a search has found, which an interrupt leaves in the folder `out`."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.out = out
+        self.standing: Standing | None = None
+
+    def see(self, standing: Standing) -> None:
+        if standing.fleet is not None:
+            self.standing = standing
+
+    def save(self) -> str:
+        """Write it down; what to say of it."""
+        if self.standing is None or self.standing.fleet is None:
+            return "no fleet was found yet"
+        from planner.documents.fleet import fleet_document
+        from planner.io.files import to_yaml, write_file
+        from planner.reports.output import BEST_SO_FAR
+        from planner.reports.words import describe
+
+        fleet = self.standing.fleet
+        said = f"the best fleet so far is {describe(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
+        if self.out is None:
+            return said
+        head = f"# The search was interrupted; not certified: {said}.\n"
+        write_file(self.out / BEST_SO_FAR, head + to_yaml(fleet_document(fleet)))
+        return f"{said}: {self.out / BEST_SO_FAR}"
+
+
 def plan_several(wish: Wish) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code as for one."""
     from planner.documents.together import read_question
     from planner.face.inputs import read_catalog
     from planner.face.planning import plan
     from planner.face.results import SharedPlanResult
-    from planner.io.files import check_output_directory
+    from planner.io.files import reserved
     from planner.reports.together import NAMES
 
     if wish.explain:
@@ -148,8 +180,7 @@ def plan_several(wish: Wish) -> None:
     if wish.per_gpu:
         raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
     assert wish.slo is not None and wish.out is not None
-    check_output_directory(wish.out)
-    with Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
+    with reserved(wish.out), Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
         known = read_catalog(wish.catalog)
         question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
         say_first(dict.fromkeys(line for part in question.parts for line in part.trace.warnings))

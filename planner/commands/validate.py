@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,7 @@ from planner.commands.common import (
 )
 from planner.domain import Slo
 from planner.errors import InputError
+from planner.runtime.launch import API_KEYS
 
 if TYPE_CHECKING:
     from planner.face.validating import ValidationKeys, ValidationResult
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from planner.runtime.analysis import Wanted
 
 SLO_MISSED, OFF = 5, 6
-KEYS_VARIABLE = "FLEETPLAN_API_KEYS"
 
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, its folder, or a fleet.yaml.")
@@ -213,7 +214,7 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8000,
     api_keys: Annotated[
         Path | None,
-        typer.Option("--api-keys", readable=False, help=f"File with one key per line; or ${KEYS_VARIABLE}."),
+        typer.Option("--api-keys", readable=False, help=f"File with one key per line; or ${API_KEYS}."),
     ] = None,
     logs: Annotated[Path, typer.Option("--logs", readable=False, help="Folder of the engines' logs.")] = Path(
         "engines"
@@ -228,6 +229,15 @@ def serve(
         list[str] | None,
         typer.Option("--workers", metavar="POOL=URL,...", help="Start no engine: these run already."),
     ] = None,
+    drain: Annotated[
+        float, typer.Option("--drain", min=0.0, help="Seconds that requests have to end after SIGTERM.")
+    ] = 30.0,
+    connections: Annotated[
+        int, typer.Option("--connections", min=1, help="Most open connections of clients.")
+    ] = 10_000,
+    per_client: Annotated[
+        int, typer.Option("--per-client", min=1, help="Most of one address, loopback excepted.")
+    ] = 1_000,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -239,9 +249,11 @@ def serve(
     need_aiohttp()
     from planner.io.files import check_output_directory
     from planner.manifests.engine import undeployable
+    from planner.runtime.door import Limits, bind
     from planner.runtime.remote import parse_workers
     from planner.runtime.remote import serve as serve_remotes
     from planner.runtime.router import Settings
+    from planner.runtime.service import log_to_stderr
     from planner.runtime.validate import serve as run
     from planner.runtime.validate import until_signalled
 
@@ -253,19 +265,21 @@ def serve(
     file = plan_file(plan)
     fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
     longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
-    if workers:
-        settings = Settings(keys=keys, longest_tokens=longest)
-        work = serve_remotes(fleet, parse_workers(workers), settings, host=host, port=port, say=say)
-    else:
-        if engine != "rehearsal" and (why := undeployable(fleet)):
-            raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
-        check_output_directory(logs)
-        how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
-        served = _served(how, fleet, longest, seed)
-        work = run(served, logs, host=host, port=port, keys=keys, say=say)
-    try:
-        asyncio.run(until_signalled(work))
-    except asyncio.CancelledError:
+    limits = Limits(connections=connections, connections_per_client=per_client)
+    settings = Settings(keys=keys, longest_tokens=longest, limits=limits)
+    if not workers and engine != "rehearsal" and (why := undeployable(fleet)):
+        raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
+    log_to_stderr()
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(each) for each in bind(host, port, has_keys=bool(keys))]
+        if workers:
+            work = serve_remotes(fleet, parse_workers(workers), settings, sockets, drain_s=drain, say=say)
+        else:
+            check_output_directory(logs)
+            how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
+            work = run(_served(how, fleet, longest, seed), logs, settings, sockets, drain_s=drain, say=say)
+        with suppress(asyncio.CancelledError):
+            asyncio.run(until_signalled(work))
         say("stopped")
 
 
@@ -285,8 +299,15 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     from planner.io.files import open_text
 
     if file is None:
-        lines = os.environ.get(KEYS_VARIABLE, "").split(",")
+        where, lines = f"${API_KEYS}", os.environ.pop(API_KEYS, "").split(",")
     else:
+        where = str(file)
         with open_text(file) as stream:
             lines = stream.read().decode().splitlines()
-    return tuple(line.strip() for line in lines if line.strip())
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if file is not None and not keys:
+        raise InputError(f"{where}: holds no key; write one on each line")
+    for number, key in enumerate(keys, start=1):
+        if not all("!" <= letter <= "~" for letter in key):
+            raise InputError(f"{where}: key {number} holds a space or another letter than ASCII's")
+    return keys

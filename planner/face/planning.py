@@ -76,14 +76,27 @@ def plan(
             asked, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
         return SharedPlanResult(each_under_routers(shared, asked), question, command)
-    task = question.task()
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     how = reading_of(question.document, question.path)
-    requests = requests_of(trace, task.described, seed=seed, how=how)
+    requests = requests_of(trace, question.task().described, seed=seed, how=how)
     study = Study(requests, question.catalog, seed, time_limit_s, progress)
-    found = beside_each_gpu(study, task, prove=prove)
-    return PlanResult(explained(found, study, task) if explain else found, question, command)
+    return replace(answered(question, study, explain=explain, prove=prove), command=command)
+
+
+def answered(
+    question: TaskDocument,
+    study: Study,
+    *,
+    explain: bool = False,
+    prove: bool = False,
+    watch: Watch = unwatched,
+) -> PlanResult:
+    """The plan for the question that a document asks of the trace of a study; `watch` hears of each fleet
+    that is the best so far."""
+    task = question.task()
+    found = beside_each_gpu(study, task, prove=prove, watch=watch)
+    return PlanResult(explained(found, study, task) if explain else found, question)
 
 
 def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched) -> Plan:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.face.questions import TaskDocument
 from planner.fleet import Fleet
 from planner.io.files import check_output_directory, write_files
@@ -87,8 +87,9 @@ class PlanFiles(Result):
         """What `plan --json` prints."""
 
     @abstractmethod
-    def files(self, *, png: bool = False) -> dict[str, str | bytes]:
-        """All that `plan -o DIR` writes, by its path in DIR; with `png` every chart as a picture too."""
+    def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
+        """All that `plan -o DIR` writes, by its path in DIR; with `png` every chart as a picture too, without
+        `pages` neither charts nor reports."""
 
     @abstractmethod
     def _outdated(self) -> tuple[str, ...]:
@@ -115,9 +116,22 @@ class PlanFiles(Result):
         return sum(fleet.power_w for fleet in self.fleets.values())
 
     def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
-        """Write `files` into the folder, all or none; returns their paths in it."""
+        """Write `files` into the folder, all or none; returns their paths in it.
+
+        Where an interrupt or want of memory comes while reports and charts are drawn, all else is written,
+        and raised again: KeyboardInterrupt, or PlannerError that says so.
+        """
         check_output_directory(Path(folder))
-        written = self.files(png=png)
+        try:
+            written = self.files(png=png)
+        except (KeyboardInterrupt, MemoryError) as error:
+            write_files(Path(folder), self.files(pages=False), outdated=self._outdated())
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise PlannerError(
+                f"{folder}: the plan is written, its report is not, as memory does not suffice; "
+                f"`plan report {folder}` draws it"
+            ) from None
         write_files(Path(folder), written, outdated=self._outdated())
         return tuple(written)
 
@@ -196,9 +210,9 @@ class PlanResult(PlanFiles):
     def to_dict(self) -> dict[str, Any]:
         return output.to_json(self.plan)
 
-    def files(self, *, png: bool = False) -> dict[str, str | bytes]:
-        pictures = output.pictures(figures.every(self.plan)) if png else {}
-        return {**output.render(self.plan, command=self.command), **pictures}
+    def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
+        pictures = output.pictures(figures.every(self.plan)) if png and pages else {}
+        return {**output.render(self.plan, command=self.command, pages=pages), **pictures}
 
     def _outdated(self) -> tuple[str, ...]:
         return output.OUTDATED
@@ -241,8 +255,8 @@ class SharedPlanResult(PlanFiles):
     def to_dict(self) -> dict[str, Any]:
         return together.summary(self.shared)
 
-    def files(self, *, png: bool = False) -> dict[str, str | bytes]:
-        return together.render(self.shared, command=self.command, png=png)
+    def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
+        return together.render(self.shared, command=self.command, png=png, pages=pages)
 
     def _outdated(self) -> tuple[str, ...]:
         return tuple(together.outdated(self.shared))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,12 +22,15 @@ from typing import Any, BinaryIO
 import yaml
 
 from planner.errors import InputError
+from planner.io import interrupts
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20  # of a line that is a whole document
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the process along
+ASIDE = ".fleetplan-"
+LEFT_S = 60.0  # before a folder that nobody has locked is taken for left over
 MAX_YAML_VALUES = 200_000  # with every alias written out
 
 
@@ -310,8 +315,7 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
     try:
         _make(directory, made)
         # inside, not beside: the folder may be a mount of its own, and all that we may write to
-        aside = Path(tempfile.mkdtemp(prefix=".fleetplan-", dir=directory))
-        try:
+        with _aside(directory) as aside:
             new, old = aside / "new", aside / "old"
             for name, content in files.items():
                 target = new / name
@@ -319,8 +323,6 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
                 target.write_bytes(content if isinstance(content, bytes) else _encoded(content))
             left = {str(path.relative_to(directory)) for glob in outdated for path in directory.glob(glob)}
             _swap(directory, new, old, list(files), sorted(left - set(files)), made)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
     except BaseException as error:
         for folder in reversed(made):
             with suppress(OSError):
@@ -328,6 +330,75 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
         if isinstance(error, OSError):
             raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
         raise
+
+
+@contextmanager
+def _aside(directory: Path) -> Iterator[Path]:
+    """A folder to write in before renaming, locked while it is in use; what killed runs left is removed."""
+    for left in directory.glob(f"{ASIDE}*"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - LEFT_S:
+                with _locked(left) as is_ours:
+                    if is_ours:
+                        shutil.rmtree(left, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=directory))
+    try:
+        with _locked(aside):
+            yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Hold the lock on a folder; False where another process does. It ends with the process that holds it.
+
+    Where a file system has no locks, or the folder may not be read, it counts as held.
+    """
+    try:
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def reserved(directory: Path) -> Iterator[None]:
+    """Keep a folder for one run: another that wants to write into it at the same time is refused.
+
+    The folder is made, and removed again where nothing was written. Raises InputError as
+    `check_output_directory` does, and where another run has it.
+    """
+    check_output_directory(directory)
+    made: list[Path] = []
+
+    def tidy() -> None:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+
+    with interrupts.tidied(tidy):
+        try:
+            _make(directory, made)
+        except OSError as error:
+            raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
+        with _locked(directory) as is_ours:
+            if not is_ours:
+                raise InputError(
+                    f"{directory}: another run is writing into it; wait for its end, or name another folder"
+                )
+            yield
 
 
 def _encoded(text: str) -> bytes:
@@ -393,17 +464,15 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
     if path.exists() and not path.is_file():
         write_file(path, "".join(parts))
         return
-    aside = Path(tempfile.mkdtemp(prefix=".fleetplan-", dir=path.parent))
     try:
-        made = aside / path.name
-        with gzip.open(made, "wb") if path.suffix == ".gz" else made.open("wb") as stream:
-            for part in parts:
-                stream.write(_encoded(part))
-        made.replace(path)
+        with _aside(path.parent) as aside:
+            made = aside / path.name
+            with gzip.open(made, "wb") if path.suffix == ".gz" else made.open("wb") as stream:
+                for part in parts:
+                    stream.write(_encoded(part))
+            made.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_output_file(path: Path) -> None:
@@ -429,7 +498,7 @@ def check_output_directory(directory: Path) -> None:
         raise InputError(f"{directory}: {found} is not a directory; name another one with -o")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
-    probe = existing / f".fleetplan-{os.getpid()}"
+    probe = existing / f"{ASIDE}{os.getpid()}"
     try:  # what `access` says means nothing to root, and on some file systems
         with suppress(FileExistsError):
             probe.mkdir()

@@ -61,8 +61,10 @@ CSV_COLUMNS = (
     "preemptions",
     "status",
 )
+BEST_SO_FAR = "best-so-far.yaml"  # of a search that was interrupted
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = (
+    BEST_SO_FAR,
     "warm-up.json",
     "traffic.jsonl",
     *(f"charts/{name}.png" for name in figures.NAMES),
@@ -73,8 +75,9 @@ _CSV_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
 _CSV_CHUNK = 50_000
 
 
-def render(plan: Plan, *, command: str = "") -> dict[str, str]:
-    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
+def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, str]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
+    Without `pages` all but the report."""
     under = [manifests.Under(*row) for row in router_rows(plan)[1]]
     deployments = manifests.render(plan.fleet, plan.max_model_len, under=under).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
@@ -82,7 +85,7 @@ def render(plan: Plan, *, command: str = "") -> dict[str, str]:
         "plan.yaml": plan_yaml(plan),
         "certificate.json": certificate_json(plan, command=command),
         "requests.csv": requests_csv(plan.simulation),
-        "report.html": render_report(plan, command=command),
+        **({"report.html": render_report(plan, command=command)} if pages else {}),
         **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
         **({"traffic.jsonl": to_jsonl(plan.trace)} if _traffic_name(plan) == "traffic.jsonl" else {}),
         **{f"manifests/{path}": text for path, text in deployments.items()},

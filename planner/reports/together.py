@@ -36,16 +36,22 @@ PROMISED = (
 )
 
 
-def render(plan: SharedPlan, *, command: str = "", png: bool = False) -> dict[str, str | bytes]:
-    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan."""
+def render(
+    plan: SharedPlan, *, command: str = "", png: bool = False, pages: bool = True
+) -> dict[str, str | bytes]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
+    Without `pages` all but the reports."""
     folders: dict[str, dict[str, str | bytes]] = {
-        name: {**output.render(one, command=command), **(output.pictures(figures.every(one)) if png else {})}
+        name: {
+            **output.render(one, command=command, pages=pages),
+            **(output.pictures(figures.every(one)) if png and pages else {}),
+        }
         for name, one in plan.plans.items()
     }
     return {
         "plan.yaml": _header(plan) + to_yaml(summary(plan)),
         "certificate.json": output.as_json(_certificate(plan)),
-        "report.html": render_report(plan),
+        **({"report.html": render_report(plan)} if pages else {}),
         **{f"{name}/{path}": content for name, files in folders.items() for path, content in files.items()},
     }
 

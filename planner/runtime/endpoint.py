@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError, PlannerError
-from planner.runtime.router import is_loopback
+from planner.runtime.door import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0

@@ -108,6 +108,8 @@ class Reply:
         self.prefilled_by = ""
         self.seat = -1
         self.tokens = 0
+        self.heard_s = 0.0  # of the worker, since the stream began
+        self.writes_since_s = 0.0  # while a write waits for the client
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
@@ -119,10 +121,17 @@ class Reply:
         with _client():
             await self.response.prepare(self.request)
 
-    async def write(self, chunk: bytes) -> None:
+    async def write(self, chunk: bytes, now_s: float) -> None:
         assert self.response is not None
+        self.writes_since_s = now_s
         with _client():
             await self.response.write(chunk)
+        self.writes_since_s = 0.0
+
+    def abort(self) -> None:
+        """The client does not read: its connection is ended."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
 
     async def finish(self) -> None:
         assert self.response is not None
@@ -132,7 +141,7 @@ class Reply:
     async def end_with_error(self, message: str) -> None:
         """The last event of a stream whose worker failed."""
         event = {"error": {"message": message, "type": "worker_failed", "code": 502}}
-        await self.write(f"data: {json.dumps(event)}\n\n".encode())
+        await self.write(f"data: {json.dumps(event)}\n\n".encode(), time.monotonic())
         await self.finish()
 
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str) -> None:
@@ -164,6 +173,8 @@ def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> w
         400: web.HTTPBadRequest,
         401: web.HTTPUnauthorized,
         404: web.HTTPNotFound,
+        408: web.HTTPRequestTimeout,
+        422: web.HTTPUnprocessableEntity,
         429: web.HTTPTooManyRequests,
         502: web.HTTPBadGateway,
         503: web.HTTPServiceUnavailable,

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 STEP_LOG = "FLEETPLAN_STEP_LOG"
+STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"  # of which the oldest half goes when it is full; not set: no end
 STEP_CPU = "FLEETPLAN_STEP_CPU"  # set where the engine core's own thread computes
+API_KEYS = "FLEETPLAN_API_KEYS"  # of the router's clients: no engine is told
 PARENT = "FLEETPLAN_PARENT"
 IDENTITY = "FLEETPLAN_IDENTITY"  # of this start of the engine, in the header of each of its answers
 IDENTITY_HEADER = "X-Fleetplan-Engine"
@@ -67,7 +69,8 @@ if __name__ in ("__main__", "__mp_main__"):
 
     mend_cpu_wheel()
     if path := os.environ.get(STEP_LOG):
-        hook_vllm(Path(path), with_cpu=STEP_CPU in os.environ)
+        most_bytes = int(os.environ.get(STEP_LOG_BYTES, "0"))
+        hook_vllm(Path(path), with_cpu=STEP_CPU in os.environ, most_bytes=most_bytes)
 
 if __name__ == "__main__":
     end_with_parent()

@@ -29,7 +29,7 @@ from aiohttp import web
 from planner.domain import KV_BLOCK_TOKENS
 from planner.models.latency import StepLatency
 from planner.runtime.engine_metrics import EngineMetrics
-from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, end_with_parent
+from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, STEP_LOG_BYTES, end_with_parent
 from planner.runtime.prefixes import blocks_of, words_of
 from planner.runtime.steplog import StepLog
 
@@ -348,7 +348,7 @@ async def serve(told: dict[str, Any], port: int) -> None:
         kv_tokens=told["kv_tokens"],
         max_num_seqs=told["max_num_seqs"],
         max_num_batched_tokens=told["max_num_batched_tokens"],
-        log=StepLog(Path(path)) if path else None,
+        log=StepLog(Path(path), int(os.environ.get(STEP_LOG_BYTES, "0"))) if path else None,
         prefix_cache=told["prefix_cache"],
     )
     runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)

@@ -7,6 +7,8 @@ back between two questions: that one is thought to cache what it cached before.
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,8 +18,10 @@ import aiohttp
 
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.runtime.router import Router, Settings, listening
+from planner.runtime.router import Router, Settings
+from planner.runtime.service import serve_until_drained
 
+LOG = logging.getLogger("fleetplan.workers")
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
 
 
@@ -29,6 +33,8 @@ class Remote:
     url: str
     identity: str = ""
     is_up: bool = False
+    starts: int = 0
+    gave_up: str = ""
 
     async def watch(self, every_s: float) -> None:
         """Up while it answers /health, down once it did not so many times in a row."""
@@ -36,14 +42,16 @@ class Remote:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as client:
             while True:
                 failures = 0 if await self._is_healthy(client) else failures + 1
-                self.is_up = failures < HEALTH_FAILURES
+                if self.is_up != (failures < HEALTH_FAILURES):
+                    self.is_up = not self.is_up
+                    LOG.warning("worker %s: %s", self.name, "up" if self.is_up else "does not answer /health")
                 await asyncio.sleep(every_s)
 
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
         try:
             async with client.get(f"{self.url}/health") as answer:
                 return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
 
@@ -98,14 +106,15 @@ async def serve(
     fleet: Fleet,
     addresses: Mapping[str, Sequence[str]],
     settings: Settings,
+    sockets: Sequence[socket.socket],
     *,
-    host: str,
-    port: int,
+    drain_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """Our router before workers that run elsewhere, until it is cancelled."""
+    """Our router before workers that run elsewhere, until it has drained or is cancelled."""
     workers = remotes(fleet, addresses)
     router = Router(workers, fleet, settings)
-    async with watched(workers), listening(router.app, host, port, has_keys=bool(settings.keys)) as url:
-        say(f"{fleet.llm.name} at {url}/v1 ({len(workers)} workers elsewhere); Ctrl-C ends it")
-        await asyncio.Event().wait()
+    async with watched(workers):
+        await serve_until_drained(
+            router, sockets, f"{len(workers)} workers elsewhere", drain_s=drain_s, say=say
+        )

@@ -4,7 +4,8 @@ A request goes to a mixed worker, or to a prefill worker and then, with the KV t
 one answers, to a decode worker (vLLM's KV connectors); planner/runtime/routing.py decides which. Until the
 first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the request
 is sent to another one. After that the stream ends with an error event, never in silence; nothing is generated
-twice.
+twice. A worker that went down while it had a request may have died of it: after two of them the request is
+refused.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import asyncio
 import hashlib
 import hmac
 import io
-import ipaddress
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.policies import QUEUE, VLLM, answer
+from planner.runtime import router_metrics
+from planner.runtime.door import Door, Limits
 from planner.runtime.exchange import PATHS, Asked, ClientGoneError, Reply, read_request, refusal
 from planner.runtime.launch import IDENTITY_HEADER
 from planner.runtime.routing import LiveFleet
@@ -36,7 +38,8 @@ from planner.runtime.routing import LiveFleet
 LOG = logging.getLogger("fleetplan.router")
 MAX_BODY_BYTES = 32 * 2**20
 EVENT = b"data: {"  # of a stream, with a token
-TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+DEATHS = 2  # of workers that had a request, and it is not tried on another
+WATCH_EVERY_S = 0.5
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -54,13 +57,19 @@ class Backend(Protocol):
     url: str
     identity: str
     is_up: bool
+    starts: int  # of its engine, as far as we made them
+    gave_up: str  # why it is not tried for a while
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`max_in_flight` requests at most; `retries` other workers are tried; `patience_s` a request waits for
     some worker to come (back) up. `keys` are the API keys; none is needed on loopback. `longest_tokens` has
-    the longest request that the engines take."""
+    the longest request that the engines take.
+
+    A body must come within `body_s`, a client take what is written to it within `client_s`; a stream that has
+    begun and brings nothing for `silence_s` is ended. `limits` are those on connections.
+    """
 
     max_in_flight: int = 20_000
     retries: int = 3
@@ -68,10 +77,18 @@ class Settings:
     max_body_bytes: int = MAX_BODY_BYTES
     longest_tokens: int = 131_072
     keys: tuple[str, ...] = field(default=(), repr=False)
+    body_s: float = 60.0
+    client_s: float = 60.0
+    silence_s: float = 300.0
+    limits: Limits = field(default_factory=Limits)
 
 
 class WorkerError(Exception):
     """A worker did not answer, or answered that it cannot."""
+
+
+class WorkerDiedError(WorkerError):
+    """It went down, or its connection broke, while it had the request."""
 
 
 class Router:
@@ -95,6 +112,9 @@ class Router:
         self.live = LiveFleet(fleet, lengths=lengths)
         self.backends = list(backends)
         self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
+        self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
+        self.door = Door(self.settings.limits)
+        self.is_draining = False
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
         self.ttft_counts: Counter[float] = Counter()
@@ -115,7 +135,22 @@ class Router:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self.client:
+            watching = asyncio.ensure_future(self._watch())
             yield
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """End what waits for a worker that went down, for the rest of a stream, or for a client to read."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            now_s = _now_s()
+            self._see_who_is_up(now_s)
+            for attempts in self.attempts:
+                for until, reply in attempts.items():
+                    if reply.writes_since_s and now_s - reply.writes_since_s > self.settings.client_s:
+                        reply.abort()
+                    elif reply.heard_s and now_s - reply.heard_s > self.settings.silence_s:
+                        _end(until, now_s)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -123,6 +158,8 @@ class Router:
         try:
             if self.digests and request.path != "/health" and not self._is_allowed(request):
                 raise refusal(401, "the API key is missing or wrong")
+            if self.is_draining and request.path in PATHS:
+                raise refusal(503, "this server is about to stop", retry_after_s=5)
             answer: web.StreamResponse = await handler(request)
             return answer
         except web.HTTPException as refused:
@@ -145,7 +182,7 @@ class Router:
         self.in_flight += 1
         outcome = "client_gone"
         try:
-            raw = await request.read()
+            raw = await self._body(request)
             asked = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
             answer = Reply(request, asked, _now_s())
             with suppress(ClientGoneError):
@@ -159,9 +196,16 @@ class Router:
             if outcome:
                 self.outcomes[outcome] += 1
 
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self.settings.body_s):
+                return await request.read()
+        except TimeoutError:
+            raise refusal(408, f"the body did not come within {self.settings.body_s:g} s") from None
+
     async def _try_workers(self, answer: Reply) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""
-        asked, failed = answer.asked, set[int]()
+        asked, failed, deaths = answer.asked, set[int](), 0
         answer.seat = self.live.ask(
             asked.input_tokens, asked.output_tokens, answer.start_s, names=asked.blocks, tenant=asked.tenant
         )
@@ -175,16 +219,22 @@ class Router:
                     if answer.response is not None:
                         await answer.end_with_error(str(error))
                         return "broken"
+                    deaths += isinstance(error, WorkerDiedError)
+                    if deaths == DEATHS:
+                        self.outcomes["poison"] += 1
+                        LOG.error("request %s was in flight when %d workers died: refused", asked.id, deaths)
+                        why = f"request {asked.id} was in flight when {deaths} workers died; not tried again"
+                        raise refusal(422, why) from None
                     self.outcomes["retries"] += 1
         finally:
             self.live.gone(answer.seat)
         names = ", ".join(sorted(self.backends[w].name for w in failed))
-        raise refusal(502, f"{self.settings.retries + 1} tries failed on {names}")
+        raise refusal(502, f"request {asked.id}: {self.settings.retries + 1} tries failed on {names}")
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
         raw = answer.asked.raw
         w = await self._choose(self.live.send, answer, failed)
-        with self._at(w, answer, failed):
+        async with self._at(w, answer, failed):
             if self.live.roles[w] == "mixed":
                 await self._forward(self.backends[w], answer, raw)
                 return
@@ -193,18 +243,25 @@ class Router:
             return
         raw = json.dumps({**answer.asked.body, "kv_transfer_params": parameters}).encode()
         w = await self._choose(self.live.hand_off, answer, failed)
-        with self._at(w, answer, failed):
+        async with self._at(w, answer, failed):
             await self._forward(self.backends[w], answer, raw)
 
-    @contextmanager
-    def _at(self, w: int, answer: Reply, failed: set[int]) -> Iterator[None]:
-        """The request is on worker `w` to the end of the block, whatever happens."""
+    @asynccontextmanager
+    async def _at(self, w: int, answer: Reply, failed: set[int]) -> AsyncIterator[None]:
+        """The request is on worker `w` to the end of the block, which ends where the worker goes down."""
+        until = asyncio.timeout(None)
         try:
-            yield
+            async with until:
+                self.attempts[w][until] = answer
+                yield
+        except TimeoutError:
+            failed.add(w)
+            raise WorkerDiedError(f"{self.backends[w].name} no longer answers") from None
         except WorkerError:
             failed.add(w)
             raise
         finally:
+            self.attempts[w].pop(until, None)
             self.live.left(answer.seat, _now_s(), answer.tokens)
 
     async def _choose(
@@ -233,6 +290,8 @@ class Router:
         for w, (before, now) in enumerate(zip(self.up, up, strict=True)):
             if before != now and before is not None:
                 self.live.down(w, now_s)
+                for until in self.attempts[w]:
+                    _end(until, now_s)
             if now is not None:
                 self.live.up(w)
         self.up = up
@@ -266,16 +325,16 @@ class Router:
                 return
             told = 0  # tokens that the fleet knows of
             async for chunk in upstream.content.iter_any():
+                now_s = answer.heard_s = _now_s()
                 if answer.response is None:
-                    now_s = _now_s()
                     self.live.computed(seat, now_s)
                     await answer.begin(name)
                     self._note_ttft(now_s - answer.start_s)
                 answer.tokens += chunk.count(EVENT)
                 if answer.tokens >= told + KV_BLOCK_TOKENS:
                     told = answer.tokens
-                    self.live.grew(seat, told, _now_s())
-                await answer.write(chunk)
+                    self.live.grew(seat, told, now_s)
+                await answer.write(chunk, now_s)
             if answer.response is None:
                 raise WorkerError(f"{name} answered nothing")
             await answer.finish()
@@ -293,12 +352,13 @@ class Router:
                     what = f" answered {upstream.status}" if is_ours else ": another server is on its port"
                     raise WorkerError(f"{worker.name}{what}")
                 yield upstream
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
+        except aiohttp.ClientError as error:
+            raise WorkerDiedError(f"{worker.name}: {type(error).__name__}") from None
 
     def _note_ttft(self, ttft_s: float) -> None:
-        edge = next((edge for edge in TTFT_EDGES_S if ttft_s <= edge), float("inf"))
-        self.ttft_counts[edge] += 1
+        self.ttft_counts[next(edge for edge in router_metrics.TTFT_EDGES_S if ttft_s <= edge)] += 1
         self.ttft_sum_s += ttft_s
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -306,72 +366,28 @@ class Router:
         workers = zip(self.backends, self.live.roles, strict=True)
         roles = {role for backend, role in workers if backend.is_up}
         is_up = "mixed" in roles or {"prefill", "decode"} <= roles
-        return web.json_response(
-            {"status": "ok" if is_up else "no worker is up"}, status=200 if is_up else 503
-        )
+        status = "draining" if self.is_draining else "ok" if is_up else "no worker is up"
+        counts = {
+            "workers": len(self.backends),
+            "up": sum(backend.is_up for backend in self.backends),
+            "given_up": sum(bool(backend.gave_up) for backend in self.backends),
+        }
+        return web.json_response({"status": status} | counts, status=200 if status == "ok" else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.fleet.llm.name, "object": "model"}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        workers = self.live.workers
-        lines = ["# TYPE fleetplan_requests_total counter"]
-        lines += [
-            f'fleetplan_requests_total{{outcome="{outcome}"}} {count}'
-            for outcome, count in sorted(self.outcomes.items())
-        ]
-        lines += ["# TYPE fleetplan_in_flight gauge", f"fleetplan_in_flight {self.in_flight}"]
-        for name, values in (
-            ("up", [backend.is_up for backend in self.backends]),
-            ("requests", workers["assigned"]),
-            ("pending_prompt_tokens", workers["pending_tokens"]),
-        ):
-            lines.append(f"# TYPE fleetplan_worker_{name} gauge")
-            lines += [
-                f"fleetplan_worker_{name}{{worker={json.dumps(backend.name)}}} {value:.0f}"
-                for backend, value in zip(self.backends, values, strict=True)
-            ]
-        lines.append("# TYPE fleetplan_first_byte_seconds histogram")
-        below = 0
-        for edge in (*TTFT_EDGES_S, float("inf")):
-            below += self.ttft_counts[edge]
-            le = "+Inf" if edge == float("inf") else f"{edge:g}"
-            lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {below}')
-        lines += [
-            f"fleetplan_first_byte_seconds_sum {self.ttft_sum_s:.6f}",
-            f"fleetplan_first_byte_seconds_count {below}",
-        ]
         return web.Response(
-            text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"}
+            text=router_metrics.text(self), headers={"Content-Type": "text/plain; version=0.0.4"}
         )
 
 
-@asynccontextmanager
-async def listening(
-    app: web.Application, host: str, port: int, *, has_keys: bool = False
-) -> AsyncIterator[str]:
-    """Serve `app`; yields its URL. Refuses an address beyond this machine without API keys."""
-    if not is_loopback(host) and not has_keys:
-        raise InputError(f"--host {host}: reachable from outside, so API keys are needed; give --api-keys")
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise InputError(f"{host}:{port} cannot be listened on ({error.strerror or error})") from None
-        name, bound = runner.addresses[0][:2]
-        yield f"http://{f'[{name}]' if ':' in name else name}:{bound}"
-    finally:
-        await runner.cleanup()
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _end(until: asyncio.Timeout, now_s: float) -> None:
+    """Have its block end with TimeoutError, if it does not end already."""
+    if not until.expired():
+        with suppress(RuntimeError):
+            until.reschedule(now_s)
 
 
 def _now_s() -> float:

@@ -42,9 +42,10 @@ from planner.io.files import write_file
 from planner.models.latency import StepLatency
 from planner.models.tables import COLUMNS, StepTable
 from planner.runtime.compare import Measurement, outside_s
+from planner.runtime.door import listening
 from planner.runtime.enginelog import EngineLog, read_step_logs
 from planner.runtime.replay import Journal, Part, Sent, request_body, send
-from planner.runtime.router import Router, Settings, listening
+from planner.runtime.router import Router, Settings
 from planner.runtime.workers import (
     CPU_BLOCK_TOKENS,
     Command,

@@ -18,11 +18,15 @@ it did not have to compute when it was first scheduled. On a CPU, where the engi
 ended: what is missing to the wall's, others took. `used_s` are its CPU seconds so far. `waited` is 1 where
 the step found the engine without work before.
 
+Lines that cannot be written are left out: an engine does not stop for its log. With `most_bytes` the file is
+renamed to end in .1 at half of them, and a new one begun.
+
 This module runs inside the engine, so it imports little; planner/runtime/enginelog.py reads what it writes.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -32,6 +36,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+BUFFER_BYTES = 8192
 
 
 @dataclass(slots=True)
@@ -47,14 +53,20 @@ class _Request:
 class StepLog:
     """Writes the lines. Engines call it; see `hook_vllm` and planner/runtime/rehearsal.py."""
 
-    def __init__(self, path: Path) -> None:
-        self.stream: IO[str] = path.open("a", encoding="utf-8")
+    def __init__(self, path: Path, most_bytes: int = 0) -> None:
+        self.path, self.most_bytes = path, most_bytes
+        self.lines = bytearray()  # not written yet
+        self.head = b""
+        self.written_bytes = 0
+        self.file: IO[bytes] | None = None
         self.requests: dict[str, _Request] = {}
         self.last_end_s = 0.0
         self.has_waited = True
+        atexit.register(self.close)
 
     def runs(self, version: str, *, async_scheduling: bool) -> None:
-        self._write({"engine": {"version": version, "async_scheduling": async_scheduling}})
+        self.head = _line({"engine": {"version": version, "async_scheduling": async_scheduling}})
+        self.lines += self.head
 
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
         self.requests[name] = _Request(prompt_tokens, now_s)
@@ -116,17 +128,47 @@ class StepLog:
                 "cached_tokens": request.cached_tokens,
             }
         )
-        self.stream.flush()
+        self.flush()
 
     def forget(self, name: str) -> None:
         self.requests.pop(name, None)
         self.has_waited = self.has_waited or not self.requests
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self.stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self.lines += _line(line)
+        if len(self.lines) >= BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what there is; what cannot be written is lost, and the next line begins anew."""
+        try:
+            if self.file is None:
+                self.file = self.path.open("ab", buffering=0)
+            written = self.file.write(self.lines)
+            del self.lines[:written]
+            self.written_bytes += written
+            if self.most_bytes and not self.lines and self.written_bytes >= self.most_bytes // 2:
+                self.file.close()
+                self.file, self.written_bytes = None, 0
+                self.path.replace(self.path.with_name(self.path.name + ".1"))
+                self.lines[:] = self.head
+        except OSError:
+            self.lines[:] = b"\n"
+
+    def close(self) -> None:
+        """Write what is left; done at the process's end too."""
+        atexit.unregister(self.close)
+        self.flush()
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
 
-def hook_vllm(path: Path, *, with_cpu: bool) -> None:
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
     """Have every engine core of this process write to `path` (vLLM 0.26 to 0.33, engine v1)."""
     from vllm import __version__
     from vllm.v1.engine.core import EngineCore
@@ -137,7 +179,7 @@ def hook_vllm(path: Path, *, with_cpu: bool) -> None:
         start(core, *args, **kwargs)
         if with_cpu and core.vllm_config.kv_transfer_config is not None:
             _let_pollers_wait()
-        log = StepLog(path)
+        log = StepLog(path, most_bytes)
         log.runs(__version__, async_scheduling=bool(core.vllm_config.scheduler_config.async_scheduling))
         hook_core(core, log, with_cpu=with_cpu)
 

@@ -12,8 +12,9 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,9 +31,11 @@ from planner.reports.output import pictures
 from planner.runtime import elsewhere
 from planner.runtime.analysis import Validation, Wanted, analyse
 from planner.runtime.compare import Tolerances
+from planner.runtime.door import listening
 from planner.runtime.replay import JournalFile, Sending, prompt, replay
 from planner.runtime.report import figures, render
-from planner.runtime.router import Router, Settings, listening
+from planner.runtime.router import Router, Settings
+from planner.runtime.service import LOG_BYTES, serve_until_drained
 from planner.runtime.workers import (
     Commands,
     Worker,
@@ -127,7 +130,13 @@ def validate(
 
     Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
     """
-    files.check_output_directory(out)
+    with files.reserved(out):
+        return _validate(wanted, out, tolerances or Tolerances(), progress, png=png)
+
+
+def _validate(
+    wanted: Wanted, out: Path, tolerances: Tolerances, progress: Callable[[str], None], *, png: bool
+) -> Validation:
     if wanted.fleet.disturbances:
         raise InputError(
             "disturbances: a validation does not make them happen on the engines, so no prediction with them "
@@ -153,7 +162,7 @@ def validate(
                 f"on with them ({journal.path})"
             )
     progress("comparing")
-    found = analyse(wanted, out, tolerances or Tolerances())
+    found = analyse(wanted, out, tolerances)
     files.write_files(out, {**render(found), **(pictures(figures(found)) if png else {})})
     return found
 
@@ -203,7 +212,7 @@ async def _measure(
             finally:
                 record = {
                     "part": part,
-                    "events": group.events,
+                    "events": list(group.events),
                     "router": dict(router.outcomes),
                     "load_average": [load, os.getloadavg()[0]],
                     "date": time.strftime("%Y-%m-%d"),
@@ -321,15 +330,18 @@ def counted(
 
 
 async def serve(
-    wanted: Wanted, out: Path, *, host: str, port: int, keys: tuple[str, ...], say: Callable[[str], None]
+    wanted: Wanted,
+    out: Path,
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    *,
+    drain_s: float,
+    say: Callable[[str], None],
 ) -> None:
-    """The plan's engines behind its router, until a signal ends it."""
+    """The plan's engines behind its router, until it has drained or is cancelled."""
     commands, devices = engine_commands(wanted, out)
-    spots = places(wanted.fleet, out / "engines", devices)
+    spots = places(wanted.fleet, out / "engines", devices, log_bytes=LOG_BYTES)
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
-        limits = Settings(keys=keys, longest_tokens=wanted.max_model_len)
-        router = Router(group.workers, wanted.fleet, limits)
-        async with listening(router.app, host, port, has_keys=bool(keys)) as url:
-            say(f"{wanted.fleet.llm.name} at {url}/v1 ({len(spots)} workers); Ctrl-C ends it")
-            await asyncio.Event().wait()
+        router = Router(group.workers, wanted.fleet, settings)
+        await serve_until_drained(router, sockets, f"{len(spots)} workers", drain_s=drain_s, say=say)

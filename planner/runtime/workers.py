@@ -1,8 +1,9 @@
 """Keeps a plan's workers alive: one engine process each, on a port of its own, watched and restarted.
 
 A worker that exits, or whose /health does not answer three times in a row, is killed with all its children
-and started again on another port, after a pause that doubles with every failure; one that fails too often
-in a row is given up. Every start of an engine has a name of its own, which all its answers bear: what another
+and started again on another port, after a pause that doubles with every failure. One that fails too often
+in a row is given up: for good where it has never been up, since then the settings are wrong, else until it
+has cooled down. Every start of an engine has a name of its own, which all its answers bear: what another
 server answers on the same port counts for nothing. Engines are sessions of their own: Ctrl-C in the terminal
 reaches only us, and we stop them; if we are killed ourselves, the kernel ends them
 (planner/runtime/launch.py).
@@ -11,7 +12,9 @@ reaches only us, and we stop them; if we are killed ourselves, the kernel ends t
 from __future__ import annotations
 
 import asyncio
+import glob
 import json
+import logging
 import os
 import re
 import secrets
@@ -21,22 +24,36 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine
-from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, PARENT, STEP_CPU, STEP_LOG
+from planner.runtime.launch import (
+    API_KEYS,
+    IDENTITY,
+    IDENTITY_HEADER,
+    PARENT,
+    STEP_CPU,
+    STEP_LOG,
+    STEP_LOG_BYTES,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # up for this long: earlier failures are forgotten
 LAST_LINES = 3
+LAST_BYTES = 65_536
+UP = "up after start {}"
+FIRST_START = UP.format(1)
+EVENTS = 10_000  # of a group that are remembered
 CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention there needs multiples of 32
 
 
@@ -52,17 +69,23 @@ class Patience:
     backoff_s: float = 1.0
     longest_backoff_s: float = 30.0
     failures: int = 5  # in a row, and the worker is given up
+    cool_down_s: float = 300.0  # before it is tried again
     failures_at_start: int = 2  # one may be a port that was taken; more are a mistake in the settings
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one worker runs: its `devices` among those the machine has, and its `folder` for logs."""
+    """Where one worker runs: its `devices` among those the machine has, and its `folder` for logs.
+
+    With `log_bytes` its log and its step log are kept below so much each, the newest lines and those of one
+    start before, however long it runs.
+    """
 
     name: str
     pool: Pool
     devices: tuple[int, ...]
     folder: Path
+    log_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +99,7 @@ class Command:
 Commands = Callable[[Place, int], Command]  # (place, port) -> how to start an engine there
 
 
-def places(fleet: Fleet, folder: Path, devices: int | None) -> list[Place]:
+def places(fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 0) -> list[Place]:
     """Every worker of `fleet` on this machine's `devices` GPUs, in order; None: they share what there is."""
     taken, found = 0, []
     for pool in fleet.running:
@@ -92,7 +115,7 @@ def places(fleet: Fleet, folder: Path, devices: int | None) -> list[Place]:
                     "with --slice, one worker of each type with its share of the traffic"
                 )
             name = f"{pool.name}-{number}"
-            found.append(Place(name, pool, tuple(range(taken, taken + width)), folder))
+            found.append(Place(name, pool, tuple(range(taken, taken + width)), folder, log_bytes))
             taken += width
     return found
 
@@ -130,13 +153,12 @@ class Worker:
         failures = 0
         try:
             while True:
-                await self._start()
-                why = await self._until_up()
+                why = await self._start() or await self._until_up()
                 if not why:
                     up_s = time.monotonic()
                     self.is_up = True
                     self.settled.set()
-                    self.note(self.place.name, f"up after start {self.starts}")
+                    self.note(self.place.name, UP.format(self.starts))
                     why = await self._until_down()
                     self.is_up = False
                     failures = failures if time.monotonic() - up_s < STEADY_S else 0
@@ -146,37 +168,69 @@ class Worker:
                 most = self.patience.failures if self.settled.is_set() else self.patience.failures_at_start
                 if failures >= most:
                     self.gave_up = f"{why}, {failures} times in a row{self._last_words()}"
-                    self.note(self.place.name, "given up")
-                    self.settled.set()
-                    return
+                    if not self.settled.is_set():
+                        self.note(self.place.name, "given up")
+                        self.settled.set()
+                        return
+                    wait_s = self.patience.cool_down_s
+                    self.note(self.place.name, f"given up for {wait_s:g} s: {why}, {failures} times in a row")
+                    await asyncio.sleep(wait_s)
+                    failures, self.gave_up = most - 1, ""
+                    continue
                 pause_s = self.patience.backoff_s * 2 ** (failures - 1)
                 await asyncio.sleep(min(pause_s, self.patience.longest_backoff_s))
         finally:
             self.is_up = False
             await self._stop()
 
-    async def _start(self) -> None:
+    async def _start(self) -> str:
+        """Start its process; why that cannot be, if it cannot."""
         self.starts += 1
-        port = free_port()
-        self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
-        command = self.commands(self.place, port)
-        steps = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
-        environment = {
-            **os.environ,
-            **command.environment,
-            STEP_LOG: str(steps),
-            PARENT: str(os.getpid()),
-            IDENTITY: self.identity,
-        }
-        with self.log.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        try:
+            port = free_port()
+            self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
+            command = self.commands(self.place, port)
+            environment = {name: value for name, value in os.environ.items() if name != API_KEYS}
+            environment |= {**command.environment, **self._step_log()}
+            environment |= {PARENT: str(os.getpid()), IDENTITY: self.identity}
+            with self._opened_log() as output:
+                self.process = await asyncio.create_subprocess_exec(
+                    *command.argv,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self.process = None
+            return f"cannot be started ({error.strerror or error})"
+        return ""
+
+    def _opened_log(self) -> IO[bytes]:
+        """Nowhere, where it cannot be written."""
+        try:
+            return self.log.open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
+
+    def _step_log(self) -> dict[str, str]:
+        """A file of its own for each start; where logs are bounded all but the last are removed."""
+        path = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
+        if not self.place.log_bytes:
+            return {STEP_LOG: str(path)}
+        found = sorted(self.place.folder.glob(f"{glob.escape(self.place.name)}.*.steps.jsonl*"))
+        for old in found[:-1]:
+            with suppress(OSError):
+                old.unlink()
+        return {STEP_LOG: str(path), STEP_LOG_BYTES: str(self.place.log_bytes)}
+
+    def _shorten_log(self) -> None:
+        """The engine appends to its log as long as it runs: what is full is copied and emptied."""
+        with suppress(OSError):
+            if 0 < self.place.log_bytes // 2 <= self.log.stat().st_size:
+                shutil.copyfile(self.log, self.log.with_name(self.log.name + ".1"))
+                os.truncate(self.log, 0)
 
     async def _until_up(self) -> str:
         """Empty once the engine answers, else why it never did."""
@@ -204,6 +258,7 @@ class Worker:
                     if exit_task.done():
                         return f"died ({_ending(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
+                    self._shorten_log()
                     if self.stranger:
                         return self.stranger
                     if misses >= self.patience.health_failures:
@@ -249,7 +304,13 @@ class Worker:
                 os.killpg(self.process.pid, number)
 
     def _last_words(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        try:
+            with self.log.open("rb") as stream:
+                stream.seek(max(self.log.stat().st_size - LAST_BYTES, 0))
+                text = stream.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in text.splitlines() if line.strip()]
         return f"; {self.log} ends: {' | '.join(lines[-LAST_LINES:])}" if lines else ""
 
 
@@ -259,10 +320,12 @@ class Workers:
 
     workers: list[Worker]
     start_s: float = field(default_factory=time.monotonic)
-    events: list[tuple[float, str, str]] = field(default_factory=list)
+    events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
     def note(self, name: str, what: str) -> None:
         self.events.append((round(time.monotonic() - self.start_s, 3), name, what))
+        level = logging.INFO if what == FIRST_START else logging.WARNING
+        LOG.log(level, "worker %s: %s", name, what)
 
 
 @asynccontextmanager

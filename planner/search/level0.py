@@ -10,7 +10,7 @@ from planner.fleet import Fleet
 from planner.policies import ONE_KIND, ONLY_PAIRS
 from planner.search import link, shortcuts
 from planner.search.designs import Design, Pool, learn_from
-from planner.search.fleets import Counts, counts_of, may_hand_over
+from planner.search.fleets import Counts, counts_of, may_hand_over, objective
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
 from planner.search.options import (
     Hardware,
@@ -145,7 +145,10 @@ def _timed(problem: Problem, search: Search, ask: Holds) -> Holds:
                 raise StoppedError
             answers += ask([counts])
         best = search.value if search.best is not None else None
-        problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations))
+        held = [counts for counts, holds in zip(fleets, answers, strict=True) if holds]
+        held += [] if search.best is None else [search.best]  # those that hold now are offered later
+        fleet = problem.oracle.fleet(min(held, key=objective)) if held else None
+        problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations, fleet))
         return answers
 
     return answer

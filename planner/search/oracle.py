@@ -450,6 +450,14 @@ def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
     if len(tasks) == 1:
         tasks[0]()
         return
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    try:
         for future in [pool.submit(task) for task in tasks]:
             future.result()
+    except KeyboardInterrupt:  # a simulation under way cannot be stopped, and may take long
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown()
+        raise
+    pool.shutdown()

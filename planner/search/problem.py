@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import Task
 from planner.domain import Gpu, Slo
-from planner.fleet import Policies, WorkerType
+from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.search.fleets import Counts, is_within
 from planner.search.futures import Futures
@@ -31,11 +31,13 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a search has come, in the objective's unit; None where nothing is known yet."""
+    """How far a search has come, in the objective's unit; None where nothing is known yet. `fleet` is that of
+    the best value."""
 
     best: float | None
     bound: float | None
     simulations: int
+    fleet: Fleet | None = None
 
 
 Watch = Callable[[Standing], None]

@@ -44,7 +44,7 @@ from planner.solvers.backend import run
 from planner.solvers.master import Floats, Option, attention_s, is_held, lines, most_step_tokens
 from planner.solvers.required_work import Due, Held, held
 from planner.traffic.trace import Trace
-from planner.traffic.workload import Lengths
+from planner.traffic.workload import Lengths, coarsened
 
 ROUNDS = 12
 ENOUGH_FRAC = 0.002  # a row violated by less is not worth another round
@@ -52,6 +52,10 @@ SLACKS = (0.0, 0.5, 0.9, 1.0)  # quantiles of w_i that an interval may go on aft
 AFTER = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # and shares of the longest w_i after the last arrival
 TOLERANCE = 1e-6  # to which the solver keeps rows
 SAMPLE = 5_000  # pairs of lengths by which the line of an option is chosen
+MOST_PAIRS = (
+    200_000  # of lengths that are priced: of more, lengths are rounded down to powers of FINE or more
+)
+FINE = 1.001
 SLICES = 48  # of the requests by price, finer where the dearest are
 
 
@@ -87,14 +91,21 @@ def least_work(
     return prefill_s, decode_s
 
 
-def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple[Floats, Floats]:
-    """pi and pi' of each pair of lengths (U,); of the prefill alone, both, if not `whole`."""
+def prices(
+    options: Sequence[Option], lengths: Lengths, *, whole: bool, deadline: float = math.inf
+) -> tuple[Floats, Floats]:
+    """pi and pi' of each pair of lengths (U,); of the prefill alone, both, if not `whole`.
+
+    Raises OutOfTimeError where `deadline` comes first: without all options no price is a bound.
+    """
     n, output = lengths.input_tokens, lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }
     some = slice(None, None, -(-len(n) // SAMPLE))  # to choose by: each bound holds
     for option in options:
+        if time.monotonic() > deadline:
+            raise OutOfTimeError
         held = is_held(option, n, lengths.output_tokens)
         bounds = bounds_of(option)
         totals_s = [
@@ -107,6 +118,10 @@ def prices(options: Sequence[Option], lengths: Lengths, *, whole: bool) -> tuple
             np.minimum(least, np.where(held, option.objective * seconds, np.inf), out=least)
     apart = cheapest["prefill"][0] + (cheapest["decode"][0] if whole else 0.0)
     return np.minimum(cheapest["mixed"][0], apart), np.minimum(cheapest["mixed"][1], cheapest["prefill"][1])
+
+
+class OutOfTimeError(Exception):
+    """The deadline came before all options had a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +140,6 @@ def demand(
     It ends by `deadline`, on time.monotonic's clock, with what it has by then.
     """
     bounds = [BurstBound(0.0, ())]
-    codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
     at: npt.NDArray[np.int64] | None = None
     for due in dues:
         for whole in (True, False):
@@ -138,8 +152,14 @@ def demand(
             if those.kept <= 0:
                 continue
             if at is None:
+                codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
                 at = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
-            all_work, prefill = prices(options, lengths, whole=whole)
+                lengths, became = coarsened(lengths, MOST_PAIRS, FINE)
+                at = became[at]
+            try:
+                all_work, prefill = prices(options, lengths, whole=whole, deadline=deadline)
+            except OutOfTimeError:
+                break
             here = at[those.index]
             if np.isfinite(all_work[here]).all():
                 bounds.append(_demand(trace, due, those, all_work[here], prefill[here], whole, deadline))

@@ -291,7 +291,13 @@ def coarser(lengths: Lengths, most: int = 20_000) -> Lengths:
 
     Prompts and outputs are rounded down, what hits or is shared up, so a lower bound may rest on them.
     """
-    grow = 1.02
+    return coarsened(lengths, most, 1.02)[0]
+
+
+def coarsened(lengths: Lengths, most: int, grow: float) -> tuple[Lengths, IntArray]:
+    """The same on a grid of powers of `grow` or, where those are too many, of more; (U,) which of them each
+    pair has become."""
+    became = np.arange(len(lengths.requests))
     while len(lengths.requests) > most:
         inputs = _on_grid(lengths.input_tokens, grow, np.floor)
         columns = [inputs, _on_grid(lengths.output_tokens, grow, np.floor)]
@@ -310,8 +316,8 @@ def coarser(lengths: Lengths, most: int = 20_000) -> Lengths:
         lengths = Lengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
         )
-        grow = 1 + 2 * (grow - 1)
-    return lengths
+        became, grow = group[became], 1 + 2 * (grow - 1)
+    return lengths, became
 
 
 def _on_grid(tokens: FloatArray, grow: float, rounded: np.ufunc) -> FloatArray:

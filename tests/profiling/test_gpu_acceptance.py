@@ -99,7 +99,7 @@ async def replayed(out: Path, runs: dict[str, Any]) -> None:
         await replay.replay_all(engine, out, runs, log)
     finally:
         loop.cancel()
-        steps.stream.close()
+        steps.close()
 
 
 async def generated(engine: Engine, name: str, ids: list[int], tokens: int) -> tuple[list[float], str]:
@@ -160,7 +160,7 @@ def test_what_an_engine_does_between_two_steps_is_part_of_the_second(tmp_path: P
         for scheduled_s, end_s in steps_s:
             log.step(scheduled_s, end_s, [(name, 4, 0)])
         log.finished(name)
-    log.stream.close()
+    log.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"][:2] for line in lines if "step" in line] == [[0.5, 1.0], [1.0, 2.0], [5.0, 5.5]]
 
@@ -179,5 +179,5 @@ def test_a_request_that_comes_during_a_step_is_queued_when_it_came(tmp_path: Pat
     after_s = time.monotonic()
     time.sleep(0.05)
     scheduler.add_request(request)
-    log.stream.close()
+    log.close()
     assert before_s <= log.requests["p0r0"].queued_s <= after_s

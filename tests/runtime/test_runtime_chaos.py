@@ -22,8 +22,9 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.io.files import to_yaml
 from planner.runtime import workers
+from planner.runtime.door import listening
 from planner.runtime.replay import Journal, JournalFile, Sending, replay
-from planner.runtime.router import Router, listening
+from planner.runtime.router import Router
 from planner.runtime.workers import (
     Command,
     Patience,

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.errors import InputError
 from planner.fleet import Policies
+from planner.runtime.door import listening
 from planner.runtime.remote import parse_workers, remotes, watched
-from planner.runtime.router import Router, Settings, listening
+from planner.runtime.router import Router, Settings
 
 
 async def completed(url: str, tokens: int = 20) -> tuple[int, str]:

@@ -15,8 +15,9 @@ from runtime_fakes import MODEL, Body, a_body, a_server, engines, fleet_of, is_i
 
 from planner.errors import InputError
 from planner.fleet import Policies
+from planner.runtime.door import is_loopback, listening
 from planner.runtime.launch import WORKER_HEADER
-from planner.runtime.router import REMOTE_DECODE, Router, Settings, is_loopback, listening
+from planner.runtime.router import REMOTE_DECODE, Router, Settings
 
 
 def streamed_ids(text: str) -> list[int]:

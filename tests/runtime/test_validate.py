@@ -110,8 +110,8 @@ def test_a_step_log_comes_back_as_a_step_table(tmp_path: Path) -> None:
         log.step(3.0 + k, 3.2 + k, [("cmpl-p0r7-0", 1, 100 + k)])
         log.token("cmpl-p0r7-0", 1, 3.2 + k)
     log.finished("cmpl-p0r7-0")
-    log.stream.write('{"step":[9')
-    log.stream.close()
+    log.lines += b'{"step":[9'
+    log.close()
     found = read_step_logs([path])
     assert found.steps.t_s.tolist() == pytest.approx([0.5, 0.5, 0.7, 1.0])
     assert found.steps.prefill_pairs.tolist() == [1830, 3220, 0, 0]
@@ -218,7 +218,7 @@ def test_step_logs_of_a_run_before_are_not_taken_for_this_one(tmp_path: Path) ->
         log.step(queued_s, queued_s + 1, [("p0r0", 10, 0)])
         log.token("p0r0", 1, queued_s + 1)
         log.finished("p0r0")
-        log.stream.close()
+        log.close()
     fleet, trace = fleet_of(("w", "mixed", 1)), Trace("one", np.zeros(1), np.array([10]), np.array([1]))
     old = {"w-0": read_step_logs([tmp_path / "w-0.1.steps.jsonl"])}
     journal = Journal((Part(0, 100.0, (0,)),), {0: sent_of(0, 1.0, (2.0,))})
@@ -294,7 +294,7 @@ def test_a_fit_that_is_off_is_corrected_by_the_steps_that_were_logged(tmp_path: 
         t_s += 1.0 if k % 20 == 0 else 0.0
         log.step(now_s, now_s + t_s, chunks)
         now_s += t_s
-    log.stream.close()
+    log.close()
     logs = {"w-0": read_step_logs(tmp_path.glob("*.jsonl"))}
     trace = Trace("one", np.zeros(1), np.array([10]), np.array([1]))
     run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0,)),), {}), logs)
@@ -319,7 +319,7 @@ def test_an_engines_own_clock_stands_still_while_others_compute(tmp_path: Path) 
     log.step(13.5, 15.5, [("p0r0", 10, 0)], (1.3, 2.3))
     log.token("p0r0", 1, 15.5)
     log.finished("p0r0")
-    log.stream.close()
+    log.close()
     own, start_s = read_step_logs(tmp_path.glob("*.jsonl")).on_its_own_clock(10.0)
     assert start_s == 0.0 and own.steps.start_s.tolist() == pytest.approx([1.0, 2.2])
     assert own.steps.t_s.tolist() == pytest.approx([1.0, 1.0])
@@ -346,7 +346,7 @@ def a_disturbed_run(tmp_path: Path) -> tuple[Measurement, Fleet, float]:
             log.finished(f"p0r{i}")
             cpu_s += step_s
             sent[i] = sent_of(i, float(trace.arrival_s[i]), (end_s - 100,), worker=f"w-{worker}")
-        log.stream.close()
+        log.close()
     logs = {f"w-{k}": read_step_logs(tmp_path.glob(f"w-{k}.*")) for k in range(2)}
     run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), logs)
     return run, fleet, step_s
@@ -416,7 +416,7 @@ def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> No
         ends = tuple(at_s - 100 for at_s in token_s)
         sent[i] = replace(sent_of(i, arrival_s, ends[1:]), workers=("p-0", "d-0"))
     for log in logs.values():
-        log.stream.close()
+        log.close()
     read = {name: read_step_logs(tmp_path.glob(f"{name}.*")) for name in logs}
     run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), read)
     own = undisturbed(run, fleet, NO_SLO, Tolerances(0.01, 0.01))

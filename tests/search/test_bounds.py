@@ -25,6 +25,7 @@ from planner.search.options import judged, unreachable
 from planner.search.pose import pose
 from planner.simulator import judge, simulate
 from planner.simulator.metrics import Verdict
+from planner.solvers import demand as solvers_demand
 from planner.solvers.demand import _best_start, demand
 from planner.solvers.master import Option, attention_s, decoded_from
 from planner.solvers.required_work import due
@@ -198,6 +199,25 @@ def test_coarser_lengths_are_less_work_of_as_many_requests() -> None:
     ):
         total, less = fine @ lengths.requests, rough @ coarse.requests
         assert 0.9 * total < less <= total and rough.min() >= fine.min()
+
+
+def test_a_bound_on_coarser_lengths_is_a_little_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one pair of lengths too many they are rounded down: not above the bound of all, nor far below."""
+    trace, slo = some_traffic(), Slo((Limit("e2e", 0.9, 20.0),))
+    kind = a_pool("w", "mixed", "h100-80g", 4).type
+    option, lengths = Option("mixed", kind, 1.0), distinct_lengths(trace)
+    exact = demand([option], trace, lengths, [due(slo, trace)]).least_objective
+    monkeypatch.setattr(solvers_demand, "MOST_PAIRS", len(lengths.requests) - 1)
+    coarse = demand([option], trace, lengths, [due(slo, trace)]).least_objective
+    assert 0.8 * exact <= coarse <= exact * (1 + 1e-9) and exact > 0
+
+
+def test_prices_without_time_are_none_and_the_bound_nothing() -> None:
+    """With millions of lengths the prices alone took minutes: they end with the deadline."""
+    trace = some_traffic()
+    options = [Option("mixed", a_pool("w", "mixed", "h100-80g", 4).type, 1.0)]
+    with pytest.raises(solvers_demand.OutOfTimeError):
+        solvers_demand.prices(options, distinct_lengths(trace), whole=True, deadline=time.monotonic())
 
 
 def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:

@@ -17,8 +17,9 @@ from aiohttp import web
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
+from planner.runtime.door import listening
 from planner.runtime.rehearsal import Engine, Server
-from planner.runtime.router import Router, Settings, listening
+from planner.runtime.router import Router, Settings
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -58,6 +59,8 @@ class Backend:
     url: str
     identity: str = ""
     is_up: bool = True
+    starts: int = 1
+    gave_up: str = ""
 
 
 @asynccontextmanager

@@ -30,8 +30,9 @@ from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
 from planner.runtime.analysis import Wanted
+from planner.runtime.door import listening
 from planner.runtime.replay import prompt
-from planner.runtime.router import Router, listening
+from planner.runtime.router import Router
 from planner.runtime.validate import counted, engine_commands, scrape
 from planner.runtime.workers import CPU_BLOCK_TOKENS, places, started
 from planner.simulator import simulate

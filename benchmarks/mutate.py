@@ -1,0 +1,515 @@
+"""Inputs with a mistake in them: does each end in one line, with the right exit code and no file left?
+
+    python benchmarks/mutate.py [--each 1000] [--kind slo ...] [--seed 0] [--keep DIR]
+
+Takes good inputs of every kind, changes one to three places of each (a key left out, misspelt or moved, a
+value of another type, size or unit, a row or cell of a table, a few bytes) and runs the real command on them
+in this process. What counts as a fault:
+
+    traceback    an exception that is not ours to show
+    hang         more than 20 CPU s
+    exit code    none of 0 to 4; or 1, 2 and 3 without one line that begins with "plan: "
+    warning      a warning of Python's or NumPy's on stderr
+    files        something new in the folder after exit code 1, 2 or 3, or a file left aside after any
+
+Prints the faults, each with what makes it again (--only KIND:NUMBER), and exits with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+HANG_S = 20
+PROGRESS = re.compile(r"\[ *\d+\.\d s\] .*")
+ROWS = [(i / 2, 200 + 10 * (i % 7), 2 + i % 3) for i in range(24)]
+TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(f"{a},{b},{c}\n" for a, b, c in ROWS)
+JSONL = "".join(
+    json.dumps({"timestamp": 500 * i, "input_length": 600, "output_length": 3, "hash_ids": [0, i]}) + "\n"
+    for i in range(20)
+)
+SLO: dict[str, Any] = {
+    "llm": "llama-3.1-8b",
+    "slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}},
+    "fleet": {"gpus": {"h100-80g": 2}},
+    "policies": {"routing": "jsq"},
+    "limits": {"cost": "100 usd/h"},
+    "spare": 1,
+    "safety": "none",
+}
+DESCRIBED: dict[str, Any] = {
+    "llm": "llama-3.1-8b",
+    "slo": {"ttft": {"p90": "2 s"}},
+    "fleet": {"gpus": {"h100-80g": 2}},
+    "traffic": {"rate": "1 req/s", "input": {"p50": 200, "p95": 800}, "output": 3, "duration": "20 s"},
+    "safety": "none",
+}
+WORKER: dict[str, Any] = {"name": "w", "gpu": "h100-80g", "count": 2, "tp": 1, "max_num_seqs": 64}
+FLEET: dict[str, Any] = {
+    "llm": "llama-3.1-8b",
+    "workers": [WORKER, {"name": "v", "gpu": "a100-80g", "count": 1, "max_num_batched_tokens": 4096}],
+    "policies": {"routing": "jsq", "prefix_cache": False},
+}
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+MARKET: dict[str, Any] = {
+    "gpus": {"h100-80g": {"on_demand": "6.98 usd/h", "reserved": "4.40 usd/h", "spot": "2.80 usd/h"}},
+    "capacity": [
+        {"llm": "chat", "worker": "h100", "gpu": "h100-80g", "gpus": 4, "rate": "5.2 req/s", "start": "5 min"}
+    ],
+    "spot": 0.25,
+    "limits": {"power": "80 kW", "cost": "500 usd/h"},
+}
+DEMAND = "chat\n" + "".join(f"{3 + hour % 4}\n" for hour in range(6))
+INSTANCE: dict[str, Any] = {
+    "buckets": [{"name": "short", "rate_rps": 12.0}, {"name": "long", "rate_rps": 0.5}],
+    "types": [{"name": "a100", "cost_usd_per_h": 3.67, "stock": None, "rate_rps": [6.0, 0.4]}],
+}
+TREE: dict[str, Any] = {
+    "replicas": 2,
+    "memory_tokens": 5000,
+    "token_s": "100 us",
+    "rest": "40 ms",
+    "nodes": [
+        {"name": "system", "tokens": 500},
+        {"name": "tool-a", "after": "system", "tokens": 2000, "rate": 4},
+        {"name": "tool-b", "after": "system", "tokens": 900, "rate": 2},
+    ],
+}
+IMPORTS = (
+    "aiperf.json",
+    "guidellm.json",
+    "inference_perf.json",
+    "metrics_after.txt",
+    "runs.csv",
+    "silicon_sample.csv",
+    "splitwise.csv",
+    "vidur_steps.csv",
+    "vllm_latency.json",
+    "vllm_serve.json",
+)
+FACTS = ("--llm", "llama-3.1-8b", "--gpu", "h100-80g", "--tp", "1", "--requests", "8")
+FACTS += ("--input-tokens", "100", "--output-tokens", "10", "--duration", "60 s")
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    "",
+    " ",
+    "x",
+    "x" * 3000,
+    "-",
+    "none",
+    "any",
+    "auto",
+    "0",
+    "nan",
+    "1e999",
+    "5 parsecs",
+    "-3 s",
+    "1:30",
+    "010",
+    "\u202eabc",
+    "a\nb",
+    "a/b",
+    "../x",
+    "'; --",
+    "{{x}}",
+    "2023-13-45",
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    0.5,
+    -0.5,
+    1e-300,
+    1e300,
+    10**18,
+    10**30,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    [],
+    {},
+    [[]],
+    [None],
+    [1, 2],
+    ["a", "a"],
+    {"a": 1},
+    {"p50": 1},
+    {"": 0},
+    "1 s",
+    "10 GB",
+    "1e3 req/s",
+    "h100-80g",
+    "llama-3.1-8b",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Good files, those of them that may be changed, and the commands that read them."""
+
+    files: Mapping[str, str]
+    changed: tuple[str, ...]
+    commands: tuple[tuple[str, ...], ...]
+
+
+@dataclass
+class Found:
+    """How often what happened, and the faults."""
+
+    runs: Counter[str] = field(default_factory=Counter)
+    codes: Counter[object] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
+
+
+class HangError(BaseException):
+    """A command took too long; nothing that it runs may catch this."""
+
+
+def kinds(written: Mapping[str, str]) -> dict[str, Kind]:
+    """`written` are the files of a plan."""
+    trace, fleet = {"trace.csv": TRACE}, {"fleet.yaml": text_of("fleet.yaml", FLEET)}
+    plan = ("--time-limit", "2", "-o", "out")
+    simulate = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv")
+    catalogs = {
+        f"own/{name}": (ROOT / "catalogs" / name).read_text() for name in ("engines.yaml", "gpus.yaml")
+    }
+    fit = (ROOT / "catalogs" / "latency" / "llama-3.1-8b--h100-80g.yaml").read_text()
+    imports = {name: (DATA / name).read_text() for name in IMPORTS}
+    return {
+        "slo": Kind(
+            {"slo.yaml": text_of("slo.yaml", SLO), **trace},
+            ("slo.yaml",),
+            (("--slo", "slo.yaml", "--trace", "trace.csv", *plan),),
+        ),
+        "described": Kind(
+            {"slo.yaml": text_of("slo.yaml", DESCRIBED)}, ("slo.yaml",), (("--slo", "slo.yaml", *plan),)
+        ),
+        "fleet": Kind({**trace, **fleet}, ("fleet.yaml",), (simulate,)),
+        "plan": Kind(
+            written,
+            tuple(name for name in ("plan.yaml", "certificate.json", "requests.csv") if name in written),
+            (
+                ("manifests", "plan.yaml", "-o", "made", "--target", "vllm"),
+                ("report", ".", "-o", "page.html"),
+            ),
+        ),
+        "schedule": Kind(
+            {"market.yaml": text_of("market.yaml", MARKET), "demand.csv": DEMAND},
+            ("market.yaml", "demand.csv"),
+            (("schedule", "market.yaml", "--demand", "demand.csv", "--time-limit", "2", "--json"),),
+        ),
+        "trace": Kind(
+            {**trace, "trace.jsonl": JSONL, **fleet},
+            ("trace.csv", "trace.jsonl"),
+            (("trace", "trace.csv"), ("trace", "trace.jsonl", "--json"), simulate),
+        ),
+        "catalog": Kind(
+            {**trace, **fleet, **catalogs, "own/latency/llama-3.1-8b--h100-80g.yaml": fit},
+            ("own/gpus.yaml", "own/latency/llama-3.1-8b--h100-80g.yaml"),
+            ((*simulate, "--catalog", "own"),),
+        ),
+        "engines": Kind(
+            {**trace, **fleet, **catalogs}, ("own/engines.yaml",), ((*simulate, "--catalog", "own"),)
+        ),
+        "config": Kind(
+            {
+                "config.json": json.dumps(CONFIG),
+                "fleet.yaml": text_of("fleet.yaml", {**FLEET, "llm": "./config.json"}),
+                **trace,
+            },
+            ("config.json",),
+            (simulate,),
+        ),
+        "imports": Kind(
+            imports, IMPORTS, tuple(("import", "auto", name, "-o", "made.out", *FACTS) for name in IMPORTS)
+        ),
+        "allocate": Kind(
+            {"instance.json": json.dumps(INSTANCE)}, ("instance.json",), (("allocate", "instance.json"),)
+        ),
+        "tree": Kind(
+            {"tree.yaml": text_of("tree.yaml", TREE)},
+            ("tree.yaml",),
+            (("prefixes", "--tree", "tree.yaml", "--json", "--time-limit", "2"),),
+        ),
+    }
+
+
+def text_of(name: str, document: Any) -> str:
+    if name.endswith(".json"):
+        return json.dumps(document)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def mutated(name: str, text: str, rng: random.Random) -> bytes:
+    """The content of a file with one to three changes."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        change = (
+            in_table if name.endswith((".csv", ".txt")) else in_lines if name.endswith(".jsonl") else in_tree
+        )
+        text = change(text, rng) if name.endswith((".csv", ".txt", ".jsonl")) else in_tree(text, rng, name)
+    raw = text.encode("utf-8", "surrogatepass")
+    if rng.random() < 0.06 and raw:
+        at = rng.randrange(len(raw))
+        raw = rng.choice(
+            (
+                raw[:at],
+                raw[:at] + bytes([rng.randrange(256)]) + raw[at + 1 :],
+                raw[:at] + b"\0" + raw[at:],
+                raw[:at] + raw[at : at + 40] * 3 + raw[at:],
+                raw.replace(b"\n", b"\r\n"),
+                text.encode("utf-16"),
+            )
+        )
+    return raw
+
+
+def places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of all that is in a document."""
+    for key, value in list(node.items()) if isinstance(node, dict) else list(enumerate(node)):
+        yield node, key
+        if isinstance(value, dict | list):
+            yield from places(value)
+
+
+def in_tree(text: str, rng: random.Random, name: str = ".json") -> str:
+    try:
+        document = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+        found = list(places(document))
+    except (ValueError, yaml.YAMLError, AttributeError, TypeError):
+        return text  # an earlier change made it no document
+    if not found:
+        return text
+    holder, key = rng.choice(found)
+    value, how = holder[key], rng.randrange(9)
+    if how <= 3:
+        holder[key] = rng.choice(VALUES)
+    elif how == 4:
+        del holder[key]
+    elif how == 5 and isinstance(holder, dict):
+        holder[misspelt(str(key), rng)] = holder.pop(key)
+    elif how == 6:
+        other, place = rng.choice(found)
+        holder[key] = copy.deepcopy(other[place]) if place in other or isinstance(other, list) else None
+    elif how == 7:
+        holder[key] = rng.choice(
+            ([value], {"a": value}, [value, value], str(value), {str(value)[:20]: value})
+        )
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        holder[key] = rng.choice((-value, value * 10 ** rng.randrange(-12, 12), value + 0.5, str(value)))
+    elif isinstance(value, str):
+        holder[key] = misspelt(value, rng)
+    elif isinstance(value, list):
+        holder[key] = value * 3 if rng.random() < 0.5 else value[::-1]
+    return json.dumps(document) if name.endswith(".json") else text_of(name, document)
+
+
+def misspelt(word: str, rng: random.Random) -> str:
+    at = rng.randrange(len(word) + 1)
+    more = rng.choice(("", "x", "0", "-", "_", " ", word[:3]))
+    return word[:at] + more + word[at + 1 - bool(more) * rng.randrange(2) :]
+
+
+def in_lines(text: str, rng: random.Random) -> str:
+    lines = text.splitlines()
+    at = rng.randrange(len(lines))
+    if rng.random() < 0.8:
+        lines[at] = in_tree(lines[at], rng)
+    else:
+        lines[at : at + 1] = rng.choice(([], [lines[at]] * 2, [""], [lines[-1], lines[at]]))
+    return "\n".join(lines) + "\n"
+
+
+def in_table(text: str, rng: random.Random) -> str:
+    rows = [line.split(",") for line in text.splitlines()] or [[""]]
+    at, how = rng.randrange(len(rows)), rng.randrange(8)
+    cell = rng.randrange(len(rows[at]))
+    if how <= 3:
+        value = rng.choice(VALUES)
+        rows[at][cell] = str(value) if not isinstance(value, str) else value
+    elif how == 4:
+        rows[at][cell] = misspelt(rows[at][cell], rng)
+    elif how == 5:
+        rows[at : at + 1] = rng.choice(([], [rows[at]] * 2, [[""]], [rows[-1], rows[at]]))
+    elif how == 6:
+        rows[at] = rng.choice((rows[at][:-1] or [""], [*rows[at], "1"], rows[at][::-1]))
+    else:
+        for row in rows:
+            if cell < len(row):
+                del row[cell]
+    return "\n".join(",".join(row) for row in rows) + "\n"
+
+
+@contextlib.contextmanager
+def alarm(cpu_s: float) -> Iterator[None]:
+    """HangError after so many CPU seconds, or six times as many of the clock."""
+
+    def ring(*_: object) -> None:
+        raise HangError
+
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, cpu_s), (signal.ITIMER_REAL, signal.SIGALRM, 6 * cpu_s))
+    before = [signal.signal(number, ring) for _, number, _ in timers]
+    for timer, _, seconds in timers:
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for (timer, number, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
+
+
+def run(arguments: tuple[str, ...], folder: Path, most_s: float = HANG_S) -> tuple[object, str]:
+    """Exit code (an exception's traceback where it is none) and stderr of the command in `folder`."""
+    out, err, before = io.StringIO(), io.StringIO(), (Path.cwd(), sys.argv)
+    os.chdir(folder)
+    sys.argv = ["plan", *arguments]
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+            alarm(most_s),
+        ):
+            warnings.simplefilter("always")
+            cli.main()
+        code: object = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except HangError:
+        code = "hang"
+    except BaseException:
+        code = traceback.format_exc()
+    finally:
+        os.chdir(before[0])
+        sys.argv = before[1]
+    return code, err.getvalue()
+
+
+def names_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def fault(code: object, said: str, new: set[str]) -> str:
+    """What is wrong with an end, '' where nothing is."""
+    lines = [line for line in said.splitlines() if not PROGRESS.fullmatch(line)]
+    if code == "hang":
+        return "hang"
+    if isinstance(code, str):
+        return f"traceback: {code}"
+    if code not in range(5):
+        return f"exit code {code}: {said[-300:]}"
+    if code in (1, 2, 3) and not (lines and lines[-1].startswith("plan: ")):
+        return f"exit code {code} without a line: {said[-300:]}"
+    if noise := [line for line in lines if "Warning: " in line]:
+        return f"warning: {noise[0]}"
+    left = {name for name in new if ".fleetplan-" in name} or (new if code in (1, 2, 3) else set())
+    return f"files: {sorted(left)}" if left else ""
+
+
+def mutate(name: str, kind: Kind, number: int, seed: int, found: Found, keep: Path | None = None) -> None:
+    """One input of a kind with a mistake in it, and what became of it."""
+    rng = random.Random(f"{seed} {name} {number}")
+    file = rng.choice(kind.changed)
+    commands = [line for line in kind.commands if file in line] or list(kind.commands)
+    command = rng.choice(commands)
+    with tempfile.TemporaryDirectory(prefix="fleetplan-mutate-") as made:
+        folder = Path(made)
+        for path, text in kind.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        (folder / file).write_bytes(mutated(file, kind.files[file], rng))
+        before, began_s = names_in(folder), time.monotonic()
+        code, said = run(command, folder)
+        took_s = time.monotonic() - began_s
+        wrong = fault(code, said, names_in(folder) - before)
+        found.runs[name] += 1
+        found.codes[code if isinstance(code, int) else "other"] += 1
+        found.longest_s = max(found.longest_s, took_s)
+        if wrong:
+            found.faults.append(f"{name}:{number} ({file}; plan {' '.join(command)}) {wrong}")
+        if keep is not None:
+            shutil.copytree(folder, keep, dirs_exist_ok=True)
+
+
+def written_plan() -> dict[str, str]:
+    """The files of a plan, by the command itself."""
+    with tempfile.TemporaryDirectory(prefix="fleetplan-mutate-") as made:
+        folder = Path(made)
+        (folder / "slo.yaml").write_text(text_of("slo.yaml", SLO))
+        (folder / "trace.csv").write_text(TRACE)
+        code, said = run(("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"), folder, 300)
+        if code not in (0, 4):
+            raise SystemExit(f"the good question fails: {code} {said}")
+        paths = [path for path in (folder / "out").rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder / "out")): path.read_text() for path in paths}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--each", type=int, default=1000)
+    parser.add_argument("--kind", nargs="+")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="KIND:NUMBER, once")
+    parser.add_argument("--keep", type=Path, help="with --only: a folder for its files")
+    told = parser.parse_args()
+    known, found = kinds(written_plan()), Found()
+    if told.only:
+        name, _, number = told.only.partition(":")
+        mutate(name, known[name], int(number), told.seed, found, told.keep)
+    else:
+        for name in told.kind or known:
+            began_s, faults = time.process_time(), len(found.faults)
+            for number in range(told.each):
+                mutate(name, known[name], number, told.seed, found)
+            took_s = time.process_time() - began_s
+            print(
+                f"{name}: {told.each} runs, {took_s:.0f} CPU s, {len(found.faults) - faults} faults",
+                flush=True,
+            )
+    print("exit codes:", dict(sorted(found.codes.items(), key=str)), f"; longest {found.longest_s:.1f} s")
+    for wrong in found.faults:
+        print(wrong)
+    sys.exit(bool(found.faults))
+
+
+if __name__ == "__main__":
+    main()

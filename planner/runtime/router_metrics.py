@@ -1,0 +1,94 @@
+"""What the router counts, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from planner.runtime.door import Door
+from planner.runtime.routing import LiveFleet
+
+TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, float("inf"))
+
+
+class Worker(Protocol):
+    """What is told of a worker: why it is not started for a while, and how often it was."""
+
+    name: str
+    is_up: bool
+    starts: int
+    gave_up: str
+
+
+class Counted(Protocol):
+    """What is told of a router."""
+
+    live: LiveFleet
+    door: Door
+    is_draining: bool
+    in_flight: int
+    outcomes: Counter[str]
+    ttft_counts: Counter[float]
+    ttft_sum_s: float
+
+    @property
+    def backends(self) -> Sequence[Worker]: ...
+
+
+def text(router: Counted) -> str:
+    """All metrics of `router`."""
+    backends, books, door = router.backends, router.live.workers, router.door
+    names = [backend.name for backend in backends]
+
+    def each(values: Iterable[float]) -> dict[str, float]:
+        return dict(zip(names, map(float, values), strict=True))
+
+    lines = [
+        *_family("requests_total", "counter", "Requests by how they ended", "outcome", router.outcomes),
+        *_family("in_flight", "gauge", "Requests that have not ended", "", {"": router.in_flight}),
+        *_family("draining", "gauge", "1 while no new request is taken", "", {"": router.is_draining}),
+        *_family("connections", "gauge", "Open connections of clients", "", {"": door.open}),
+        *_family("connections_limit", "gauge", "Most connections of clients", "", {"": door.most}),
+        *_family(
+            "connections_ended_total",
+            "counter",
+            "Connections ended by a limit: all, client or idle",
+            "limit",
+            door.refused,
+        ),
+    ]
+    for name, kind, about, values in (
+        ("up", "gauge", "1 while the worker answers", each(one.is_up for one in backends)),
+        ("given_up", "gauge", "1 while no start is tried", each(bool(one.gave_up) for one in backends)),
+        ("starts_total", "counter", "Starts of its engine", each(one.starts for one in backends)),
+        ("requests", "gauge", "Requests it has", each(books["assigned"])),
+        ("pending_prompt_tokens", "gauge", "Tokens it has to prefill", each(books["pending_tokens"])),
+    ):
+        lines += _family(f"worker_{name}", kind, about, "worker", values)
+    lines += [
+        "# HELP fleetplan_first_byte_seconds Seconds to the first byte of a stream",
+        "# TYPE fleetplan_first_byte_seconds histogram",
+    ]
+    below = 0
+    for edge in TTFT_EDGES_S:
+        below += router.ttft_counts[edge]
+        le = "+Inf" if edge == float("inf") else f"{edge:g}"
+        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {below}')
+    lines += [
+        f"fleetplan_first_byte_seconds_sum {router.ttft_sum_s:.6f}",
+        f"fleetplan_first_byte_seconds_count {below}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _family(name: str, kind: str, about: str, label: str, values: Mapping[str, float]) -> list[str]:
+    lines = [f"# HELP fleetplan_{name} {about}", f"# TYPE fleetplan_{name} {kind}"]
+    for value, number in sorted(values.items()):
+        labels = f'{{{label}="{_escaped(value)}"}}' if label else ""
+        lines.append(f"fleetplan_{name}{labels} {number:.0f}")
+    return lines
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,74 @@
+"""The router as a service: its log, and its end once nothing is in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from socket import socket
+
+from planner.runtime.door import listening
+from planner.runtime.router import Router
+
+LINES_PER_S = 20
+LOG_BYTES = 64 * 2**20  # of an engine's log, and of its step log
+
+
+async def serve_until_drained(
+    router: Router, sockets: Sequence[socket], workers: str, *, drain_s: float, say: Callable[[str], None]
+) -> None:
+    """Serve on `sockets` until SIGTERM came and what was in flight has ended, at most `drain_s` later.
+
+    While it drains, /health answers 503 and new requests are refused with Retry-After. A second signal ends
+    it at once.
+    """
+    asked, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def drain() -> None:
+        asked.set()
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+
+    async with listening(router.app, sockets=sockets, door=router.door) as url:
+        loop.add_signal_handler(signal.SIGTERM, drain)
+        say(f"{router.fleet.llm.name} at {url}/v1 ({workers}); Ctrl-C ends it")
+        await asked.wait()
+        router.is_draining = True
+        say(f"SIGTERM: {router.in_flight} requests in flight have {drain_s:g} s to end")
+        deadline_s = time.monotonic() + drain_s
+        while router.in_flight and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.05)
+        if router.in_flight:
+            say(f"{router.in_flight} requests are broken off")
+
+
+def log_to_stderr() -> None:
+    """Warnings of router and workers, a line each with its time, and not more than a disk can bear."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(Sparing(LINES_PER_S))
+    logging.getLogger().addHandler(handler)
+
+
+class Sparing(logging.Filter):
+    """Lets so many lines through in a second; the next one says how many were left out."""
+
+    def __init__(self, lines_per_s: int) -> None:
+        super().__init__()
+        self.lines_per_s = lines_per_s
+        self.second, self.lines, self.left_out = 0, 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if (second := int(record.created)) != self.second:
+            self.second, self.lines = second, 0
+        self.lines += 1
+        if self.lines > self.lines_per_s:
+            self.left_out += 1
+            return False
+        if self.left_out:
+            record.msg, record.args = f"{record.getMessage()} ({self.left_out} lines left out before)", ()
+            self.left_out = 0
+        return True

@@ -1,0 +1,117 @@
+"""Interrupts, two runs into one folder, killed runs, want of memory: what is left is whole and said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planner.cli import app
+from planner.errors import InputError, PlannerError
+from planner.face.planning import plan
+from planner.face.results import PlanResult
+from planner.io import interrupts
+from planner.io.files import _locked, reserved, write_files
+from planner.reports import output
+
+TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
+    f"{i / 2},{200 + 10 * (i % 7)},{20 + i % 5}\n" for i in range(60)
+)
+SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}}\nfleet: {gpus: {h100-80g: 2}}\nsafety: none\n"
+INTERRUPTED = """
+import os, signal, sys, time
+import fleetplan.__main__ as start
+from planner.search import certify
+
+def interrupted(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+certify.certified = interrupted
+sys.argv = ["plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
+start.main()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "slo.yaml").write_text(SLO)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_an_interrupt_leaves_the_best_fleet_so_far(here: Path) -> None:
+    """Once the search has found one, Ctrl-C writes it, says so in the one line, and exits with 130; the fleet
+    can be simulated, and the next plan removes it."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert last.startswith("plan: interrupted; the best fleet so far is 1 worker of 1")
+    assert last.endswith("USD/h: out/best-so-far.yaml") and done.stderr.count("interrupted") == 1
+    assert [path.name for path in (here / "out").iterdir()] == ["best-so-far.yaml"]
+    simulate = ["simulate", "--fleet", "out/best-so-far.yaml", "--trace", "trace.csv"]
+    assert CliRunner().invoke(app, simulate).exit_code == 0
+    write_files(here / "out", {"plan.yaml": ""}, outdated=output.OUTDATED)
+    assert [path.name for path in (here / "out").iterdir()] == ["plan.yaml"]
+
+
+def test_last_words_are_said_after_an_interrupt_alone() -> None:
+    for error in (None, ValueError, KeyboardInterrupt):
+        try:
+            with interrupts.last_words(lambda: "saved"):
+                if error is not None:
+                    raise error
+        except (ValueError, KeyboardInterrupt):
+            pass
+        assert interrupts.spoken() == ("saved" if error is KeyboardInterrupt else "")
+    assert interrupts.spoken() == ""
+
+
+def test_two_runs_into_one_folder_are_refused(here: Path) -> None:
+    """The second one in one line, whatever it would do there; the folder is removed where nothing came."""
+    with reserved(here / "a" / "out"):
+        line = ["--slo", "slo.yaml", "--trace", "trace.csv", "-o", str(here / "a" / "out")]
+        refused = CliRunner().invoke(app, line)
+        assert isinstance(refused.exception, InputError)
+        assert "another run is writing into it" in str(refused.exception)
+        (here / "a" / "out" / "x").touch()
+    assert (here / "a" / "out" / "x").exists()
+    with pytest.raises(ValueError, match="late"), reserved(here / "b" / "out"):
+        raise ValueError("late")
+    assert not (here / "b").exists()
+
+
+def test_what_killed_runs_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """Folders aside that nobody has locked and that are older than a minute; not those in use."""
+    old, used, new = (tmp_path / f".fleetplan-{name}" for name in ("old", "used", "new"))
+    for folder in (old, used, new):
+        (folder / "new").mkdir(parents=True)
+        if folder is not new:
+            os.utime(folder, (time.time() - 120,) * 2)
+    with _locked(used) as is_ours:
+        assert is_ours
+        write_files(tmp_path, {"a.txt": "a"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, used.name, "a.txt"]
+
+
+def test_a_plan_is_written_where_its_charts_find_no_memory(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plan("slo.yaml", "trace.csv")
+    assert isinstance(found, PlanResult)
+
+    def draws(*_: object, **__: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(output, "render_report", draws)
+    with pytest.raises(PlannerError, match=r"the plan is written, its report is not.*`plan report out`"):
+        found.save("out")
+    written = {path.name for path in Path("out").iterdir()}
+    assert {"plan.yaml", "certificate.json", "requests.csv", "manifests"} <= written
+    assert "report.html" not in written
