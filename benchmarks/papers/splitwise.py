@@ -162,6 +162,10 @@ def iso(given: Given, workload: str, table: Mapping[str, float], grid_rps: float
     }
 
 
+def holds_at_70(given: Given, name: str, workload: str, p: int, t: int) -> bool:
+    return holds(given, name, (p, t), workload, 70.0)
+
+
 def tables(given: Given) -> None:
     for workload in ("conv", "code"):
         for title, table in (("iso-power", POWER), ("iso-cost", USD_PER_H)):
@@ -179,7 +183,7 @@ def tables(given: Given) -> None:
             for name in DESIGNS:
                 costs = price(name, table)
                 found_here = cheapest(
-                    lambda p, t, name=name: holds(given, name, (p, t), workload, 70.0),
+                    partial(holds_at_70, given, name, workload),
                     costs[0],
                     costs[-1],
                     most=160,
@@ -197,7 +201,9 @@ def figure20(given: Given) -> None:
         rate_rps, _ = most(given, name, [code[name][1]], "conv", 5.0)
         print(f"  {name:14}{rate_rps:6g} of {own_rps:g}, {show(code[name][1])}")
     llama = replace(given, model="llama2-70b")
-    print("Figure 20b, conversation: Llama-70B on iso-power clusters found for BLOOM-176B: requests/s of each")
+    print(
+        "Figure 20b, conversation: Llama-70B on iso-power clusters found for BLOOM-176B: requests/s of each"
+    )
     for name, (bloom_rps, counts) in conversation.items():
         rate_rps, _ = most(llama, name, [counts], "conv", 5.0)
         print(f"  {name:14}{rate_rps:6g}, BLOOM {bloom_rps:g}, {show(counts)}")

@@ -228,11 +228,16 @@ def serve(
         list[str] | None,
         typer.Option("--workers", metavar="POOL=URL,...", help="Start no engine: these run already."),
     ] = None,
+    warm_up: Annotated[
+        Path | None,
+        typer.Option("--warm-up", readable=False, help="Prompts that workers keep: warm-up.json with them."),
+    ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
     from planner.documents.fleet import read_max_model_len
+    from planner.documents.warm_up import read_warm_up
     from planner.face.inputs import plan_file, read_fleet
     from planner.face.validating import need_aiohttp
 
@@ -252,17 +257,24 @@ def serve(
 
     file = plan_file(plan)
     fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
+    if fleet.pinned and warm_up is None:
+        raise InputError(
+            f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up with the "
+            "plan's warm-up.json and a prompt in each row"
+        )
+    kept = () if warm_up is None else read_warm_up(warm_up, fleet)
     longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
     if workers:
         settings = Settings(keys=keys, longest_tokens=longest)
-        work = serve_remotes(fleet, parse_workers(workers), settings, host=host, port=port, say=say)
+        urls = parse_workers(workers)
+        work = serve_remotes(fleet, urls, settings, host=host, port=port, say=say, warm_up=kept)
     else:
         if engine != "rehearsal" and (why := undeployable(fleet)):
             raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
         check_output_directory(logs)
         how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
         served = _served(how, fleet, longest, seed)
-        work = run(served, logs, host=host, port=port, keys=keys, say=say)
+        work = run(served, logs, host=host, port=port, keys=keys, say=say, warm_up=kept)
     try:
         asyncio.run(until_signalled(work))
     except asyncio.CancelledError:

@@ -187,8 +187,8 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     )
     if not found:
         raise InfeasibleError(
-            f"no design keeps the slowdowns at {question.rate_rps:g} requests/s with {MOST_MACHINES} machines "
-            "a pool",
+            f"no design keeps the slowdowns at {question.rate_rps:g} requests/s with {MOST_MACHINES} "
+            "machines a pool",
             kind="capacity",
             constraint="slowdowns",
             relaxation="looser slowdowns, or faster GPUs",

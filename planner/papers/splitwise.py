@@ -163,7 +163,7 @@ def splits_within(
 
 
 def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tuple[int, int]]:
-    """Up to `most` splits of a budget, spread over all of `splits_within`; of one cost all machines in one."""
+    """Up to `most` splits of a budget, spread over `splits_within`; of one cost all machines in one."""
     if len(costs) == 1:
         machines = math.floor(budget / costs[0] + 1e-9)
         return [(machines, 0)] if machines else []

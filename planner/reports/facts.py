@@ -375,6 +375,20 @@ def _(fact: facts.CachesSave) -> str:
 
 
 @sentence.register
+def _(fact: facts.PinnedReplicas) -> str:
+    pinned = (
+        f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % hit "
+        f"in all, {fact.value:.4g} {fact.unit}, {fact.gpus} GPUs"
+    )
+    lru = (
+        f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "
+        f"{fact.value_lru:.4g} {fact.unit}, {fact.gpus_lru} GPUs"
+    )
+    verdict = "pinned prefixes pay" if fact.is_chosen else "pinned prefixes do not pay"
+    return f"{verdict}: {pinned}; {lru}"
+
+
+@sentence.register
 def _(fact: facts.WorkerMore) -> str:
     return f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.runtime.router import Router, Settings, listening
@@ -102,10 +103,11 @@ async def serve(
     host: str,
     port: int,
     say: Callable[[str], None],
+    warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
     """Our router before workers that run elsewhere, until it is cancelled."""
     workers = remotes(fleet, addresses)
-    router = Router(workers, fleet, settings)
+    router = Router(workers, fleet, settings, warm_up=warm_up)
     async with watched(workers), listening(router.app, host, port, has_keys=bool(settings.keys)) as url:
         say(f"{fleet.llm.name} at {url}/v1 ({len(workers)} workers elsewhere); Ctrl-C ends it")
         await asyncio.Event().wait()

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet, Policies
 from planner.io import files
@@ -30,7 +31,7 @@ from planner.reports.output import pictures
 from planner.runtime import elsewhere
 from planner.runtime.analysis import Validation, Wanted, analyse
 from planner.runtime.compare import Tolerances
-from planner.runtime.replay import JournalFile, Sending, prompt, replay
+from planner.runtime.replay import JournalFile, Sending, block_prompt, prompt, replay
 from planner.runtime.report import figures, render
 from planner.runtime.router import Router, Settings, listening
 from planner.runtime.workers import (
@@ -183,10 +184,14 @@ async def _measure(
             wanted.fleet,
             Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
             lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
+            warm_up=_pinned_prompts(wanted),
         )
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
             await _warm_up(wanted, client, url, len(spots))
+            await router.warm_up()
+            if router.warm_prompts and None in router.warm:
+                raise InputError("warm-up: a worker did not compute what it is to keep; its log says why")
             before = await scrape(client, group)
             load = os.getloadavg()[0]
             ranks = sum(len(spot.devices) for spot in spots)
@@ -279,6 +284,17 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     await asyncio.gather(*(one(number) for number in range(WARM_UPS * workers)))
 
 
+def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
+    """What workers keep from the start on, in the token ids that the replay has for the trace's blocks."""
+    if not wanted.shares_prefixes:
+        return ()
+    return tuple(
+        WarmPrompt(w, tuple(block_prompt(pin.block_ids, pin.block_tokens, wanted.seed)))
+        for pin in wanted.fleet.pinned
+        for w in pin.workers
+    )
+
+
 async def scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
     """Counters of each engine that answers."""
     return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
@@ -321,7 +337,14 @@ def counted(
 
 
 async def serve(
-    wanted: Wanted, out: Path, *, host: str, port: int, keys: tuple[str, ...], say: Callable[[str], None]
+    wanted: Wanted,
+    out: Path,
+    *,
+    host: str,
+    port: int,
+    keys: tuple[str, ...],
+    say: Callable[[str], None],
+    warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
     """The plan's engines behind its router, until a signal ends it."""
     commands, devices = engine_commands(wanted, out)
@@ -329,7 +352,7 @@ async def serve(
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
         limits = Settings(keys=keys, longest_tokens=wanted.max_model_len)
-        router = Router(group.workers, wanted.fleet, limits)
+        router = Router(group.workers, wanted.fleet, limits, warm_up=warm_up)
         async with listening(router.app, host, port, has_keys=bool(keys)) as url:
             say(f"{wanted.fleet.llm.name} at {url}/v1 ({len(spots)} workers); Ctrl-C ends it")
             await asyncio.Event().wait()

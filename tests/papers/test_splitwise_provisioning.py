@@ -82,7 +82,7 @@ def test_splits_of_the_paper_fit_its_power() -> None:
 
 
 def test_a_budget_is_split_over_all_its_range() -> None:
-    """10 in machines of 2 and 1: 1 + 8 to 4 + 2; three of them with both ends. Of one kind all in one pool."""
+    """10 in machines of 2 and 1: 1 + 8 to 4 + 2; two are both ends. Of one kind all in one pool."""
     assert even_splits(10, [2.0, 1.0], most=9) == splits_within(10, 2, 1) == [(1, 8), (2, 6), (3, 4), (4, 2)]
     assert even_splits(10, [2.0, 1.0], most=2) == [(1, 8), (4, 2)]
     assert even_splits(10, [3.0], most=9) == [(3, 0)]
