@@ -259,8 +259,8 @@ def serve(
     fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
     if fleet.pinned and warm_up is None:
         raise InputError(
-            f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up with the "
-            "plan's warm-up.json and a prompt in each row"
+            f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up "
+            "with the plan's warm-up.json and a prompt in each row"
         )
     kept = () if warm_up is None else read_warm_up(warm_up, fleet)
     longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)

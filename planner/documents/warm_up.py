@@ -44,8 +44,8 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
         is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
         if not prompt or not (is_ids or isinstance(prompt, str)):
             raise InputError(
-                f"{path}: row {number}: has no prompt; add the text or the token ids of its blocks, as requests "
-                "will send them"
+                f"{path}: row {number}: has no prompt; add the text or the token ids of its blocks, as "
+                "requests will send them"
             )
         found.append(WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt))
     return tuple(found)

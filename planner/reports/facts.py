@@ -377,8 +377,8 @@ def _(fact: facts.CachesSave) -> str:
 @sentence.register
 def _(fact: facts.PinnedReplicas) -> str:
     pinned = (
-        f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % hit "
-        f"in all, {fact.value:.4g} {fact.unit}, {fact.gpus} GPUs"
+        f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % "
+        f"hit in all, {fact.value:.4g} {fact.unit}, {fact.gpus} GPUs"
     )
     lru = (
         f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "

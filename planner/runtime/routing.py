@@ -162,7 +162,7 @@ class LiveFleet:
             self._give_back(seat)
 
     def pin(self, worker: int, names: Sequence[int]) -> None:
-        """The worker has computed a prompt of these blocks that it is to keep: whoever begins so goes there."""
+        """The worker has computed a prompt of these blocks, and keeps it: whoever begins so goes there."""
         start = self._write_path(names)
         nodes = self.caches.path[start : start + len(names)].copy()
         pin_nodes(self.state, worker, nodes)

@@ -9,7 +9,9 @@ the workers that are left were warmed up again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from planner.fleet import Fleet, PinnedPrefix, Pool, WorkerType
 from planner.search.prefix_placing import (
@@ -73,5 +75,15 @@ class Pinning:
             found = replicate_quickly(
                 traffic.demand, pool.count, room, sessions=traffic.sessions, routings=ROUTINGS
             )
-            self._placed[key] = planned(pool, traffic, found, room)
+            plan = planned(pool, traffic, found, room)
+            self._placed[key] = replace(plan, stable_hit_frac=_hit_frac(plan))
         return self._placed[key]
+
+
+def _hit_frac(plan: PrefixPlan) -> float:
+    """The share of input tokens that are pinned where the router sends them: to the replica that has most."""
+    demand, placed = plan.traffic.demand, plan.replication.placed
+    longest = np.stack(
+        [demand.path_sum(demand.tokens * placed[:, r]) for r in range(placed.shape[1])], axis=1
+    ).max(axis=1)
+    return float(demand.rate_rps @ longest) / plan.traffic.input_tokens_per_s
