@@ -112,8 +112,8 @@ def instance_types(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
 ) -> tuple[WorkerType, ...]:
-    """Every TP within a node that the heads divide by x PP that divides the layers, on up to `nodes` nodes, if
-    it holds the weights: 3 GPUs too, as in the paper's OPT-175B.
+    """Every TP within a node that the heads divide by, 3 of OPT's too, x PP that divides the layers, on up to
+    `nodes` nodes, if it holds the weights.
     """
     types = []
     for tp in filter(partial(_divides, llm), range(1, gpu.gpus_per_node + 1)):

@@ -22,9 +22,8 @@ WORKER = f"{FLEET.pools[0].name}-0"
 
 def test_prompts_are_token_ids_or_text(tmp_path: Path) -> None:
     path = tmp_path / "warm-up.json"
-    path.write_text(
-        json.dumps([{"worker": WORKER, "prompt": [5, 6]}, {"worker": WORKER, "prompt": "You are"}])
-    )
+    rows = [{"worker": WORKER, "prompt": [5, 6]}, {"worker": WORKER, "prompt": "You are"}]
+    path.write_text(json.dumps(rows))
     assert read_warm_up(path, FLEET) == (WarmPrompt(0, (5, 6)), WarmPrompt(0, "You are"))
 
 

@@ -218,11 +218,7 @@ def test_a_worker_that_went_down_has_lost_its_pins() -> None:
         (PinnedPrefix((1, 2), 16, (0,)), "min-ttft", "does not go by what is pinned; take routing"),
         (PinnedPrefix((1, 2), 32, (0,)), "pinned-prefix", "blocks of 32 tokens, those of made have 16"),
         (PinnedPrefix((1, 2), 16, (7,)), "pinned-prefix", "worker 7, the fleet has 0 to 0"),
-        (
-            PinnedPrefix(tuple(range(1, 9)), 16, (0,)),
-            "pinned-prefix",
-            "have no room beside 128 that are pinned",
-        ),
+        (PinnedPrefix(tuple(range(1, 9)), 16, (0,)), "pinned-prefix", "no room beside 128 that are pinned"),
     ],
 )
 def test_pins_that_cannot_be_are_one_line(pin: PinnedPrefix, routing: str, said: str) -> None:
