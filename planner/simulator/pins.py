@@ -70,9 +70,9 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
     return found
 
 
-def _entry(sources):  # type: ignore[no-untyped-def]
+def _entry(sources):
     @entry_jit
-    def pin_nodes(fields, w, nodes):  # type: ignore[no-untyped-def]
+    def pin_nodes(fields, w, nodes):
         state = pointer_to(fields)
         for node in nodes:
             if sources > 0:  # closed over, it is part of the cache's key
