@@ -603,6 +603,7 @@ class NearestEngine:
 LeftOut = Literal[
     "neighbours",
     "one-more",
+    "pinned-replicas",
     "longer-steps",
     "expected",
     "longest-ttft",

@@ -23,6 +23,7 @@ _DRAWN = {
 _LEFT_OUT: dict[facts.LeftOut, str] = {
     "neighbours": "fleets with one worker fewer",
     "one-more": "fleets with one worker more",
+    "pinned-replicas": "what pinned prefixes are worth",
     "longer-steps": "the plan with longer steps",
     "expected": "the plan for what is expected, to price the insurance",
     "longest-ttft": "the longest TTFT of other policies",
