@@ -283,6 +283,19 @@ class Disturbance:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """The beginning of prompts that some workers, counted over all running pools, hold from the start on.
+
+    `block_ids` are those of a trace with blocks of `block_tokens`. What is pinned is never evicted; a worker
+    that was down has lost it.
+    """
+
+    block_ids: tuple[int, ...]
+    block_tokens: int
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """What `plan simulate` runs and what a plan proposes; `disturbances` are what a simulation does to it."""
 
@@ -291,6 +304,7 @@ class Fleet:
     policies: Policies = field(default_factory=Policies)
     network: Network = field(default_factory=Network)
     disturbances: tuple[Disturbance, ...] = ()
+    pinned: tuple[PinnedPrefix, ...] = ()
 
     def __post_init__(self) -> None:
         roles = {pool.role for pool in self.pools if pool.count}

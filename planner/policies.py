@@ -22,7 +22,9 @@ VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITW
 FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE = range(8)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
-AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS = range(16, 22)  # these look at caches or tenants
+AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED = range(
+    16, 23
+)  # these look at caches or tenants
 STATIC, FLIP, MIXED_POOL = range(3)
 
 # engines of the simulator: one for all batching step by step, and those of two papers' programs
@@ -223,6 +225,7 @@ class Routing(Policy):
     tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # another seed is another run
     by_tenant: bool = False
+    pins: bool = False  # it goes by what is pinned, which a plan chooses with the fleet
     has_window: bool = False  # it looks back over the requests of the last `share_window_s`
     counts_added: bool = True  # in Splitwise's engine: a request counts for its worker once it is sent there
     by_formula: bool = False  # it needs step times of the planner's own form
@@ -571,6 +574,17 @@ TABLE: tuple[Policy, ...] = (
             **{router: instead(name) for router, name in _TURNS.items()},
             ENDPOINT_PICKER: instead(FEWEST_REQUESTS),
         },
+    ),
+    Routing(
+        name="pinned-prefix",
+        code=PINNED,
+        words="the least seconds to the first token, among the workers where the prefix is pinned",
+        engines=ALONE,
+        needs_caches=True,
+        is_planned=True,
+        is_default=True,
+        pins=True,
+        at=_CACHES,
     ),
     Pools(
         name="static",

@@ -1,7 +1,12 @@
-"""DistServe's Figure 1: one A100 for both phases, or for one of them.
+"""DistServe's Figure 1, and its placement of OPT-175B.
 
-    python benchmarks/papers/distserve.py
+    python benchmarks/papers/distserve.py [figure1|opt175]
 
+opt175: Algorithm 2 on 3 nodes of 8 A100-80G, TTFT p90 <= 4 s and TPOT p90 <= 200 ms (its table 1), steady
+state, rooflines for step times, prompts and outputs drawn about ShareGPT's means (755 and 200 tokens; its
+data are not shipped). The paper's own placement, prefill tp3 pp3 and decode tp4 pp3, is measured too.
+
+figure1: one A100 for both phases, or for one of them.
 512 tokens in and 64 out, Poisson, Llama-2-13B (their 13B is OPT) on A100-80G: the most requests/s within
 TTFT p90 <= 0.4 s and TPOT p90 <= 40 ms. Colocated under vLLM v0, as they had it, and under the chunks of
 vLLM v1, which is younger; a prefill worker alone; a decode worker behind instant prefill; two of the former
@@ -11,14 +16,20 @@ together.
 
 from __future__ import annotations
 
+import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from common import CATALOG, most, poisson, worker
+from common import CATALOG, log_normal, most, poisson, worker
 
+from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
+from planner.papers import distserve as placement
+from planner.papers.goodput import goodput
+from planner.papers.goodput import poisson as of_lengths
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import simulate
 
@@ -49,7 +60,38 @@ def goodput_rps(
     return most(holds, 0.1, 200.0)
 
 
+def opt175() -> None:
+    llm, gpu = CATALOG.llm("opt-175b"), CATALOG.gpu("a100-80g")
+    rng = np.random.default_rng(0)
+    inputs, outputs = log_normal(rng, 20_000, 500, 0.9, 1500), log_normal(rng, 20_000, 135, 0.9, 500)
+    lengths = poisson(1.0, inputs, outputs)
+    slo = Slo((Limit("ttft", 0.9, 4.0), Limit("tpot", 0.9, 0.2)))
+    within = Network(gpu.link_bytes_per_s, is_shared=False)
+    setting = placement.Setting(llm, Policies(), within, within)
+    types = placement.instance_types(llm, gpu, CATALOG, nodes=3)
+    rules = placement.steady_rules(slo, of_lengths(lengths), seeds=1)
+    by_degrees = {(kind.tp, kind.pp): kind for kind in types}
+    own = placement.pair(setting, by_degrees[3, 3], by_degrees[4, 3], network=within)
+    theirs = goodput(rules.whole, own, guess_rps=6.0).rate_rps
+    print(f"the paper's tp3 pp3 + tp4 pp3: {theirs / own.gpus:.3f} requests/s and GPU")
+    found = placement.low_affinity(
+        setting, types, types, 1.0, placement.measured_by(rules.whole), nodes=3
+    ).measured[0]
+    for row in found[:5]:
+        shape = " + ".join(f"tp{pool.type.tp} pp{pool.type.pp}" for pool in row.fleet.pools)
+        print(f"{shape}: {row.gpu_rate_rps:.3f}")
+    print(f"{len(found)} pairs")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="DistServe's Figure 1, and its placement of OPT-175B.")
+    parser.add_argument("what", nargs="?", choices=("figure1", "opt175"), default="figure1")
+    start = time.process_time()
+    {"figure1": figure1, "opt175": opt175}[parser.parse_args().what]()
+    print(f"{time.process_time() - start:.1f} CPU-s")
+
+
+def figure1() -> None:
     mixed = [("mixed", ENGINE, 1)]
     rows = (
         ("colocated, vLLM v0", goodput_rps(mixed, "vllm-v0"), 1),

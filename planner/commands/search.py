@@ -164,6 +164,7 @@ def search(
     distserve: Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked.
     vidur: requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers.
     splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
+    With `objective: throughput` and limits of power or cost: the most each design carries within that.
     Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
     """
     from planner.documents.fleet import fleet_document
@@ -180,6 +181,8 @@ def search(
         known = read_catalog(catalog)
         task = read_task(slo, known).task()
         requests = spread(read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid), seed=seed)
+        if rate is not None and task.objective == "throughput":
+            raise InputError(f"--rate: objective throughput looks for the rate, found {rate:g}; drop one")
         rate_rps = rate or task.rate_rps or requests.rate_rps
         progress(f"searching as {formulation.value} does")
         found = search_as(

@@ -238,11 +238,16 @@ def serve(
     per_client: Annotated[
         int, typer.Option("--per-client", min=1, help="Most of one address, loopback excepted.")
     ] = 1_000,
+    warm_up: Annotated[
+        Path | None,
+        typer.Option("--warm-up", readable=False, help="Prompts that workers keep: warm-up.json with them."),
+    ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
     from planner.documents.fleet import read_max_model_len
+    from planner.documents.warm_up import read_warm_up
     from planner.face.inputs import plan_file, read_fleet
     from planner.face.validating import need_aiohttp
 
@@ -264,6 +269,12 @@ def serve(
 
     file = plan_file(plan)
     fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
+    if fleet.pinned and warm_up is None:
+        raise InputError(
+            f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up "
+            "with the plan's warm-up.json and a prompt in each row"
+        )
+    kept = () if warm_up is None else read_warm_up(warm_up, fleet)
     longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
     limits = Limits(connections=connections, connections_per_client=per_client)
     settings = Settings(keys=keys, longest_tokens=longest, limits=limits)
@@ -273,11 +284,13 @@ def serve(
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in bind(host, port, has_keys=bool(keys))]
         if workers:
-            work = serve_remotes(fleet, parse_workers(workers), settings, sockets, drain_s=drain, say=say)
+            urls = parse_workers(workers)
+            work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=kept)
         else:
             check_output_directory(logs)
             how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
-            work = run(_served(how, fleet, longest, seed), logs, settings, sockets, drain_s=drain, say=say)
+            served = _served(how, fleet, longest, seed)
+            work = run(served, logs, settings, sockets, drain_s=drain, say=say, warm_up=kept)
         with suppress(asyncio.CancelledError):
             asyncio.run(until_signalled(work))
         say("stopped")

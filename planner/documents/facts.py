@@ -237,6 +237,25 @@ class CachesSave:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedReplicas:
+    """The best fleet with pinned prefixes against the best whose caches are all LRU, both by simulation.
+
+    `pinned_hit_frac` of the input tokens are in pinned prefixes; `hit_frac` hit in all.
+    """
+
+    is_chosen: bool
+    value: float
+    gpus: int
+    pinned_hit_frac: float
+    hit_frac: float
+    routing: str
+    value_lru: float
+    gpus_lru: int
+    hit_frac_lru: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerMore:
     """The plan with one worker more of a pool, where caches may hit less then."""
 
@@ -586,6 +605,7 @@ class NearestEngine:
 LeftOut = Literal[
     "neighbours",
     "one-more",
+    "pinned-replicas",
     "longer-steps",
     "expected",
     "longest-ttft",
@@ -1010,6 +1030,7 @@ Binding = (
     | SpotSpare
     | SpotGone
     | CachesSave
+    | PinnedReplicas
     | WorkerMore
     | Repeats
     | GivesWay

@@ -8,6 +8,7 @@
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
     lora: {max_loras: 8, max_rank: 16, adapters: 100}      # lora.py
     network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
+    pinned: [{workers: [pre-0, pre-3], block_tokens: 512, block_ids: [0, 1]}]  # routing: pinned-prefix
     events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
 Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
@@ -51,7 +52,17 @@ from planner.documents.speculative import (
 )
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
-from planner.fleet import MAX_NUM_SEQS, Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.fleet import (
+    MAX_NUM_SEQS,
+    Disturbance,
+    Fleet,
+    Network,
+    PinnedPrefix,
+    Policies,
+    Pool,
+    Role,
+    WorkerType,
+)
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, mapping, refuse_unknown, refused, rows
 from planner.models.all2all import Ranks, all2all_of, nodes_of_ranks
@@ -74,6 +85,7 @@ FLEET_KEYS = (
     "lora",
     "network",
     "events",
+    "pinned",
     *PAID_KEYS,
     "max_model_len",
 )
@@ -159,6 +171,7 @@ POLICY_KEYS = (
     "tenant_weights",
     "vidur_restarts",
 )
+PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WORKERS = 10_000
@@ -248,7 +261,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
         fleet = Fleet(llm, tuple(pools), decided, network)
     except InputError as error:
         raise InputError(f"{file.at('workers')}: {error}") from None
-    return replace(fleet, disturbances=_events(file, pools))
+    return replace(fleet, disturbances=_events(file, pools), pinned=_pinned(file, fleet))
 
 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
@@ -281,8 +294,45 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
         **({} if (lora := fleet.lora) is None else {"lora": lora_document(lora)}),
         "network": network_document(fleet.network),
+        **_pinned_document(fleet),
         **paid_document(pool.type.gpu for pool in pools),
     }
+
+
+def _pinned_document(fleet: Fleet) -> dict[str, Any]:
+    names = _worker_names(fleet)
+    rows = [
+        {
+            "workers": [names[w] for w in prefix.workers],
+            "block_tokens": prefix.block_tokens,
+            "block_ids": list(prefix.block_ids),
+        }
+        for prefix in fleet.pinned
+    ]
+    return {"pinned": rows} if rows else {}
+
+
+def _pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
+    """The prefixes that workers hold from the start on: those of a plan with routing pinned-prefix."""
+    number_of = {name: w for w, name in enumerate(_worker_names(fleet))}
+    found = []
+    for i, row in enumerate(rows(file.get("pinned", []), file.at("pinned"), "prefixes")):
+        where = f"{file.at('pinned')}[{i}]"
+        section = Section.of(row, where, PINNED_KEYS, wording=WORDING)
+        workers, ids = section.get("workers"), section.get("block_ids")
+        if not isinstance(workers, list) or not workers or any(name not in number_of for name in workers):
+            raise refused(
+                section.at("workers"), f"expected some of {', '.join(list(number_of)[:5])}", workers
+            )
+        if not isinstance(ids, list) or not ids or any(type(block) is not int for block in ids):
+            raise refused(section.at("block_ids"), "expected block ids of a trace", ids)
+        tokens = section.whole("block_tokens", KV_BLOCK_TOKENS, most=MOST_STEP_TOKENS)
+        found.append(PinnedPrefix(tuple(ids), tokens, tuple(number_of[name] for name in workers)))
+    return tuple(found)
+
+
+def _worker_names(fleet: Fleet) -> list[str]:
+    return [f"{pool.name}-{i}" for pool in fleet.running for i in range(pool.count)]
 
 
 def _drafts(worker: WorkerType) -> dict[str, Any]:

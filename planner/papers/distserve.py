@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Slo
@@ -112,11 +112,13 @@ def instance_types(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
 ) -> tuple[WorkerType, ...]:
-    """Every TP within a node x PP that divides the layers on up to `nodes` nodes, if it holds the weights."""
+    """Every TP within a node that the heads divide by, 3 of OPT's too, x PP that divides the layers, on up to
+    `nodes` nodes, if it holds the weights.
+    """
     types = []
-    for tp in (2**k for k in range(int(math.log2(gpu.gpus_per_node)) + 1)):
+    for tp in filter(partial(_divides, llm), range(1, gpu.gpus_per_node + 1)):
         for pp in range(1, min(MAX_PP, llm.layers, nodes * gpu.gpus_per_node // tp) + 1):
-            if llm.heads % tp or llm.layers % pp:
+            if llm.layers % pp:
                 continue
             kv_tokens = kv_cache_tokens(
                 llm, gpu, tp, pp, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
@@ -133,6 +135,11 @@ def instance_types(
             f"{llm.name} fits no instance of up to {nodes} nodes of {gpu.name}; take more, or larger GPUs"
         )
     return tuple(types)
+
+
+def _divides(llm: Llm, tp: int) -> bool:
+    """Whether so many GPUs have whole heads each; KV heads may be copied."""
+    return llm.heads % tp == 0 and (llm.kv_heads % tp == 0 or tp % llm.kv_heads == 0)
 
 
 def pair(

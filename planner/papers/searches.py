@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Literal
 
 from planner.documents.catalog import Catalog
 from planner.documents.task import Task
-from planner.domain import Gpu
+from planner.domain import Gpu, Metric
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.papers import distserve, splitwise, vidur
-from planner.papers.goodput import Steady, goodput, poisson
+from planner.papers.goodput import Steady, goodput, highest, poisson
 from planner.search.options import OBJECTIVE_UNITS, weight
 from planner.traffic.trace import Trace
 from planner.units import finite, show_s
 
 MACHINE_TP = 8
 MOST_MACHINES = 256
+MOST_SPLITS = 20  # of a budget between prompt and token machines, for each design
+RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = 0.02, 0.05
 MOST_GPUS = 1024  # of a deployment in Vidur's search
 
 Paper = Literal["distserve", "vidur", "splitwise"]
@@ -166,41 +169,112 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
 
 
 def _splitwise(question: PaperQuestion) -> PaperSearch:
-    """Machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`."""
-    task, known, rate_rps = question.task, question.catalog, question.rate_rps
+    """Machines of each design; needs an SLO of slowdowns, `preset: splitwise`.
+
+    Iso-throughput for an objective of cost, power or gpus: the cheapest that carries the rate. Iso-power and
+    iso-cost for `objective: throughput` within one limit: the most requests/s.
+    """
+    task, known = question.task, question.catalog
     if task.slowdowns is None:
         raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")
-    if task.objective not in OBJECTIVE_UNITS:
-        raise InputError(f"objective: splitwise knows {', '.join(OBJECTIVE_UNITS)}, found {task.objective}")
-    reference = _machine(task, known, known.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
-    traces = _judged_traffic(question)
-    alone_s = [splitwise.alone_on(reference, trace) for trace in traces]
-    limits = task.slowdowns.limits
-
-    def keeps(fleet: Fleet) -> bool:
-        return all(
-            splitwise.keeps(fleet, trace, limits, alone) for trace, alone in zip(traces, alone_s, strict=True)
-        )
-
+    if task.objective == "throughput":
+        return _most_of_designs(question)
     unit = OBJECTIVE_UNITS[task.objective]
+    asked = _Slowdowns(question)
     found = sorted(
-        (row for design in _designs(task, known) if (row := _of_design(design, task, known, keeps))),
+        (row for design in _designs(task, known) if (row := _of_design(design, question, asked))),
         key=lambda pair: float(pair[0][unit]),
     )
     if not found:
         raise InfeasibleError(
-            f"no design keeps the slowdowns at {rate_rps:g} requests/s with {MOST_MACHINES} machines a pool",
+            f"no design keeps the slowdowns at {question.rate_rps:g} requests/s with {MOST_MACHINES} "
+            "machines a pool",
             kind="capacity",
             constraint="slowdowns",
             relaxation="looser slowdowns, or faster GPUs",
         )
     rows = [row for row, _ in found]
-    return PaperSearch(rows, {"rate_rps": rate_rps, "designs": rows}, found[0][1])
+    return PaperSearch(rows, {"rate_rps": question.rate_rps, "designs": rows}, found[0][1])
 
 
-def _judged_traffic(question: PaperQuestion) -> list[Trace]:
+class _Slowdowns:
+    """Whether a fleet keeps the slowdowns at a rate, on Poisson traffic of every seed."""
+
+    def __init__(self, question: PaperQuestion) -> None:
+        task, known = question.task, question.catalog
+        assert task.slowdowns is not None
+        reference = _machine(task, known, known.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
+        self.limits = task.slowdowns.limits
+
+        @cache
+        def judged(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise.Floats]]]:
+            return [
+                (trace, splitwise.alone_on(reference, trace)) for trace in _judged_traffic(question, rate_rps)
+            ]
+
+        self.judged = judged
+
+    def keeps(self, fleet: Fleet, rate_rps: float) -> bool:
+        return all(
+            splitwise.keeps(fleet, trace, self.limits, alone) for trace, alone in self.judged(rate_rps)
+        )
+
+
+def _most_of_designs(question: PaperQuestion) -> PaperSearch:
+    """Iso-power and iso-cost: what each design carries within the budget, most requests/s first."""
+    task, known = question.task, question.catalog
+    limits = {
+        "power": task.power_limit_w,
+        "cost": task.cost_limit_usd_per_h,
+        "gpus": None if task.gpu_limit is None else float(task.gpu_limit),
+    }
+    named = [(of, value) for of, value in limits.items() if value is not None]
+    if len(named) != 1:
+        found = ", ".join(of for of, _ in named) or "none"
+        raise InputError(
+            "limits: splitwise looks for the most traffic within one of power, cost and gpus, "
+            f"found {found}; name one"
+        )
+    ((of, budget),) = named
+    asked, llm, network = _Slowdowns(question), known.llm(task.llm), _own_links(task.network)
+    rows: list[tuple[dict[str, Any], Fleet]] = []
+    for design in _designs(task, known):
+        costs = [weight(type_, of) for type_ in (design.prompt, design.token) if type_]
+        fleets = [
+            design.fleet(llm, network, p, t)
+            for p, t in splitwise.even_splits(budget, costs, most=MOST_SPLITS)
+            if max(p, t) <= MOST_MACHINES
+        ]
+        best, rate_rps = None, 0.0
+        for fleet in fleets:
+            least = rate_rps * (1 + RATE_TOLERANCE_FRAC)
+            if best is not None and not asked.keeps(fleet, least):
+                continue
+            found_here = highest(
+                partial(asked.keeps, fleet),
+                guess_rps=least or question.rate_rps,
+                tolerance_frac=RATE_TOLERANCE_FRAC,
+                lowest_rps=LOWEST_RATE_RPS,
+            )
+            if found_here.rate_rps > rate_rps:
+                best, rate_rps = fleet, found_here.rate_rps
+        if best is not None:
+            rows.append((_design_row(design, best, {"requests/s": round(rate_rps, 2)}), best))
+    if not rows:
+        raise InfeasibleError(
+            f"no design keeps the slowdowns at any rate within {budget:g} {OBJECTIVE_UNITS.get(of, of)}",
+            kind="capacity",
+            constraint=f"limits.{of}",
+            relaxation="a larger limit, looser slowdowns, or faster GPUs",
+        )
+    rows.sort(key=lambda row: -float(row[0]["requests/s"]))
+    shown = [row for row, _ in rows]
+    return PaperSearch(shown, {"limit": of, "budget": budget, "designs": shown}, rows[0][1])
+
+
+def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
     """Poisson traffic of the requests that have a token after the first, one for each seed."""
-    lengths, rate_rps = question.lengths, question.rate_rps
+    lengths = question.lengths
     several = lengths.output_tokens > 1
     if not several.any():
         raise InputError(
@@ -220,13 +294,14 @@ def _designs(task: Task, known: Catalog) -> list[splitwise.Design]:
 
 
 def _of_design(
-    design: splitwise.Design, task: Task, known: Catalog, keeps: Callable[[Fleet], bool]
+    design: splitwise.Design, question: PaperQuestion, asked: _Slowdowns
 ) -> tuple[dict[str, Any], Fleet] | None:
     """The best counts of machines of this design, and their fleet; None where no counts hold."""
-    llm, network = known.llm(task.llm), replace(task.network, is_shared=False)  # a link for each machine
+    task = question.task
+    llm, network = question.catalog.llm(task.llm), _own_links(task.network)
     costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
     found = splitwise.cheapest(
-        lambda p, t: keeps(design.fleet(llm, network, p, t)),
+        lambda p, t: asked.keeps(design.fleet(llm, network, p, t), question.rate_rps),
         costs[0],
         costs[-1],
         most=MOST_MACHINES,
@@ -235,15 +310,19 @@ def _of_design(
     if not found.counts:
         return None
     fleet = design.fleet(llm, network, *found.counts[0])
-    return {
-        "design": design.name,
-        "prompt": found.counts[0][0],
-        "token": found.counts[0][1],
-        OBJECTIVE_UNITS[task.objective]: found.value,
-        "USD/h": round(fleet.price_usd_per_h, 2),
-        "kW": round(fleet.power_w / 1000, 1),
-        "as good": len(found.counts) - 1,
-    }, fleet
+    row = _design_row(design, fleet, {OBJECTIVE_UNITS[task.objective]: found.value})
+    return row | {"as good": len(found.counts) - 1}, fleet
+
+
+def _design_row(design: splitwise.Design, fleet: Fleet, answer: dict[str, Any]) -> dict[str, Any]:
+    counts = [pool.count for pool in fleet.pools] + [0]
+    price = {"USD/h": round(fleet.price_usd_per_h, 2), "kW": round(fleet.power_w / 1000, 1)}
+    return {"design": design.name, "prompt": counts[0], "token": counts[1]} | answer | price
+
+
+def _own_links(network: Network) -> Network:
+    """A link for each machine."""
+    return replace(network, is_shared=False)
 
 
 def _machine(task: Task, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:

@@ -162,6 +162,16 @@ def splits_within(
     ]
 
 
+def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tuple[int, int]]:
+    """Up to `most` splits of a budget, spread over `splits_within`; of one cost all machines in one."""
+    if len(costs) == 1:
+        machines = math.floor(budget / costs[0] + 1e-9)
+        return [(machines, 0)] if machines else []
+    every = splits_within(budget, costs[0], costs[1])
+    chosen = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int)) if every else ()
+    return [every[i] for i in chosen]
+
+
 def most_throughput(
     splits: Sequence[tuple[int, int]], rates_rps: Sequence[float], holds: Callable[[int, int, float], bool]
 ) -> Provisioning:

@@ -23,6 +23,7 @@ _DRAWN = {
 _LEFT_OUT: dict[facts.LeftOut, str] = {
     "neighbours": "fleets with one worker fewer",
     "one-more": "fleets with one worker more",
+    "pinned-replicas": "what pinned prefixes are worth",
     "longer-steps": "the plan with longer steps",
     "expected": "the plan for what is expected, to price the insurance",
     "longest-ttft": "the longest TTFT of other policies",
@@ -372,6 +373,20 @@ def _(fact: facts.CachesSave) -> str:
     if fact.value_without is None:
         return f"{now}; without, no fleet within the limits keeps the SLO"
     return f"{now} instead of {fact.value_without:.4g}, {fact.gpus} GPUs instead of {fact.gpus_without}"
+
+
+@sentence.register
+def _(fact: facts.PinnedReplicas) -> str:
+    pinned = (
+        f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % "
+        f"hit in all, {fact.value:.4g} {fact.unit}, {fact.gpus} GPUs"
+    )
+    lru = (
+        f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "
+        f"{fact.value_lru:.4g} {fact.unit}, {fact.gpus_lru} GPUs"
+    )
+    verdict = "pinned prefixes pay" if fact.is_chosen else "pinned prefixes do not pay"
+    return f"{verdict}: {pinned}; {lru}"
 
 
 @sentence.register

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.runtime.router import Router, Settings
@@ -110,10 +111,11 @@ async def serve(
     *,
     drain_s: float,
     say: Callable[[str], None],
+    warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
     """Our router before workers that run elsewhere, until it has drained or is cancelled."""
     workers = remotes(fleet, addresses)
-    router = Router(workers, fleet, settings)
+    router = Router(workers, fleet, settings, warm_up=warm_up)
     async with watched(workers):
         await serve_until_drained(
             router, sockets, f"{len(workers)} workers elsewhere", drain_s=drain_s, say=say

@@ -399,6 +399,11 @@ def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
     return ids + (prompt(inputs - len(ids), request, seed) if len(ids) < inputs else [])
 
 
+def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list[int]:
+    """Token ids of whole blocks of a trace, as `trace_prompt` has them."""
+    return [token for block in block_ids for token in _block(block, block_tokens, seed)]
+
+
 @lru_cache(maxsize=100_000)
 def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
     # three numbers, where `prompt` has two: no prompt of its own begins so

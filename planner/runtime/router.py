@@ -25,18 +25,21 @@ from typing import Any, Protocol
 import aiohttp
 from aiohttp import web
 
+from planner.documents.warm_up import WarmPrompt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.policies import QUEUE, VLLM, answer
+from planner.policies import QUEUE, ROUTING, VLLM, answer
 from planner.runtime import router_metrics
 from planner.runtime.door import Door, Limits
 from planner.runtime.exchange import PATHS, Asked, ClientGoneError, Reply, read_request, refusal
 from planner.runtime.launch import IDENTITY_HEADER
+from planner.runtime.prefixes import blocks_of
 from planner.runtime.routing import LiveFleet
 
 LOG = logging.getLogger("fleetplan.router")
 MAX_BODY_BYTES = 32 * 2**20
+WARM_EVERY_S = 1.0  # between looks for workers that have come up
 EVENT = b"data: {"  # of a stream, with a token
 DEATHS = 2  # of workers that had a request, and it is not tried on another
 WATCH_EVERY_S = 0.5
@@ -102,7 +105,12 @@ class Router:
         settings: Settings | None = None,
         *,
         lengths: tuple[float, float] | None = None,
+        warm_up: Sequence[WarmPrompt] = (),
     ) -> None:
+        if warm_up and not ROUTING[fleet.policies.routing].pins:
+            raise InputError(
+                f"--warm-up: routing {fleet.policies.routing!r} does not go by what is kept; leave it out"
+            )
         self.fleet, self.settings = fleet, settings or Settings()
         if answer(QUEUE[fleet.policies.queue], VLLM).is_lacking:
             known = ", ".join(row.name for row in QUEUE.values() if not answer(row, VLLM).is_lacking)
@@ -111,6 +119,9 @@ class Router:
             )
         self.live = LiveFleet(fleet, lengths=lengths)
         self.backends = list(backends)
+        self.warm_prompts = tuple(warm_up)
+        self.warm: list[str | None] = [None] * len(self.backends)  # identities of those that were warmed up
+        self.warming = asyncio.Lock()
         self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
@@ -130,6 +141,52 @@ class Router:
             ]
         )
         self.app.cleanup_ctx.append(self._session)
+        if self.warm_prompts:
+            self.app.cleanup_ctx.append(self._keep_warm)
+
+    async def _keep_warm(self, _: web.Application) -> AsyncIterator[None]:
+        """Workers that come up, at first or again, are warmed up while the router runs."""
+
+        async def work() -> None:
+            while True:
+                await self.warm_up()
+                await asyncio.sleep(WARM_EVERY_S)
+
+        task = asyncio.ensure_future(work())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def warm_up(self) -> None:
+        """Have workers that are up compute what they are to keep, once after each start."""
+        async with self.warming:
+            for w, backend in enumerate(self.backends):
+                identity = backend.identity
+                if not backend.is_up or self.warm[w] == identity:
+                    continue
+                prompts = [each.prompt for each in self.warm_prompts if each.worker == w]
+                if all([await self._computes(backend, prompt) for prompt in prompts]):
+                    self._see_who_is_up(_now_s())
+                    self.warm[w] = identity
+                    for prompt in prompts:
+                        names = blocks_of(list(prompt) if isinstance(prompt, tuple) else prompt)
+                        self.live.pin(w, names)
+
+    async def _computes(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
+        """Whether a worker has computed a prompt; a warning says why not, and it is asked again later."""
+        body = {"model": self.fleet.llm.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        identity = worker.identity
+        try:
+            async with self.client.post(worker.url + PATHS[0], json=body) as answer:
+                is_ours = answer.headers.get(IDENTITY_HEADER, "") == identity
+                if answer.status == 200 and is_ours:
+                    await answer.read()
+                    return True
+                why = f"HTTP {answer.status}" if is_ours else "another server is on its port"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = type(error).__name__
+        LOG.warning("warm-up of %s: %s", worker.name, why)
+        return False
 
     async def _session(self, _: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)

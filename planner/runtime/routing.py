@@ -34,6 +34,7 @@ from planner.runtime.prefixes import Numbers
 from planner.simulator import cache_layout, layout
 from planner.simulator.cache_layout import Caches
 from planner.simulator.layout import State
+from planner.simulator.pins import pin_nodes
 from planner.simulator.replay import fresh_state
 from planner.traffic.trace import Trace
 
@@ -55,7 +56,7 @@ class LiveFleet:
 
     def __init__(self, fleet: Fleet, *, lengths: tuple[float, float] | None = None) -> None:
         self.policies = _routing_alone(fleet.policies)
-        self.state = _empty(replace(fleet, policies=self.policies, disturbances=()))
+        self.state = _empty(replace(fleet, policies=self.policies, disturbances=(), pinned=()))
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
@@ -159,6 +160,12 @@ class LiveFleet:
             self.state.requests["status"][seat] = events.GONE
         else:
             self._give_back(seat)
+
+    def pin(self, worker: int, names: Sequence[int]) -> None:
+        """The worker has computed a prompt of these blocks, and keeps it: whoever begins so goes there."""
+        start = self._write_path(names)
+        nodes = self.caches.path[start : start + len(names)].copy()
+        pin_nodes(self.state, worker, nodes)
 
     def up(self, worker: int) -> None:
         self.is_up[worker] = True
@@ -280,7 +287,11 @@ class LiveFleet:
         if self.has_window:
             prefixes = _longer(prefixes, size)
             prefixes[first:] = _new_prefix()
-        caches = caches._replace(holders=_longer(caches.holders, size), prefixes=prefixes)
+        caches = caches._replace(
+            holders=_longer(caches.holders, size),
+            pinned=_longer(caches.pinned, size) if len(caches.pinned) else caches.pinned,
+            prefixes=prefixes,
+        )
         self.state = self.state._replace(caches=caches)
         self.users, self.touched = _longer(self.users, size), _longer(self.touched, size)
         self.users[first:] = -1

@@ -24,6 +24,7 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet, Policies
 from planner.io import files
@@ -32,7 +33,7 @@ from planner.runtime import elsewhere
 from planner.runtime.analysis import Validation, Wanted, analyse
 from planner.runtime.compare import Tolerances
 from planner.runtime.door import listening
-from planner.runtime.replay import JournalFile, Sending, prompt, replay
+from planner.runtime.replay import JournalFile, Sending, block_prompt, prompt, replay
 from planner.runtime.report import figures, render
 from planner.runtime.router import Router, Settings
 from planner.runtime.service import LOG_BYTES, serve_until_drained
@@ -192,10 +193,14 @@ async def _measure(
             wanted.fleet,
             Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
             lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
+            warm_up=_pinned_prompts(wanted),
         )
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
             await _warm_up(wanted, client, url, len(spots))
+            await router.warm_up()
+            if router.warm_prompts and None in router.warm:
+                raise InputError("warm-up: a worker did not compute what it is to keep; its log says why")
             before = await scrape(client, group)
             load = os.getloadavg()[0]
             ranks = sum(len(spot.devices) for spot in spots)
@@ -288,6 +293,17 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     await asyncio.gather(*(one(number) for number in range(WARM_UPS * workers)))
 
 
+def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
+    """What workers keep from the start on, in the token ids that the replay has for the trace's blocks."""
+    if not wanted.shares_prefixes:
+        return ()
+    return tuple(
+        WarmPrompt(w, tuple(block_prompt(pin.block_ids, pin.block_tokens, wanted.seed)))
+        for pin in wanted.fleet.pinned
+        for w in pin.workers
+    )
+
+
 async def scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
     """Counters of each engine that answers."""
     return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
@@ -337,11 +353,12 @@ async def serve(
     *,
     drain_s: float,
     say: Callable[[str], None],
+    warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
     """The plan's engines behind its router, until it has drained or is cancelled."""
     commands, devices = engine_commands(wanted, out)
     spots = places(wanted.fleet, out / "engines", devices, log_bytes=LOG_BYTES)
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
     async with started(spots, commands) as group:
-        router = Router(group.workers, wanted.fleet, settings)
+        router = Router(group.workers, wanted.fleet, settings, warm_up=warm_up)
         await serve_until_drained(router, sockets, f"{len(spots)} workers", drain_s=drain_s, say=say)

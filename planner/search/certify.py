@@ -186,6 +186,7 @@ def certified(
             problem.trace,
             time_limit_s=min(left_s, PREFIXES_S),
             rng=np.random.default_rng(seed),
+            pinned=None if oracle.pinning is None else oracle.pinning.of_fleet(fleet),
         )
         if left_s > 0
         else (),
@@ -263,6 +264,7 @@ def _further(
             *insured,
             *spot,
             *findings.prefix_savings(searched),
+            *findings.pinned_replicas(searched, clock),
             *one_more,
             *repeats,
             *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),

@@ -118,6 +118,39 @@ def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, .
     return (facts.CachesSave(policies.routing, value, gpus, value_without, gpus_without, unit),)
 
 
+def pinned_replicas(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tuple[Binding, ...]:
+    """What pinned prefixes are worth against the best fleet of LRU caches: two fleets, simulated."""
+    pinned = [(problem, found) for problem, found in answers if problem.oracle.pinning is not None]
+    lru = [
+        (problem, found)
+        for problem, found in answers
+        if problem.oracle.pinning is None and problem.oracle.policies.prefix_cache
+    ]
+    if not pinned or not lru or not clock.allows("pinned-replicas"):
+        return ()
+    (problem, found), (other, each) = best_of(pinned), best_of(lru)
+    fleets = problem.oracle.fleet(found.best), other.oracle.fleet(each.best)
+    hits = [
+        one.oracle.verdict(fleet, record=False)[0].token_hit_frac or 0.0
+        for one, fleet in zip((problem, other), fleets, strict=True)
+    ]
+    assert problem.oracle.pinning is not None
+    return (
+        facts.PinnedReplicas(
+            best_of(answers)[0] is problem,
+            paid(problem, found.best),
+            fleets[0].gpus,
+            problem.oracle.pinning.hit_frac(fleets[0]),
+            hits[0],
+            other.oracle.policies.routing,
+            paid(other, each.best),
+            fleets[1].gpus,
+            hits[1],
+            OBJECTIVE_UNITS[problem.task.objective],
+        ),
+    )
+
+
 def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
     """With prefix caches one worker more may spread prefixes too thin: is the SLO kept then? And warnings."""
     if not problem.oracle.policies.prefix_cache:

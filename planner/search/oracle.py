@@ -25,6 +25,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, may_hand_over, named
 from planner.search.futures import Future
+from planner.search.pinning import Pinning
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.solvers.master import Option
@@ -126,6 +127,7 @@ class Oracle:
     may_miss: int = 0
     z: tuple[float, float] | None = None
     of_pairs: Policies | None = None
+    pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
@@ -164,7 +166,9 @@ class Oracle:
             suffix = f"-{alike.index(option)}" if len(alike) > 1 else ""
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         is_pair = any(option.role == "prefill" for option, _ in counts)
-        return Fleet(self.llm, tuple(pools), self._of_pairs if is_pair else self.policies, self.network)
+        policies = self._of_pairs if is_pair else self.policies
+        pinned = () if self.pinning is None else self.pinning.of(pools)
+        return Fleet(self.llm, tuple(pools), policies, self.network, pinned=pinned)
 
     @property
     def _of_pairs(self) -> Policies:
@@ -377,7 +381,10 @@ class Oracle:
         slo = Slo(limits, every_s=self.slo.every_s)
 
         def fleet() -> Fleet:
-            return Fleet(self.llm, (Pool("pre", "mixed", option.type, count),), self._of_pairs, self.network)
+            pools = (Pool("pre", "mixed", option.type, count),)
+            as_prefill = (replace(pools[0], role="prefill"),)
+            pinned = () if self.pinning is None else self.pinning.of(as_prefill)
+            return Fleet(self.llm, pools, self._of_pairs, self.network, pinned=pinned)
 
         key = ("leads", _machine(option), count)
         return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)

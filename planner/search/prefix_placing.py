@@ -128,9 +128,17 @@ class PoolPrefixes:
 
 
 def pool_prefixes(
-    fleet: Fleet, simulation: Simulation, trace: Trace, *, time_limit_s: float, rng: np.random.Generator
+    fleet: Fleet,
+    simulation: Simulation,
+    trace: Trace,
+    *,
+    time_limit_s: float,
+    rng: np.random.Generator,
+    pinned: Callable[[Pool], PrefixPlan] | None = None,
 ) -> tuple[PoolPrefixes, ...]:
-    """For every pool that prefills: its placement, of the requests that the simulation sent there."""
+    """For every pool that prefills: its placement, of the requests that the simulation sent there; what was
+    `pinned` in the simulation where that is given.
+    """
     answers: list[PoolPrefixes] = []
     if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
         return ()
@@ -143,7 +151,12 @@ def pool_prefixes(
         part = trace if len(own) == len(trace) else trace.select(own)
         if not part.duration_s > 0:
             continue
-        found = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
+        if pinned is None:
+            found = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
+            prompts = warm_up(part, found, own)
+        else:
+            found = pinned(pool)
+            prompts = warm_up(trace, found)
         cached = simulation.cached_tokens[own]
         work_s = least_seconds(
             Option(pool.role, pool.type, 0.0), part.input_tokens, part.output_tokens, cached
@@ -152,7 +165,7 @@ def pool_prefixes(
         answers.append(
             PoolPrefixes(
                 plan=found,
-                warm_up=tuple(warm_up(part, found, own)),
+                warm_up=tuple(prompts),
                 possible_hit_frac=prefix_sharing(part).token_hit_frac,
                 simulated_hit_frac=float(cached.sum() / part.input_tokens.sum()),
                 simulated_load=tuple((load / part.duration_s).tolist()),
@@ -176,6 +189,12 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
         routings=ROUTINGS,
         rng=rng,
     )
+    return planned(pool, traffic, found, memory_tokens)
+
+
+def planned(pool: Pool, traffic: StableTraffic, found: Replication, memory_tokens: int) -> PrefixPlan:
+    """What is expected of a placement."""
+    demand = traffic.demand
     hits_rps = found.hits_rps(demand).sum(axis=1)
     uncached = float(demand.rate_rps @ demand.work_s)
     return PrefixPlan(
@@ -195,21 +214,43 @@ def warm_up(trace: Trace, plan: PrefixPlan, numbers: IntArray | None = None) -> 
 
     `numbers` (n,) are the requests' own numbers where the trace is a part of another.
     """
+    prompts = []
+    for r, leaves in enumerate(leaves_of(trace, plan)):
+        for leaf in leaves:
+            number = leaf.request if numbers is None else int(numbers[leaf.request])
+            prompts.append(WarmUp(f"{plan.pool.name}-{r}", leaf.tokens, number, leaf.block_ids))
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A placed prefix that no other placed one begins with: the first `tokens` of a request's prompt."""
+
+    tokens: int
+    request: int
+    block_ids: tuple[int, ...]
+
+
+def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
+    """Of each replica the longest placed prefixes, hottest first."""
     demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
     end_tokens = demand.path_sum(demand.tokens)
     hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
-    prompts = []
+    known: dict[int, Leaf] = {}
+    found: list[list[Leaf]] = []
     for r in range(plan.pool.count):
         inner = set(demand.parent[placed[:, r]].tolist())
+        found.append([])
         for v in hottest:
             if placed[v, r] and v not in inner and end_tokens[v] > 0:
-                request = int(tree.first_request[plan.traffic.node_of[v]])
-                first = trace.prefix_offsets[request]
-                blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
-                ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
-                number = request if numbers is None else int(numbers[request])
-                prompts.append(WarmUp(f"{plan.pool.name}-{r}", int(end_tokens[v]), number, ids))
-    return prompts
+                if v not in known:
+                    request = int(tree.first_request[plan.traffic.node_of[v]])
+                    first = trace.prefix_offsets[request]
+                    blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
+                    ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
+                    known[v] = Leaf(int(end_tokens[v]), request, ids)
+                found[-1].append(known[v])
+    return found
 
 
 def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:

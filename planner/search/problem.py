@@ -12,10 +12,12 @@ from planner.documents.task import Task
 from planner.domain import Gpu, Slo
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.llm import Llm
+from planner.policies import ROUTING
 from planner.search.fleets import Counts, is_within
 from planner.search.futures import Futures
 from planner.search.options import Left
 from planner.search.oracle import Answers, Oracle
+from planner.search.pinning import Pinning
 from planner.search.prefix_hits import PrefixHits
 from planner.solvers.master import Limits
 from planner.solvers.required_work import Obliged
@@ -113,8 +115,13 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
         lengths = distinct_lengths(problem.trace)
     of_pairs = problem.task.policies_of_pairs(policies)
+    pinning = None
+    if ROUTING[policies.routing].pins:
+        pinning = problem.oracle.pinning or Pinning(problem.trace)
     return replace(
-        problem, lengths=lengths, oracle=replace(problem.oracle, policies=policies, of_pairs=of_pairs)
+        problem,
+        lengths=lengths,
+        oracle=replace(problem.oracle, policies=policies, of_pairs=of_pairs, pinning=pinning),
     )
 
 

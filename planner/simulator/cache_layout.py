@@ -114,6 +114,7 @@ class Caches(NamedTuple):
     entries: npt.NDArray[np.void]  # (C,) ENTRY
     places: npt.NDArray[np.int32]  # (2^k,) open addressing: entry of (node, worker)
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
+    pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty where none is
     alive: npt.NDArray[np.uint64]  # (K,) scratch
     match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
     workers: npt.NDArray[np.void]  # (W,) CACHE, (2 W,) with CPU memory behind them
@@ -194,6 +195,7 @@ def make_caches(
         entries=entries,
         places=places,
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
+        pinned=np.zeros((len(uses.parent) if ROUTING[policies.routing].pins else 0, words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),
         match=np.zeros(workers, dtype=np.int64),
         workers=caches,

@@ -325,6 +325,23 @@ def release_prefix(state, w, r, cached_tokens):
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
+@where_cached(lambda state, w, node: None)
+def pin(state, w, node):
+    """Worker w has a node from now on, and keeps it: somebody always uses it. The router knows."""
+    caches = state.caches
+    e = find(state, w, node)
+    if e == NONE:
+        e = add(state, w, node)
+        caches.entries[e].is_cached, caches.entries[e].refs = 1, 1
+        state.workers[w].used_blocks += caches.numbers[NODE_BLOCKS]
+    elif caches.entries[e].refs == 0:
+        unrest_entry(state, w, e)
+        caches.entries[e].refs = 1
+        state.workers[w].used_blocks += caches.entries[e].blocks
+    _show(state, w, node)
+    caches.pinned[node, w // 64] |= np.uint64(1) << np.uint64(w % 64)
+
+
 @where_cached(lambda state, r: None)
 def lose_prefix(state, r):
     """The worker of request r went down with its cache."""
@@ -445,6 +462,8 @@ def empty_cache(state, w, time_s):
             _uncache(state, w, e, time_s)
     for node in range(len(caches.holders)):
         _hide(state, w, node)
+    for node in range(len(caches.pinned)):
+        caches.pinned[node, w // 64] &= ~(np.uint64(1) << np.uint64(w % 64))
     cache = caches.workers[w]
     cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
 

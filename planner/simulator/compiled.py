@@ -27,7 +27,13 @@ if not _config.CACHE_DIR:  # NUMBA_CACHE_DIR
     _config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}")
 
 _jit: Any = njit
-_INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
+_INNER: Any = {
+    "nogil": True,
+    "_nrt": False,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": PartCompiler,
+}
 kernel_jit = _jit(**_INNER)
 small_jit = _jit(**_INNER, forceinline=True)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)

@@ -35,6 +35,11 @@ def check(fleet: Fleet) -> None:
     if batching.needs_reserve and not policies.reserve_tokens:
         raise InputError(f"policies.reserve_tokens is 0, must be > 0 for {batching.name}, which needs it")
     _check_caches(policies)
+    if fleet.pinned and not ROUTING[policies.routing].pins:
+        raise InputError(
+            f"pinned: routing {policies.routing!r} does not go by what is pinned; take routing: "
+            "pinned-prefix, or leave pinned out"
+        )
     deepest = max(pool.type.pp for pool in fleet.pools)
     if deepest > MAX_PP:
         raise InputError(f"pp is {deepest}, must be at most {MAX_PP}")

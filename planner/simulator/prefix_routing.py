@@ -12,6 +12,8 @@ e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load
     the least loaded worker too, and its requests from then on to whoever has it and the least load.
 d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, else among
     all with credit; a tenant without any gets a quantum on every worker.
+pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of the prompt is pinned; among
+    all where none of them is up or has room.
 tenant-round-robin: one worker after the other, for each tenant by itself.
 
 All see caches as the router knows them (caches.py): min-ttft what is computed, the others what they sent.
@@ -23,7 +25,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, MIN_TTFT, TENANT_TURNS
+from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, MIN_TTFT, PINNED, TENANT_TURNS
 from planner.simulator.cache_layout import (
     BALANCE_RATIO,
     BALANCE_REQUESTS,
@@ -70,6 +72,8 @@ def route(state, r, time_s):
         w = _d2lpm(state, r)
     elif how == TENANT_TURNS:
         w = _tenants_turn(state, r)
+    elif how == PINNED:
+        w = _pinned(state, r)
     else:
         w = _least(state, r, how == MIN_TTFT)
     if w != NONE:
@@ -130,6 +134,30 @@ def _least(state, r, by_seconds):
         if match > best_match or (match == best_match and seconds < best_s):
             best, best_match, best_s = w, match, seconds
     return best
+
+
+@kernel_jit
+def _pinned(state, r):
+    caches, need = state.caches, _need(state, r)
+    last = NONE  # the deepest node of the prompt that is pinned anywhere
+    for i in range(cacheable(state, r) if len(caches.pinned) > 0 else ZERO):
+        node, is_any = node_at(state, r, i), False
+        for word in caches.pinned[node]:
+            is_any |= word != 0
+        if not is_any:
+            break
+        last = node
+    best, best_s = NONE, np.inf
+    for i in range(state.counters[SIZE + FRONT] if last != NONE else ZERO):
+        w = state.pools[FRONT, i]
+        is_pinned = (caches.pinned[last, w // 64] >> np.uint64(w % 64)) & np.uint64(1)
+        if is_pinned == 0 or not fits(state, w, need):
+            continue
+        missed = state.requests[r].length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
+        seconds = state.score[w] + missed * caches.workers[w].token_s
+        if seconds < best_s:
+            best, best_s = w, seconds
+    return best if best != NONE else _least(state, r, True)
 
 
 @kernel_jit

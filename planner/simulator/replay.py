@@ -33,6 +33,7 @@ from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
+from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, measured_window, slo_windows_s, window_numbers
 
@@ -401,6 +402,7 @@ def _state(
         offload=offload,
     )
     _list_pools(state)
+    pin_prefixes(state, fleet, trace)
     if len(state.disturbances):  # the first event in the heap
         outside = len(lanes) + 1
         state.due_s[outside] = state.disturbances[0]["time_s"]

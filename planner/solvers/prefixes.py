@@ -142,6 +142,23 @@ def replicate(
     )
 
 
+def replicate_quickly(
+    demand: PrefixDemand, replicas: int, memory_tokens: int, *, sessions: SessionReuse, routings: int
+) -> Replication:
+    """A placement without a search: replicas filled in turn, then anew while that gains, so many routings at
+    most. It depends on nothing but the demand; its bound is `hot_bound`.
+    """
+    prices = Prices(demand, replicas, memory_tokens, sessions)
+    low = hot_bound(demand, replicas, memory_tokens, sessions)
+    start = prices.filled(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
+    best = prices.descended(start, low, Budget(routings, math.inf))
+    left = (memory_tokens - demand.tokens @ best.placed).astype(float)
+    bound = min(low, best.largest_load)
+    return Replication(
+        best.placed, best.rates_rps, left, best.load, bound, best.largest_load <= bound * (1 + 10 * SAME_FRAC)
+    )
+
+
 def _whole(prices: Prices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
     """The module's MIP from a placement on: the better of its answer and that, and a bound on L."""
     demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions

@@ -148,6 +148,43 @@ def test_bloom_on_code_needs_a_third_of_the_machines_layer_by_layer(plan: Plan) 
     assert (pair["prompt"], pair["token"]) == (30, 2) and pair["USD/h"] == 765.44
 
 
+MOST = SLOWDOWNS + "objective: throughput\nlimits: "
+
+
+@pytest.mark.parametrize(
+    ("limits", "column", "budget"), [("{power: 22400 W}", "kW", 22.4), ("{cost: 100 usd/h}", "USD/h", 100)]
+)
+def test_splitwises_search_finds_the_most_traffic_within_a_limit(
+    plan: Plan, limits: str, column: str, budget: float
+) -> None:
+    """Iso-power and iso-cost: every design within the limit, and no whole machine more would be."""
+    Path("relative.yaml").write_text(MOST + limits)
+    found = answer(plan, "search", "splitwise", "--slo", "relative.yaml", "-o", "best.yaml")
+    rates = [row["requests/s"] for row in found["designs"]]
+    assert rates == sorted(rates, reverse=True) and rates[-1] > 0
+    for row in found["designs"]:
+        machines = row["prompt"] + row["token"]
+        assert row[column] <= budget and row[column] * (machines + 1) / machines > 0.9 * budget
+    best = yaml.safe_load(Path("best.yaml").read_text())["fleet"]
+    assert sum(pool["count"] for pool in best) == found["designs"][0]["prompt"] + found["designs"][0]["token"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "said"),
+    [
+        ("{power: 20 kW, cost: 100 usd/h}", (), "within one of power, cost and gpus, found power, cost"),
+        ("{power: 20 kW}", ("--rate", 3), "--rate: objective throughput looks for the rate, found 3"),
+        ("{power: 900 W}", (), "no design keeps the slowdowns at any rate within 900 W"),
+    ],
+)
+def test_the_most_traffic_needs_one_limit(
+    plan: Plan, limits: str, words: tuple[object, ...], said: str
+) -> None:
+    Path("relative.yaml").write_text(MOST + limits)
+    code, line = plan("search", "splitwise", "--slo", "relative.yaml", *words)
+    assert code in (1, 3) and said in line
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

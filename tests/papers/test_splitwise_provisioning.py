@@ -22,6 +22,7 @@ from planner.papers.splitwise import (
     Design,
     alone_on,
     cheapest,
+    even_splits,
     keeps,
     most_throughput,
     slowdowns,
@@ -78,6 +79,14 @@ def test_splits_of_the_paper_fit_its_power() -> None:
     assert (25, 21) in splits_within(1760, 44, 30.8, step=5)
     assert splits_within(1760, 44, 44)[24] == (25, 15)
     assert all(t >= 1 and 44 * (p + 1) + 44 * t > 1760 for p, t in splits_within(1760, 44, 44))
+
+
+def test_a_budget_is_split_over_all_its_range() -> None:
+    """10 in machines of 2 and 1: 1 + 8 to 4 + 2; two are both ends. Of one kind all in one pool."""
+    assert even_splits(10, [2.0, 1.0], most=9) == splits_within(10, 2, 1) == [(1, 8), (2, 6), (3, 4), (4, 2)]
+    assert even_splits(10, [2.0, 1.0], most=2) == [(1, 8), (4, 2)]
+    assert even_splits(10, [3.0], most=9) == [(3, 0)]
+    assert even_splits(2, [3.0], most=9) == even_splits(2, [2.0, 1.0], most=9) == []
 
 
 STEPS = SplitwiseLookup((1.0, 2.0), (1.0, 1.0), (0.1, 0.1))  # a prompt takes a second, a decode 0.1 s

@@ -12,6 +12,7 @@ import numpy as np
 from aiohttp import web
 from runtime_fakes import MODEL, Backend, Body, a_body, a_server, engines, is_idle, post, routed
 
+from planner.documents.warm_up import WarmPrompt
 from planner.fleet import Policies
 from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.launch import WORKER_HEADER
@@ -77,6 +78,32 @@ def test_d2lpm_gives_a_tenant_as_much_of_every_worker() -> None:
     assert abs(a.count("mixed-0") - a.count("mixed-1")) * 9 <= 50 + 41
     assert len(set(b)) == 1 and credit["b"] == 2 * 50 - 3 * 9
     assert len(set(asyncio.run(run("prefix-affinity"))[0])) == 1
+
+
+def test_workers_are_warmed_up_and_what_they_keep_draws_its_requests() -> None:
+    """Document k of 320 tokens is kept by worker k % 3: engines hit 320 of each of 30 prompts' 340 tokens, on
+    the worker that keeps it, from the first on. Computing the documents costs 6 x 320 tokens once."""
+    documents = [tuple(range(1000 * k, 1000 * k + 320)) for k in range(6)]
+    warm = [WarmPrompt(k % 3, document) for k, document in enumerate(documents)]
+
+    async def run() -> tuple[list[str], tuple[int, int]]:
+        policies, where = Policies(routing="pinned-prefix", prefix_cache=True), []
+        async with (
+            engines(["mixed"] * 3) as backends,
+            routed(backends, policies, None, warm) as (router, url),
+        ):
+            await router.warm_up()
+            assert None not in router.warm
+            for k in range(30):
+                prompt = [*documents[k % 6], *range(7000 + 20 * k, 7020 + 20 * k)]
+                status, _, headers = await post(url, {"model": MODEL, "prompt": prompt, "max_tokens": 3})
+                assert status == 200
+                where.append(headers[WORKER_HEADER])
+            return where, await counters(backends)
+
+    where, (queried, hit) = asyncio.run(run())
+    assert where == [f"mixed-{k % 3}" for k in range(30)]
+    assert (queried, hit) == (30 * 340 + 6 * 320, 30 * 320)
 
 
 def test_a_refused_prompt_counts_as_cached_nowhere() -> None:

@@ -13,7 +13,7 @@ import pytest
 from runtime_fakes import LATENCY, LLM, fleet_of, worker_type
 
 from planner.errors import InputError
-from planner.fleet import Fleet, Policies, Pool
+from planner.fleet import Fleet, PinnedPrefix, Policies, Pool
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.policies import ROUTING
 from planner.runtime import routing
@@ -88,6 +88,9 @@ def driven(
     live = LiveFleet(fleet, lengths=(float(trace.input_tokens.mean()), float(trace.output_tokens.mean())))
     for w in range(fleet.workers):
         live.up(w)
+    for prefix in fleet.pinned:
+        for w in prefix.workers:
+            live.pin(w, prefix.block_ids)
     seats: dict[int, int] = {}
     front, back = [-1] * len(trace), [-1] * len(trace)
     for kind, time_s, i in events_of(s, admissions=admissions):
@@ -178,6 +181,23 @@ def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:
         assert is_idle(live)
         if routing != "best-fit":  # which packs
             assert len(set(front)) == (5 if shape == "mixed" else 3)
+
+
+def test_pinned_prefixes_draw_their_requests_as_in_the_simulator() -> None:
+    """Two of the twelve documents pinned on one worker each, one on two: 400 prompts, every choice is the
+    simulator's, and those of the documents are computed nowhere else."""
+    pins = [
+        PinnedPrefix((100 * k, 100 * k + 1, 100 * k + 2), 16, w) for k, w in enumerate([(4,), (1,), (0, 3)])
+    ]
+    fleet = replace(two_speeds("mixed", prefix_policies("pinned-prefix")), pinned=tuple(pins))
+    trace = prompts_trace(400, 1200.0, seed=7)
+    simulation = simulate(fleet, trace)
+    live, front, _ = driven(fleet, trace, simulation)
+    assert front == simulation.prefill_worker.tolist()
+    first = trace.prefix_ids[trace.prefix_offsets[:-1]]
+    for k, pin in enumerate(pins):
+        assert set(np.array(front)[first == 100 * k]) == set(pin.workers)
+    assert live.workers["used_blocks"].tolist() == [3, 3, 0, 3, 3]
 
 
 @pytest.mark.parametrize("routing", [*WITHOUT_CACHES, "cache-aware", "d2lpm", "tenant-round-robin"])

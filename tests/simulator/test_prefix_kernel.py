@@ -14,7 +14,7 @@ from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet import fleet_document, read_fleet
 from planner.errors import InputError
-from planner.fleet import Disturbance, Fleet, Policies
+from planner.fleet import Disturbance, Fleet, PinnedPrefix, Policies
 from planner.io.files import to_yaml
 from planner.policies import QUEUE, ROUTING, Policy
 from planner.simulator import Simulation, simulate
@@ -102,6 +102,38 @@ def test_kernel_and_plain_simulator_agree(part: int, kind: str) -> None:
         assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
 
 
+def pinned_case(seed: int) -> tuple[Fleet, Trace]:
+    """A random case with memory for everything, six beginnings of its prompts pinned on some workers."""
+    fleet, trace = random_case(seed, "roomy")
+    rng = np.random.default_rng(seed)
+    pins = []
+    for r in rng.integers(0, len(trace), 6).tolist():
+        ids = trace.prefix_ids[trace.prefix_offsets[r] : trace.prefix_offsets[r + 1]].tolist()
+        workers = rng.choice(fleet.workers, rng.integers(1, fleet.workers + 1), replace=False).tolist()
+        if ids:
+            length = int(rng.integers(1, len(ids) + 1))
+            pins.append(PinnedPrefix(tuple(ids[:length]), trace.prefix_block_tokens, tuple(sorted(workers))))
+    policies = replace(fleet.policies, routing="pinned-prefix")
+    return replace(fleet, policies=policies, pinned=tuple(pins)), trace
+
+
+def test_kernel_and_plain_simulator_agree_on_what_is_pinned() -> None:
+    """Hits, times and workers of 30 random cases, and more hits than without pins in all."""
+    more = 0
+    for seed in range(30):
+        fleet, trace = pinned_case(seed)
+        plain, found = PrefixReference(fleet, trace).run(), simulate(fleet, trace)
+        assert found.cached_tokens is not None
+        workers = [request.prefill_worker for request in plain.requests]
+        assert found.prefill_worker.tolist() == workers, seed
+        assert found.cached_tokens.tolist() == [max(hit, 0) for hit in plain.first_hit], seed
+        np.testing.assert_allclose(found.e2e_s, [request.e2e_s for request in plain.requests])
+        without = simulate(replace(fleet, pinned=()), trace).cached_tokens
+        assert without is not None
+        more += int(found.cached_tokens.sum() - without.sum())
+    assert more > 0
+
+
 def test_random_cases_hit_evict_and_preempt() -> None:
     """Else the test above would show little."""
     found = [simulate(*random_case(seed, "tight")) for seed in range(100)]
@@ -155,6 +187,50 @@ def test_output_takes_room_until_it_is_the_oldest() -> None:
     assert hits(cached_fleet(kv_tokens=96), trace)[3] == 32
     trace = prefix_trace([0, 10, 20, 30], [[1, 2], [3, 4], [5, 6, 7], [1, 2, 9]], outputs=[17, 1, 1, 1])
     assert hits(cached_fleet(kv_tokens=96), trace)[3] == 16
+
+
+def test_what_is_pinned_hits_at_once_stays_and_draws_its_requests() -> None:
+    """Two workers of 20 blocks, 1 2 3 pinned on the second. The first prompt hits 48 tokens there. Prompts of
+    16 blocks without it (one on each worker, then two more) evict all that is idle: the fifth still hits."""
+    pins = (PinnedPrefix((1, 2, 3), 16, (1,)),)
+    fleet = cached_fleet(2, kv_tokens=16 * 20, budget=512, routing="pinned-prefix")
+    other = [list(range(100 * k, 100 * k + 16)) for k in range(1, 5)]
+    trace = prefix_trace([0, 10, 10, 20, 20, 30], [[1, 2, 3, 9], *other, [1, 2, 3, 8]])
+    found = simulate(replace(fleet, pinned=pins), trace)
+    assert found.cached_tokens is not None and found.cached_tokens.tolist() == [48, 0, 0, 0, 0, 48]
+    assert found.prefill_worker[0] == found.prefill_worker[5] == 1
+    assert hits(fleet, trace)[5] == 0
+
+
+def test_a_worker_that_went_down_has_lost_its_pins() -> None:
+    pins = (PinnedPrefix((1, 2), 16, (0,)),)
+    fleet = replace(cached_fleet(routing="pinned-prefix"), pinned=pins)
+    trace = prefix_trace([0, 10], [[1, 2, 3], [1, 2, 4]])
+    assert hits(fleet, trace) == [32, 32]
+    gone = (Disturbance(5.0, "down", 0), Disturbance(6.0, "up", 0))
+    trace = prefix_trace([0, 10, 20], [[1, 2, 3], [1, 2, 4], [1, 2, 5]])
+    assert hits(replace(fleet, disturbances=gone), trace) == [32, 0, 32]
+
+
+@pytest.mark.parametrize(
+    ("pin", "routing", "said"),
+    [
+        (PinnedPrefix((1, 2), 16, (0,)), "min-ttft", "does not go by what is pinned; take routing"),
+        (PinnedPrefix((1, 2), 32, (0,)), "pinned-prefix", "blocks of 32 tokens, those of made have 16"),
+        (PinnedPrefix((1, 2), 16, (7,)), "pinned-prefix", "worker 7, the fleet has 0 to 0"),
+        (PinnedPrefix(tuple(range(1, 9)), 16, (0,)), "pinned-prefix", "no room beside 128 that are pinned"),
+    ],
+)
+def test_pins_that_cannot_be_are_one_line(pin: PinnedPrefix, routing: str, said: str) -> None:
+    fleet = replace(cached_fleet(kv_tokens=16 * 12, routing=routing), pinned=(pin,))
+    with pytest.raises(InputError, match=said):
+        simulate(fleet, prefix_trace([0.0], [list(range(1, 9))]))
+
+
+def test_a_prefix_that_no_prompt_has_takes_no_memory() -> None:
+    """Of 1 2 9 nobody has block 9 there, so 32 tokens are pinned."""
+    fleet = replace(cached_fleet(routing="pinned-prefix"), pinned=(PinnedPrefix((1, 2, 9), 16, (0,)),))
+    assert hits(fleet, prefix_trace([0.0], [[1, 2, 3]])) == [32]
 
 
 def test_an_id_under_another_parent_is_another_block() -> None:

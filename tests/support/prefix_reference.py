@@ -5,6 +5,7 @@ A node is the tuple of block ids up to it. Whatever can be looked up is counted 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -88,6 +89,16 @@ class PrefixReference(Reference):
         self.context = float((trace.input_tokens + trace.output_tokens / 2).mean())
         self.events_of_service: list[tuple[float, int, float]] = []  # time, tenant, service
         self.now = 0.0
+        self.pinned: list[set[Node]] = [set() for _ in self.workers]
+        present = {ids[: k + 1] for ids in self.ids for k in range(len(ids))}
+        for pin in fleet.pinned:
+            for w, k in itertools.product(pin.workers, range(len(pin.block_ids))):
+                node = pin.block_ids[: k + 1]
+                if node in present and node not in self.pinned[w]:
+                    self.pinned[w].add(node)
+                    self.caches[w].copies[node] = [Copy(self.blocks, node, users=1)]
+                    self.caches[w].heard.add(node)
+                    self.workers[w].free -= self.blocks
 
     # caches
 
@@ -316,6 +327,11 @@ class PrefixReference(Reference):
         if name == "prefix-affinity":
             return min(able, key=lambda worker: (-match[worker.index], queue_s[worker.index]))
         if name == "min-ttft":
+            return min(able, key=lambda worker: queue_s[worker.index] - token_s * match[worker.index])
+        if name == "pinned-prefix":
+            depths = [node for node in self.nodes(request) if any(node in held for held in self.pinned)]
+            near = [worker for worker in able if depths and depths[-1] in self.pinned[worker.index]]
+            able = near or able
             return min(able, key=lambda worker: queue_s[worker.index] - token_s * match[worker.index])
         if name == "cache-aware":
             return self.cache_aware(able, match, request)

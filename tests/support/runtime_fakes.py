@@ -15,6 +15,7 @@ import numpy as np
 from aiohttp import web
 
 from planner.documents.catalog import read_catalog
+from planner.documents.warm_up import WarmPrompt
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.runtime.door import listening
@@ -86,12 +87,15 @@ async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> Asyn
 
 @asynccontextmanager
 async def routed(
-    backends: Sequence[Backend], policies: Policies | None = None, settings: Settings | None = None
+    backends: Sequence[Backend],
+    policies: Policies | None = None,
+    settings: Settings | None = None,
+    warm_up: Sequence[WarmPrompt] = (),
 ) -> AsyncIterator[tuple[Router, str]]:
     """A router before them, and its URL."""
     settings = replace(settings or Settings(), patience_s=0.5)
     pools = tuple(Pool(backend.name, backend.role, backend.kind, 1) for backend in backends)
-    router = Router(backends, Fleet(LLM, pools, policies or Policies()), settings)
+    router = Router(backends, Fleet(LLM, pools, policies or Policies()), settings, warm_up=warm_up)
     async with listening(router.app, "127.0.0.1", 0) as url:
         yield router, url
 

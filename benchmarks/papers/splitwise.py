@@ -1,0 +1,239 @@
+"""Splitwise's Figures 4, 17 and 20, its batch job, and its tables of designs, on its own step times.
+
+    python benchmarks/papers/splitwise.py figure4|figure17|figure20|batch|tables PROFILES TRACES [--honest]
+
+PROFILES and TRACES as in benchmarks/splitwise_provisioning.py, whose requests, machines and prices these are.
+KV moves layer by layer over 400 Gbit/s per machine (200 where an A100 is an end), prompts below 512 tokens
+after their prefill, as the paper's section IV-C has it; its public simulator serialises.
+
+figure4   share of the time that one machine's batches hold at most so many active tokens, 2 requests/s
+figure17  the same on iso-power clusters, conversation, 70 and 130 requests/s, by pool
+figure20  conversation on the clusters found for code; Llama-70B on those found for BLOOM-176B
+batch     no limits on latency: requests/s per USD at a load that all clusters fall behind
+tables    iso-power, iso-cost, iso-throughput on conversation and code, requests/s, cost and power over the
+          baselines of the paper
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks import splitwise_provisioning as provisioning
+from benchmarks.peers import splitwise as peer
+from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
+from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_H, made_up, on_a100, show
+from planner.documents.catalog import read_catalog
+from planner.fleet import Fleet, Network, WorkerType
+from planner.papers.splitwise import Design, cheapest, even_splits, keeps
+from planner.simulator.energy import run_seconds
+from planner.simulator.replay import Simulation, simulate
+
+LAYERS = {"bloom-176b": 70, "llama2-70b": 80}
+ACTIVE_TOKENS = (1, 5, 15, 20, 50, 100, 500, 2000)
+CLUSTERS = {  # iso-power, conversation; the paper's Figure 16b
+    "Baseline-H100": (40, 0),
+    "HH": (25, 15),
+}
+TOLERANCE_FRAC = 0.02
+
+
+@dataclass(frozen=True)
+class Given:
+    """The measured step times, the traces, and which decode times are taken."""
+
+    profiles: Path
+    traces: Path
+    honest: bool
+    model: str = "bloom-176b"
+
+
+def machine(given: Given, kind: str) -> WorkerType:
+    steps_of = peer.honest_steps if given.honest else peer.lookup_steps
+    weights_bytes, kv_bytes = peer.MODELS[given.model]
+    kv_tokens = (peer.GPUS * peer.GPU_BYTES - weights_bytes) // kv_bytes
+    form = steps_of(given.profiles, given.model, HARDWARE[kind], peer.GPUS)
+    return WorkerType(BARE_GPU, 1, NO_STEPS, kv_tokens, peer.MAX_TOKENS, peer.MAX_TASKS, form=form)
+
+
+def cluster(given: Given, name: str, counts: tuple[int, int]) -> Fleet:
+    prompt, token = DESIGNS[name]
+    types = [machine(given, kind) for kind in (prompt, token) if kind]
+    bandwidth = 25e9 if "A" in (prompt, token) else 50e9
+    network = Network(bandwidth, transfer="layerwise", layerwise_tokens=512, is_shared=False)
+    layers = LAYERS[given.model]
+    llm = replace(bare_llm(peer.MODELS[given.model][1] / layers), layers=layers)
+    return Design(name, types[0], types[1] if token else None).fleet(llm, network, *counts)
+
+
+def active_tokens(simulation: Simulation, workers: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Share of the busy seconds of some machines in batches of at most ACTIVE_TOKENS."""
+    runs = simulation.runs[(simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)]
+    runs = runs[np.isin(runs["worker"], workers)]
+    seconds, tokens = run_seconds(runs), runs["decodes"] + runs["prefill_tokens"]
+    shares = [seconds[tokens <= most].sum() for most in ACTIVE_TOKENS]
+    return np.asarray(shares) / seconds.sum()
+
+
+def print_shares(title: str, rows: Mapping[str, npt.NDArray[np.float64]]) -> None:
+    print(f"{title}: % of the time at most so many active tokens")
+    print(" " * 26 + "".join(f"{tokens:7d}" for tokens in ACTIVE_TOKENS))
+    for name, shares in rows.items():
+        print(f"{name:26}" + "".join(f"{100 * share:7.1f}" for share in shares))
+
+
+def figure4(given: Given) -> None:
+    rows = {}
+    for model in LAYERS:
+        for workload in ("code", "conv"):
+            of = replace(given, model=model)
+            fleet = cluster(of, "Baseline-H100", (1, 0))
+            result = simulate(fleet, made_up(given.traces, workload, 2.0, 0, 10.0), record=True)
+            rows[f"{model} {workload}"] = active_tokens(result, [0])
+    print_shares("Figure 4, one DGX-H100, 2 requests/s", rows)
+
+
+def figure17(given: Given) -> None:
+    for rate_rps in (70.0, 130.0):
+        rows = {}
+        for name, (p, t) in CLUSTERS.items():
+            fleet = cluster(given, name, (p, t))
+            result = simulate(fleet, made_up(given.traces, "conv", rate_rps, 0), record=True)
+            busy = result.worker_busy_s / result.end_s
+            for pool, workers in (("prompt" if t else "all", range(p)), ("token", range(p, p + t))):
+                if len(workers):
+                    label = f"{name} {pool}, busy {100 * busy[list(workers)].mean():.0f} %"
+                    rows[label] = active_tokens(result, workers)
+        print_shares(f"Figure 17, conversation, {rate_rps:g} requests/s", rows)
+
+
+@cache
+def holds(given: Given, name: str, counts: tuple[int, int], workload: str, rate_rps: float) -> bool:
+    trace = made_up(given.traces, workload, rate_rps, 0)
+    alone = provisioning.on_a100 if given.model == "bloom-176b" else partial(on_a100_of, given.model)
+    preset = read_catalog().slos["splitwise"].slowdowns
+    assert preset is not None
+    return keeps(cluster(given, name, counts), trace, preset.limits, alone(given.profiles)(trace))
+
+
+def on_a100_of(model: str, profiles: Path) -> provisioning.Alone:
+    """The reference of another LLM: `provisioning.on_a100` is BLOOM's."""
+    before, provisioning.MODEL = provisioning.MODEL, model
+    try:
+        return on_a100(profiles)
+    finally:
+        provisioning.MODEL = before
+
+
+def most(
+    given: Given, name: str, splits: Sequence[tuple[int, int]], workload: str, grid_rps: float
+) -> tuple[float, tuple[int, int]]:
+    """The highest rate of the grid that one of the splits carries, and that split."""
+    best, chosen = 0.0, splits[0]
+    for counts in splits:
+        while holds(given, name, counts, workload, best + grid_rps):
+            best, chosen = best + grid_rps, counts
+    return best, chosen
+
+
+def price(name: str, table: Mapping[str, float]) -> list[float]:
+    return [table[kind] for kind in DESIGNS[name] if kind]
+
+
+def spent(name: str, counts: tuple[int, int], table: Mapping[str, float]) -> float:
+    return sum(cost * count for cost, count in zip(price(name, table), counts, strict=False))
+
+
+def iso(given: Given, workload: str, table: Mapping[str, float], grid_rps: float) -> dict[str, tuple]:
+    """What each design carries within 40 DGX-H100 of this table."""
+    return {
+        name: most(given, name, even_splits(40 * table["H"], price(name, table), most=16), workload, grid_rps)
+        for name in DESIGNS
+    }
+
+
+def holds_at_70(given: Given, name: str, workload: str, p: int, t: int) -> bool:
+    return holds(given, name, (p, t), workload, 70.0)
+
+
+def tables(given: Given) -> None:
+    for workload in ("conv", "code"):
+        for title, table in (("iso-power", POWER), ("iso-cost", USD_PER_H)):
+            found = iso(given, workload, table, 5.0)
+            print(f"{workload}, {title}: requests/s (over Baseline-A100, -H100), cost, power")
+            for name, (rate_rps, counts) in found.items():
+                over = [rate_rps / found[base][0] for base in ("Baseline-A100", "Baseline-H100")]
+                print(
+                    f"  {name:14}{rate_rps:6g} ({over[0]:.2f}, {over[1]:.2f}), {show(counts)}, "
+                    f"{spent(name, counts, USD_PER_H):.0f} USD/h, {spent(name, counts, POWER):.0f}"
+                )
+        for title, table in (("least cost", USD_PER_H), ("least power", POWER)):
+            print(f"{workload}, iso-throughput, 70 requests/s: {title} (over Baseline-H100)")
+            values = {}
+            for name in DESIGNS:
+                costs = price(name, table)
+                found_here = cheapest(
+                    partial(holds_at_70, given, name, workload),
+                    costs[0],
+                    costs[-1],
+                    most=160,
+                    splits=len(costs) > 1,
+                )
+                values[name] = found_here.value, found_here.counts[0]
+            for name, (value, counts) in values.items():
+                print(f"  {name:14}{value:8.1f} ({value / values['Baseline-H100'][0]:.2f}), {show(counts)}")
+
+
+def figure20(given: Given) -> None:
+    code, conversation = (iso(given, workload, POWER, 5.0) for workload in ("code", "conv"))
+    print("Figure 20a, conversation on iso-power clusters found for code: requests/s, of their own")
+    for name, (own_rps, _) in conversation.items():
+        rate_rps, _ = most(given, name, [code[name][1]], "conv", 5.0)
+        print(f"  {name:14}{rate_rps:6g} of {own_rps:g}, {show(code[name][1])}")
+    llama = replace(given, model="llama2-70b")
+    print(
+        "Figure 20b, conversation: Llama-70B on iso-power clusters found for BLOOM-176B: requests/s of each"
+    )
+    for name, (bloom_rps, counts) in conversation.items():
+        rate_rps, _ = most(llama, name, [counts], "conv", 5.0)
+        print(f"  {name:14}{rate_rps:6g}, BLOOM {bloom_rps:g}, {show(counts)}")
+
+
+def batch(given: Given) -> None:
+    """Two minutes of 400 requests/s; served until the last is done, counted over the time that takes."""
+    print("batch job, conversation, 400 requests/s for 2 minutes: requests/s done, per USD")
+    found = iso(given, "conv", POWER, 5.0)
+    for name, (_, counts) in found.items():
+        result = simulate(cluster(given, name, counts), made_up(given.traces, "conv", 400.0, 0))
+        done_s = np.sort((result.arrival_s + result.e2e_s)[result.status == 0])
+        middle = slice(len(done_s) // 10, 9 * len(done_s) // 10)  # without filling and emptying
+        rate_rps = (middle.stop - middle.start) / (done_s[middle.stop - 1] - done_s[middle.start])
+        per_usd = rate_rps / spent(name, counts, USD_PER_H)
+        print(f"  {name:14}{rate_rps:7.1f}, {per_usd:.3f} requests/s per USD/h, {show(counts)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Splitwise's figures on its own step times.")
+    commands = {one.__name__: one for one in (figure4, figure17, figure20, batch, tables)}
+    parser.add_argument("what", choices=tuple(commands))
+    parser.add_argument("profiles", type=Path)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--honest", action="store_true", help="decode times fitted to the measurements")
+    arguments = parser.parse_args()
+    start = time.process_time()
+    commands[arguments.what](Given(arguments.profiles, arguments.traces, arguments.honest))
+    print(f"{time.process_time() - start:.1f} CPU-s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Pinned prefixes: what workers hold before the first request comes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.simulator.caches import pin
+from planner.simulator.compiled import SOURCES, entry_jit
+from planner.simulator.layout import DECODE, State
+from planner.simulator.pointers import pointer_to
+from planner.traffic.prefixes import block_uses
+from planner.traffic.trace import Trace
+
+
+def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
+    """Put what the fleet pins into fresh caches; prefixes that no prompt of the trace begins with are left.
+
+    Raises InputError where a worker has none, or holds no prompt beside what is pinned.
+    """
+    if not fleet.pinned or state.caches is None:
+        return
+    for prefix in fleet.pinned:
+        if prefix.block_tokens != trace.prefix_block_tokens:
+            raise InputError(
+                f"pinned: blocks of {prefix.block_tokens} tokens, those of {trace.name} have "
+                f"{trace.prefix_block_tokens}; place the prefixes of this trace"
+            )
+        if wrong := [w for w in prefix.workers if not 0 <= w < len(state.workers)]:
+            raise InputError(f"pinned: worker {wrong[0]}, the fleet has 0 to {len(state.workers) - 1}")
+        if wrong := [w for w in prefix.workers if state.workers["role"][w] == DECODE]:
+            raise InputError(f"pinned: worker {wrong[0]} decodes, and decode workers keep no prefixes")
+    for nodes, prefix in zip(pinned_nodes(fleet, trace), fleet.pinned, strict=True):
+        for w in prefix.workers:
+            pin_nodes(state, w, nodes)
+    longest = -(-int((trace.input_tokens + trace.output_tokens).max()) // KV_BLOCK_TOKENS)
+    workers = state.workers
+    blocks = state.types["kv_blocks"][workers["type"]]
+    full = np.flatnonzero((workers["used_blocks"] > 0) & (workers["used_blocks"] + longest > blocks))
+    if len(full):
+        w = int(full[0])
+        tokens, pinned = KV_BLOCK_TOKENS * int(blocks[w]), KV_BLOCK_TOKENS * int(workers["used_blocks"][w])
+        raise InputError(
+            f"pinned: worker {w} holds {tokens} tokens, and the longest request's "
+            f"{KV_BLOCK_TOKENS * longest} have no room beside {pinned} that are pinned; pin fewer"
+        )
+
+
+def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
+    """Of each pinned prefix its nodes in this trace, up to the first block that no prompt has there."""
+    uses = block_uses(trace)
+    ids = np.zeros(len(uses.parent), trace.prefix_ids.dtype)
+    ids[uses.node] = trace.prefix_ids
+    order = np.lexsort((ids, uses.parent))
+    parents, ordered = uses.parent[order], ids[order]
+    found = []
+    for prefix in fleet.pinned:
+        node, nodes = -1, []
+        for block in prefix.block_ids:
+            first, last = np.searchsorted(parents, node, "left"), np.searchsorted(parents, node, "right")
+            at = first + np.searchsorted(ordered[first:last], block)
+            if at == last or ordered[at] != block:
+                break
+            node = int(order[at])
+            nodes.append(node)
+        found.append(np.array(nodes, np.int32))
+    return found
+
+
+def _entry(sources):
+    @entry_jit
+    def pin_nodes(fields, w, nodes):
+        state = pointer_to(fields)
+        for node in nodes:
+            if sources > 0:  # closed over, it is part of the cache's key
+                pin(state, w, np.int64(node))
+
+    return pin_nodes
+
+
+pin_nodes = _entry(SOURCES)
+pin_nodes.__doc__ = "Worker w holds these nodes, a path from the root, from now on."

@@ -1,0 +1,88 @@
+"""Pinned replicas of prefixes as part of a fleet: placed for each fleet that is asked about, and worth it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.documents.catalog import read_catalog
+from planner.documents.slo import parse_slo
+from planner.fleet import Network, Policies, Pool, WorkerType
+from planner.models.memory import kv_cache_tokens
+from planner.search.oracle import Oracle
+from planner.search.pinning import Pinning
+from planner.simulator.replay import simulate
+from planner.solvers.master import Option
+from planner.traffic.trace import Trace
+
+CATALOG = read_catalog()
+LLM, GPU = CATALOG.llm("llama-3.1-8b"), CATALOG.gpu("l40s-48g")
+PREFIXES, BLOCKS, BLOCK = 40, 30, 512
+
+
+@pytest.fixture(scope="module")
+def worker() -> WorkerType:
+    kv_tokens = kv_cache_tokens(LLM, GPU, 1)
+    return WorkerType(GPU, 1, CATALOG.latency(LLM, GPU, 1), kv_tokens, 2048, 256).serving(LLM)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """2400 prompts at 4 requests/s, each over one of forty prefixes of 15,360 tokens, and 512 of its own."""
+    rng, requests = np.random.default_rng(0), 2400
+    prefix = rng.integers(PREFIXES, size=requests)
+    ids = BLOCKS * prefix[:, None] + np.arange(BLOCKS)
+    ids = np.column_stack((ids, PREFIXES * BLOCKS + np.arange(requests)))
+    return Trace(
+        "forty",
+        np.cumsum(rng.exponential(0.25, requests)),
+        np.full(requests, (BLOCKS + 1) * BLOCK),
+        rng.integers(16, 49, requests),
+        prefix_offsets=(BLOCKS + 1) * np.arange(requests + 1),
+        prefix_ids=ids.ravel(),
+        prefix_block_tokens=BLOCK,
+    )
+
+
+def oracle(trace: Trace, routing: str) -> Oracle:
+    slo = parse_slo({"ttft": {"p99": "400 ms"}}, where="slo")
+    policies = Policies(routing=routing, prefix_cache=True, balance_requests=8)
+    pinning = Pinning(trace) if routing == "pinned-prefix" else None
+    return Oracle(LLM, trace, slo, Network(), policies, pinning=pinning)
+
+
+def test_forty_large_prefixes_take_four_workers_pinned_and_five_with_lru(
+    trace: Trace, worker: WorkerType
+) -> None:
+    """Four workers have room for ten prefixes each. LRU lets some of them go: more than 1 % of the prompts
+    are then computed whole, which takes longer than 400 ms even on an idle worker."""
+    option = Option("mixed", worker, 1.0)
+    assert oracle(trace, "pinned-prefix").holds([((option, 4),), ((option, 3),)]) == [True, False]
+    for routing in ("prefix-affinity", "min-ttft", "cache-aware"):
+        assert oracle(trace, routing).holds([((option, 4),), ((option, 5),)]) == [False, True]
+
+
+def test_planned_hits_are_the_simulated_ones(trace: Trace, worker: WorkerType) -> None:
+    """Every prefix is pinned somewhere: 30 of 31 blocks of every prompt, from the first one on."""
+    asked = oracle(trace, "pinned-prefix")
+    for count in (4, 6):
+        fleet = asked.fleet(((Option("mixed", worker, 1.0), count),))
+        assert asked.pinning is not None
+        planned, found = asked.pinning.hit_frac(fleet), simulate(fleet, trace).token_hit_frac
+        assert planned == pytest.approx(30 / 31) and found == pytest.approx(planned, abs=0.03)
+        tokens = np.zeros(count)
+        for prefix in fleet.pinned:
+            tokens[list(prefix.workers)] += len(prefix.block_ids) * BLOCK
+        assert tokens.max() <= worker.kv_tokens - (BLOCKS + 1) * BLOCK
+
+
+def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) -> None:
+    """Two pools: the second one's workers come after the first one's, decode workers have nothing."""
+    a, b = (Pool(name, "prefill", worker, 2) for name in "ab")
+    pools = (a, Pool("d", "decode", worker, 3), b)
+    pinned = Pinning(trace).of(pools)
+    assert {w for prefix in pinned for w in prefix.workers} == {0, 1, 5, 6}
+    alone = Pinning(trace).of((replace(pools[0], count=4),))
+    assert {w for prefix in alone for w in prefix.workers} == {0, 1, 2, 3}
