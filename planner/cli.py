@@ -121,7 +121,7 @@ app.add_typer(catalog_commands, name="catalog")
 def main() -> None:
     """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
     _fill_closed_streams()
-    gc.freeze()  # modules stay, and a search makes few cycles: by default a twentieth of a plan is their count
+    gc.freeze()  # a search makes few cycles: to look for them took a twentieth of a plan
     gc.set_threshold(20_000, 50, 50)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

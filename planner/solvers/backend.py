@@ -34,11 +34,7 @@ Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 FEASIBILITY_TOLERANCE = 1e-6  # of a row, beside its largest term
 NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})
 SMALL: Mapping[str, bool] = MappingProxyType(
-    {
-        "mip_detect_symmetry": False,
-        "mip_allow_restart": False,
-        "mip_heuristic_run_feasibility_jump": False,
-    }
+    {"mip_detect_symmetry": False, "mip_allow_restart": False, "mip_heuristic_run_feasibility_jump": False}
 )
 
 Floats = npt.NDArray[np.float64]
