@@ -69,7 +69,7 @@ def run(
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
     solvers: dict[Engine, Callable[[pulp.LpProblem, float, float], Outcome]] = {
-        "highs": partial(_highs, options=SMALL if is_small else NO_OPTIONS),
+        "highs": partial(_highs, options=SMALL) if is_small else _highs,
         "cbc": _cbc,
         "ortools": _ortools,
     }
