@@ -1,9 +1,11 @@
 """Whole plans on the Azure traces, on paper and for production: time, value, bounds, simpler fleets.
 
-    python benchmarks/plans.py [--traces DIR] [--rates own 20 70 200] [--cold]
+    python benchmarks/plans.py [--traces DIR] [--kinds conv code] [--rates own 20 70 200] [--time-limit S]
+                               [--cold]
 
-Runs the `plan` command as a user would, one process per case, and prints a Markdown table. `--cold` gives
-every process an empty compilation cache, as the very first run after an install has. DIR holds
+Runs the `plan` command as a user would, one process per case, and prints a Markdown table, each row once it
+is known. `--cold` gives every process an empty compilation cache, as the very first run after an install has.
+On a machine that is busy with other things a longer `--time-limit` keeps its clock from deciding. DIR holds
 AzureLLMInferenceTrace_{conv,code}.csv of AzurePublicDataset; default: ../shared/data/traces beside the clone.
 """
 
@@ -23,10 +25,10 @@ DEFAULT_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "trac
 SLO = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
 
 
-def run_case(trace: Path, rate: str, *, is_cold: bool) -> dict[str, str]:
+def run_case(trace: Path, rate: str, *, time_limit_s: float, is_cold: bool) -> dict[str, str]:
     """One plan on paper and one for production; the row of the table."""
-    paper, paper_s, plan_yaml = _planned(trace, rate, "none", is_cold=is_cold)
-    made, made_s, made_yaml = _planned(trace, rate, None, is_cold=is_cold)
+    paper, paper_s, plan_yaml = _planned(trace, rate, "none", time_limit_s, is_cold=is_cold)
+    made, made_s, made_yaml = _planned(trace, rate, None, time_limit_s, is_cold=is_cold)
     certificate = paper["certificate"]
     answer = next(each for each in made["certificate"]["answers"] if each["name"] == "production")
     simpler = {row["label"]: row for row in paper["alternatives"]}
@@ -70,7 +72,7 @@ def _workers(plan: dict[str, Any]) -> str:
 
 
 def _planned(
-    trace: Path, rate: str, safety: str | None, *, is_cold: bool
+    trace: Path, rate: str, safety: str | None, time_limit_s: float, *, is_cold: bool
 ) -> tuple[dict[str, Any], float, dict[str, Any]]:
     """What `plan --json` says, the CPU seconds it took, and plan.yaml."""
     question: dict[str, object] = {
@@ -97,6 +99,8 @@ def _planned(
             str(trace),
             "-o",
             str(out),
+            "--time-limit",
+            str(time_limit_s),
             "--json",
         ]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -116,20 +120,24 @@ def main() -> None:
     )
     parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES)
     parser.add_argument("--rates", nargs="+", default=["own", "20", "70", "200"])
+    parser.add_argument("--kinds", nargs="+", default=["conv", "code"])
+    parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--cold", action="store_true")
     arguments = parser.parse_args()
-    rows = []
-    for kind in ("conv", "code"):
+    is_first = True
+    for kind in arguments.kinds:
         trace = arguments.traces / f"AzureLLMInferenceTrace_{kind}.csv"
         if not trace.exists():
             raise SystemExit(
                 f"{trace}: no such file; download AzurePublicDataset's 2023 traces, or use --traces"
             )
-        rows += [run_case(trace, rate, is_cold=arguments.cold) for rate in arguments.rates]
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
+        for rate in arguments.rates:
+            row = run_case(trace, rate, time_limit_s=arguments.time_limit, is_cold=arguments.cold)
+            if is_first:
+                print("| " + " | ".join(row) + " |")
+                print("|" + "---|" * len(row))
+            print("| " + " | ".join(row.values()) + " |", flush=True)
+            is_first = False
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from planner.domain import KV_BLOCK_TOKENS, Gpu
@@ -348,9 +349,7 @@ class Fleet:
 
     def within(self, z_prefill: float, z_decode: float) -> Fleet:
         """The same fleet, step times so many standard deviations of their spread above the medians."""
-        return self.with_types(
-            lambda worker: replace(worker, latency=worker.latency.within(z_prefill, z_decode))
-        )
+        return self.with_types(lambda worker: _within(worker, z_prefill, z_decode))
 
     @property
     def lora(self) -> Lora | None:
@@ -378,3 +377,8 @@ class Fleet:
     @property
     def power_w(self) -> float:
         return sum(pool.count * pool.type.power_w for pool in self.pools)
+
+
+@lru_cache(maxsize=4096)  # a search asks about the same few types in the same few futures
+def _within(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
+    return replace(worker, latency=worker.latency.within(z_prefill, z_decode))

@@ -274,7 +274,10 @@ def _first_line(error: Exception) -> str:
     return str(problem)
 
 
-class _Dumper(yaml.SafeDumper):
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # eight times as fast, where it was built
+
+
+class _Dumper(_SafeDumper):  # type: ignore[misc]
     """Block style, keys in the order given, short lists of numbers on one line, no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:

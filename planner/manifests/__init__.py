@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Protocol
 
 from planner.errors import InputError
@@ -106,7 +108,7 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
     for name in TARGETS if target == "all" else [target]:
         try:
             kv_store.refuse(fleet, name)
-            found, said = TARGETS[name].render(fleet, max_model_len), routing.notes(fleet, name)
+            found, said = _of_target(name, fleet, max_model_len), routing.notes(fleet, name)
         except InputError as error:
             if target != "all":
                 raise
@@ -116,6 +118,11 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
             notes[name] = said
     readme = _readme(fleet, max_model_len, notes, refused, under)
     return Rendered({"README.md": readme, **files}, refused, notes)
+
+
+@lru_cache(maxsize=32)  # of a plan they are asked for twice: who can run it, and its files
+def _of_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, str]:
+    return MappingProxyType(TARGETS[target].render(fleet, max_model_len))
 
 
 def refused(fleet: Fleet, max_model_len: int) -> dict[str, str]:

@@ -92,6 +92,10 @@ class StepLatency:
         if self.joint_s:
             self._check_joint()
 
+    def __hash__(self) -> int:
+        """Of enough to tell two apart: all that is compared takes far longer."""
+        return hash((self.f_s[0], self.f_s[-1], self.a_s, self.d_s, self.kind))
+
     def _check_joint(self) -> None:
         if len(self.joint_s) != len(self.knots_tokens):
             raise InputError(

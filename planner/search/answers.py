@@ -226,7 +226,7 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     """Cheaper fleets that miss a few too many of the futures that the search has seen, the closest first."""
-    below, most = objective(best) * (1 - SAME_FRAC), asked.oracle.may_miss + NEARLY
+    below, most = objective(best) * (1 - NEAR_FRAC), asked.oracle.may_miss + NEARLY
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
     as_written = asked.oracle.alone()

@@ -43,14 +43,15 @@ def search(
     """The best fleet. Those of `start` that still hold are what others must beat.
 
     With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows; `walks` as for
-    `search_level0`. Raises InfeasibleError if no fleet within the limits was found, which says whether that
+    `search_level0`, and where it does not, fleets of several types are looked for with the settings alone
+    that did best. Raises InfeasibleError if no fleet within the limits was found, which says whether that
     is proved.
     """
     level0 = search_level0(problem, start, prove=prove, walks=walks)
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    beyond = search_beyond(problem, level0, worth_a_look(problem, level0))
+    beyond = search_beyond(problem, level0, worth_a_look(problem, level0), refines=walks)
     if beyond.best is None:
         raise infeasible(problem, level0, beyond)
     return Found(owned_first(problem, beyond.best), beyond.value, level0, beyond.cuts, beyond.is_exact)

@@ -88,11 +88,11 @@ def cheaper_kept(
 ) -> Counts | None:
     """The cheapest fleet found, `best` where none is cheaper; the hardest futures come first in `problem`.
 
-    Fleets of several types per pool are looked for where the cheapest on paper is one, or, with `any_mix`,
-    where no other is known.
+    With `any_mix` fleets of several types per pool are looked for, where the cheapest on paper is one or no
+    other is known.
     """
     roles = [option.role for option, _ in paper.best]
-    is_mixed = len(set(roles)) < len(roles) or (any_mix and best is None)
+    is_mixed = any_mix and (len(set(roles)) < len(roles) or best is None)
     oracle = problem.oracle
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.futures))

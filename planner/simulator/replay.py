@@ -13,7 +13,6 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.models.forms import Compiled, StepForm
 from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, synthetic_buckets
 from planner.policies import (
@@ -45,6 +44,7 @@ METRICS = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": l
 STATUS = ("finished", "rejected", "unfinished")
 KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
 REMEMBERED_TOKENS = 20_000  # of a step: longer tables of step times are made for every simulation
+REMEMBERED_TYPES = 1024
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -425,37 +425,37 @@ def _list_pools(state: State) -> None:
 
 def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[np.void], Floats]:
     """A layout.TYPE for each pool, and the tables of their step times, one after the other."""
-    types = np.zeros(len(pools), dtype=layout.TYPE)
+    types = np.empty(len(pools), dtype=layout.TYPE)
     tables: list[Floats] = []
-    longest_tokens, at = int(trace.input_tokens.max()), 0
+    policies, longest_tokens, at = fleet.policies, int(trace.input_tokens.max()), 0
     for i, pool in enumerate(pools):
-        row = types[i : i + 1]
-        seats = pool.type.max_num_seqs
-        most_tokens = _most_tokens(pool.type, fleet.policies.batching, trace) + seats * pool.type.step_tokens
-        form = _compiled(pool.type.step_times, most_tokens, seats)
-        _fill_type(row, pool, fleet, longest_tokens)
-        row["form"] = form.code
-        row["numbers"][0, : len(form.numbers)] = form.numbers
-        row["table_width"][0, : len(form.widths)] = form.widths
-        for j, table in enumerate(form.tables):
-            row["table_at"][0, j] = at
+        worker_type = pool.type
+        most_tokens = _most_tokens(worker_type, policies.batching, trace)
+        most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
+        is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
+        make = _remembered_type if is_small else _type
+        types[i : i + 1], own = make(worker_type, policies, fleet.llm.name, longest_tokens, most_tokens)
+        for j, table in enumerate(own):
+            types[i]["table_at"][j] = at
             at += len(table)
             tables.append(table)
     return types, np.concatenate(tables)
 
 
-def _compiled(step_times: StepForm, most_tokens: int, most_decodes: int) -> Compiled:
-    """The numbers and tables of step times; small ones are remembered."""
-    if most_tokens <= REMEMBERED_TOKENS and isinstance(step_times, Hashable):
-        return _remembered(step_times, most_tokens, most_decodes)
-    return _made(step_times, most_tokens, most_decodes)
+def _type(
+    worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int, most_tokens: int
+) -> tuple[npt.NDArray[np.void], tuple[Floats, ...]]:
+    """A layout.TYPE, shape (1,), but for where its tables are, and these."""
+    row = np.zeros(1, dtype=layout.TYPE)
+    _fill_type(row, worker_type, policies, llm, longest_tokens)
+    form = worker_type.step_times.compiled(most_tokens, worker_type.max_num_seqs)
+    row["form"] = form.code
+    row["numbers"][0, : len(form.numbers)] = form.numbers
+    row["table_width"][0, : len(form.widths)] = form.widths
+    return row, form.tables
 
 
-def _made(step_times: StepForm, most_tokens: int, most_decodes: int) -> Compiled:
-    return step_times.compiled(most_tokens, most_decodes)
-
-
-_remembered = lru_cache(maxsize=256)(_made)
+_remembered_type = lru_cache(maxsize=REMEMBERED_TYPES)(_type)
 
 
 def _caches(
@@ -599,9 +599,10 @@ def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
     return max(worker_type.max_num_batched_tokens, largest)
 
 
-def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_tokens: int) -> None:
+def _fill_type(
+    row: npt.NDArray[np.void], worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int
+) -> None:
     """One record of layout.TYPE, shape (1,), but for the step times."""
-    worker_type, policies = pool.type, fleet.policies
     batching = BATCHING[policies.batching]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
     reserves = batching.is_reserving and policies.reserve_tokens > 0
@@ -609,7 +610,7 @@ def _fill_type(row: npt.NDArray[np.void], pool: Pool, fleet: Fleet, longest_toke
     watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
     if batching.engine != STEPWISE and worker_type.kv_beside.is_any:
         raise InputError(
-            f"batching {policies.batching}: counts KV by tokens alone, and {fleet.llm.name} has layers with "
+            f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
         )
     longest_blocks = blocks - watermark if not reserves else reserved if reserved <= blocks else 0

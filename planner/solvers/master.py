@@ -472,7 +472,7 @@ def promising(
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
-    status = run(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC).status
+    status = run(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
     if status == "infeasible":
         return None
     if status not in ("optimal", "feasible"):

@@ -1,7 +1,9 @@
 """How many GPUs of each: the best fleet of each GPU type alone, searched for and simulated as the plan is.
 
 What the plan's search simulated is known (`oracle.Answers`). A type of which the cheapest fleet of all is
-needs no search. Cheaper fleets of a type are not simulated one by one: nobody calls these rows exact.
+needs no search. Cheaper fleets of a type are not simulated one by one: nobody calls these rows exact. Beside
+a plan for production they are on paper, as each would take about as long as the plan; where `fleet: per_gpu`
+asks for them they are planned and tested for production too.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from planner.documents.facts import NoneAlone, Note, Remarked
 from planner.documents.task import Task
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
-from planner.search.alternatives import ONE_GPU, as_on_paper
-from planner.search.best_fleet import best_of, search_policies
+from planner.search.alternatives import ONE_GPU
+from planner.search.answers import is_passed, tried
+from planner.search.best_fleet import Found, best_of, search_policies
+from planner.search.fleets import Counts
 from planner.search.owned import paid
 from planner.search.plan import Plan
 from planner.search.pose import pose
-from planner.search.problem import Conditions
+from planner.search.problem import Conditions, Problem
 from planner.search.stages import Stage
 from planner.studies.whatif import Study
 
@@ -48,7 +52,7 @@ def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> P
         task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)
     types = gpu_types(task, study)
     deadline = time.monotonic() + seconds
-    rows = []
+    rows: list[Alternative] = []
     for k, (name, stock) in enumerate(types.items()):
         study.progress(Stage(f"{name} alone", "each GPU"))
         share_s = max((deadline - time.monotonic()) / (len(types) - k), LEAST_S)
@@ -62,8 +66,8 @@ def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> P
         for row in found.alternatives
         if row.label not in answered and not (row.label == ONE_GPU and row.objective >= cheapest * (1 - 1e-9))
     ]
-    if found.certificate.answers:
-        rows = list(as_on_paper(rows))
+    if found.certificate.answers:  # which are shown with their fleets
+        rows = [row for row in rows if row.fleet is None or row.fleet not in (found.fleet, found.on_paper)]
     return replace(found, alternatives=(*kept, *rows))
 
 
@@ -79,10 +83,15 @@ def _alone(
 ) -> Alternative:
     label = f"only {name}"
     value = found.certificate.value
-    is_plan = not found.certificate.answers
-    paper = found.fleet if is_plan else found.on_paper
-    if paper is not None and {pool.type.gpu.base for pool in paper.running} == {name}:
-        return Alternative(label, paper, value, (Remarked("is-the-plan"),) if is_plan else ())
+    made = found.certificate.answer("production")
+    paper = found.fleet if made is None else found.on_paper
+    is_for_production = made is not None and task.per_gpu is True
+    if (
+        not is_for_production
+        and paper is not None
+        and {pool.type.gpu.base for pool in paper.running} == {name}
+    ):
+        return Alternative(label, paper, value, (Remarked("is-the-plan"),) if made is None else ())
     alone = replace(task, stock=stock)
     conditions = Conditions(time.monotonic() + seconds, answers=study.answers)
     try:
@@ -102,7 +111,22 @@ def _alone(
     notes: list[Note] = []
     if not best.level0.search.is_exhausted:
         notes.append(Remarked("perhaps-not-cheapest"))
-    alone_value = paid(problem, best.best)
-    if alone_value < value * (1 - 1e-9):
+    fleet, against, is_on_paper = best.best, value, made is not None
+    if made is not None and is_for_production and (counts := _in_production(problem, best)) is not None:
+        fleet, against, is_on_paper = counts, made.value or math.inf, False
+    alone_value = paid(problem, fleet)
+    if alone_value < against * (1 - 1e-9):
         notes.append(Remarked("cheaper-alone"))
-    return Alternative(label, problem.oracle.fleet(best.best), alone_value, tuple(notes))
+    if is_on_paper:
+        notes.append(Remarked("on-paper"))
+    return Alternative(label, problem.oracle.fleet(fleet), alone_value, tuple(notes))
+
+
+def _in_production(problem: Problem, paper: Found) -> Counts | None:
+    """The fleet that passes the test for production; None where none was found that does."""
+    try:
+        answer = tried(problem, paper)
+    except InfeasibleError:
+        return None
+    assert problem.task.safety is not None
+    return answer.best if answer is not None and is_passed(answer.kept_in, problem.task.safety) else None

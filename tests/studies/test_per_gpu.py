@@ -102,6 +102,25 @@ def test_where_nobody_says_whether_two_to_four_types_are_answered(
     assert len(labels) == (len(stock) if is_answered else 0)
 
 
+def test_those_asked_for_are_planned_for_production_and_none_repeats_an_answer() -> None:
+    """A row costs what a plan for production with this GPU alone does; else it is on paper."""
+    study, gpus = Study(traffic(requests=60, rate_rps=3), CATALOG), ["a100-80g", "h100-80g"]
+    safety = {"kept_in": 0.8}
+    found = beside_each_gpu(study, question(fleet={"gpus": gpus, "per_gpu": True}, safety=safety))
+    rows = {row.label: row for row in found.alternatives if row.label.startswith("only ")}
+    answers = (found.fleet, found.on_paper)
+    for gpu in gpus:
+        alone = planned(study, question(fleet={"gpus": [gpu]}, safety=safety))
+        if (row := rows.get(f"only {gpu}")) is None:
+            assert alone.fleet in answers
+            continue
+        assert row.fleet not in answers and Remarked("on-paper") not in row.notes
+        made = alone.certificate.answer("production")
+        assert made is not None and row.objective == pytest.approx(made.value)
+    on_paper = beside_each_gpu(study, question(fleet={"gpus": gpus}, safety=safety)).alternatives
+    assert all(Remarked("on-paper") in row.notes for row in on_paper if row.is_priced)
+
+
 def test_what_is_cheaper_than_the_plan_says_so(asked: Task) -> None:
     """A plan that is made dearer than it is: of its alternatives both are cheaper, and say so."""
     study = Study(traffic(), CATALOG)
