@@ -20,15 +20,17 @@ import numba
 from numba import njit, types
 from numba.extending import overload
 
+from planner.simulator.linking import PartCompiler, WholeCompiler
+
 _config: Any = numba.config
 if not _config.CACHE_DIR:  # NUMBA_CACHE_DIR
     _config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}")
 
 _jit: Any = njit
-_INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
 kernel_jit = _jit(**_INNER)
 small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
-entry_jit = _jit(cache=True, nogil=True, _nrt=False)
+entry_jit = _jit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
 _BELOW = ("fleet.py", "policies.py", "models/forms.py", "models/speculation.py")

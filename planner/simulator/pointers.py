@@ -6,6 +6,8 @@ field by field, the kernels compile in two thirds of the time and run up to half
 
 from __future__ import annotations
 
+import hashlib
+
 from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.typing.templates import AttributeTemplate
@@ -17,7 +19,7 @@ class Handle(types.Type):
 
     def __init__(self, fields):
         self.fields = fields
-        super().__init__(name=f"Handle({fields})")
+        super().__init__(name=f"Handle{hashlib.sha1(str(fields).encode()).hexdigest()[:12]}")
 
 
 @register_model(Handle)

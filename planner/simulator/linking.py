@@ -1,0 +1,110 @@
+"""Compile a program of many functions as one: LLVM optimises it once, and machine code is made once.
+
+Numba optimises every function together with all that it calls, and makes machine code of both, which the
+function above does again: with functions twelve calls deep most of the time goes into code that nobody runs.
+Here an inner function ends as LLVM's representation, as it was lowered; the function that starts from Python
+links all of them, and only this whole is optimised. Numba's hook for that is a compiler of one's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import _dynfunc
+from numba.core import compiler, typed_passes
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_machinery import LoweringPass, register_pass
+
+
+class Part(JITCodeLibrary):
+    """The representation of one inner function, without those that it calls."""
+
+    def add_llvm_module(self, ll_module):
+        ll_module.data_layout = self._codegen._data_layout
+        self._final_module.link_in(ll_module)
+
+    def add_linking_library(self, library):
+        self._linking_libraries.append(library)
+
+    def finalize(self):
+        self._finalized = True
+
+
+class Whole(JITCodeLibrary):
+    """A function that starts from Python, with all that it calls."""
+
+    def add_linking_library(self, library):
+        self._linking_libraries.append(library)
+
+    def finalize(self):
+        found: dict[Any, None] = dict.fromkeys(self._linking_libraries)
+        for library in (todo := list(found)):
+            if isinstance(library, Part):
+                todo += [other for other in library._linking_libraries if other not in found]
+                found.update(dict.fromkeys(todo))
+        self._linking_libraries = list(found)
+        super().finalize()
+
+
+class _Choose(LoweringPass):
+    library_class: type[JITCodeLibrary]
+
+    def __init__(self):
+        LoweringPass.__init__(self)
+
+    def run_pass(self, state):
+        state.library = self.library_class(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        state.flags.no_compile = self.library_class is Part
+        return True
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class _ChoosePart(_Choose):
+    _name = "choose_part"
+    library_class = Part
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class _ChooseWhole(_Choose):
+    _name = "choose_whole"
+    library_class = Whole
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class _Announce(LoweringPass):
+    """Make an inner function known to the functions that call it, as lowering does with compiled ones."""
+
+    _name = "announce_part"
+
+    def __init__(self):
+        LoweringPass.__init__(self)
+
+    def run_pass(self, state):
+        lowered = state["cr"]
+        fndesc, env = lowered.fndesc, lowered.env
+        name = _dynfunc.make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (state.library,))
+        state.targetctx.insert_user_function(name, fndesc, [state.library])
+        state["cr"] = lowered._replace(cfunc=name)
+        return True
+
+
+class PartCompiler(compiler.CompilerBase):
+    """Of inner functions."""
+
+    def define_pipelines(self):
+        passes = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.add_pass_after(_Announce, typed_passes.NativeLowering)
+        passes.add_pass_after(_ChoosePart, typed_passes.IRLegalization)
+        passes.finalize()
+        return [passes]
+
+
+class WholeCompiler(compiler.CompilerBase):
+    """Of functions that start from Python."""
+
+    def define_pipelines(self):
+        passes = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.add_pass_after(_ChooseWhole, typed_passes.IRLegalization)
+        passes.finalize()
+        return [passes]
