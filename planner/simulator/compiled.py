@@ -29,7 +29,7 @@ if not _config.CACHE_DIR:  # NUMBA_CACHE_DIR
 _jit: Any = njit
 _INNER: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
 kernel_jit = _jit(**_INNER)
-small_jit = _jit(inline="always", _nrt=False)  # a few lines, made part of their callers
+small_jit = _jit(**_INNER, forceinline=True)  # a few lines, made part of their callers
 entry_jit = _jit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
