@@ -48,7 +48,7 @@ def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return lambda function: keep(jit(function))
 
 
-class CodeCache(_Cache):  # type: ignore[misc]
+class CodeCache(_Cache):
     """The code of one function. It has the methods that Numba asks of a cache."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
