@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import config, serialize
-from numba.core.caching import CompileResultCacheImpl, _Cache
+from numba.core import compiler, config, serialize
+from numba.core.caching import _Cache
 
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32
 
 _config: Any = config
+_dumps: Any = serialize.dumps
+_rebuild: Any = compiler.CompileResult._rebuild
 
 
 def keep(dispatcher: Any) -> Any:
@@ -81,13 +83,13 @@ class CodeCache(_Cache):
         digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         if hashlib.sha256(code).digest() != digest:
             return None
-        return CompileResultCacheImpl.rebuild(self, target_context, pickle.loads(code))
+        return _rebuild(target_context, *pickle.loads(code))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the code, and drop what an earlier source has left."""
         if data.library.has_dynamic_globals:
             return
-        code = serialize.dumps(data._reduce())
+        code = _dumps(data._reduce())
         path = self._path(sig, data.target_context.codegen())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
