@@ -7,7 +7,7 @@ OUT ?= out
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: plan ui test test-slow test-bounds test-vllm test-wheel test-browser check docs bench format clean
+.PHONY: plan ui test test-peers test-slow test-bounds test-vllm test-wheel test-browser check docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -19,9 +19,11 @@ ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 test: $(VENV)/installed-dev  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# compiled anew, into a cache of its own: Numba's key does not say whether indices were checked
 test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of compiled code checked
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/numba-bounds $(BIN)/python -m pytest -q -n 2 tests/simulator
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q -n 2 tests/simulator
+
+test-peers: $(VENV)/installed-peers  ## the tests that ask Ray and vllm-router; `make test` skips them
+	$(BIN)/python -m pytest -n 2 --dist loadfile -k "ray or router" tests/io/test_executors.py tests/manifests
 
 test-slow: $(VENV)/installed-dev  ## the tests that `make test` leaves out
 	$(BIN)/python -m pytest -n 2 -m slow
@@ -96,6 +98,10 @@ $(VENV)/installed-ui: pyproject.toml $(VENV)/installed
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed
 	$(INSTALL) --editable . --group dev
+	touch $@
+
+$(VENV)/installed-peers: pyproject.toml $(VENV)/installed-dev
+	$(INSTALL) --editable . --group peers
 	touch $@
 
 $(VENV)/installed-docs: pyproject.toml $(VENV)/installed

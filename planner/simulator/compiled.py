@@ -1,12 +1,11 @@
-"""Numba as the simulator uses it: what starts from Python is cached on disk, what it calls is part of it.
+"""Numba as the simulator uses it: what starts from Python is kept on disk (planner.io.code_cache), what it
+calls is part of it (linking.py).
 
 Nothing here allocates, so no array needs a reference counted: without `_nrt` three quarters of the time went
-into counters. Inner functions get no wrapper for Python, which halves the time to compile.
+into counters. Inner functions get no wrapper for Python.
 
-Numba looks at one file to see whether its cache is stale, and the engines have several, with constants from
-below them. What a function closes over is part of its key, so an entry closes over `SOURCES`. Each version of
-Numba has a folder of its own: it throws away what another one has left, and environments may share these
-sources.
+What a function closes over is part of the key under which its code is kept. The engines have several files,
+with constants from below them, so an entry closes over `SOURCES`.
 """
 
 from __future__ import annotations
@@ -16,15 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 from numba import njit, types
 from numba.extending import overload
 
+from planner.io.code_cache import cached_jit
 from planner.simulator.linking import PartCompiler, WholeCompiler
-
-_config: Any = numba.config
-if not _config.CACHE_DIR:  # NUMBA_CACHE_DIR
-    _config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}")
 
 _jit: Any = njit
 _INNER: Any = {
@@ -36,7 +31,7 @@ _INNER: Any = {
 }
 kernel_jit = _jit(**_INNER)
 small_jit = _jit(**_INNER, forceinline=True)  # a few lines, made part of their callers
-entry_jit = _jit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
+entry_jit = cached_jit(nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
 _BELOW = ("fleet.py", "policies.py", "models/forms.py", "models/speculation.py")

@@ -8,9 +8,7 @@ links all of them, and only this whole is optimised. Numba's hook for that is a 
 
 from __future__ import annotations
 
-from typing import Any
-
-from numba import _dynfunc
+from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import compiler, typed_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import LoweringPass, register_pass
@@ -37,7 +35,7 @@ class Whole(JITCodeLibrary):
         self._linking_libraries.append(library)
 
     def finalize(self):
-        found: dict[Any, None] = dict.fromkeys(self._linking_libraries)
+        found = dict.fromkeys(self._linking_libraries)
         for library in (todo := list(found)):
             if isinstance(library, Part):
                 todo += [other for other in library._linking_libraries if other not in found]

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 
 from planner.errors import PlannerError
+from planner.io.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
 CELLS = 2000  # that memory is cut into
@@ -294,7 +294,7 @@ class Budget:
         return self.spent >= self.routings or time.monotonic() > self.ends_s
 
 
-@njit(cache=True, nogil=True)
+@cached_jit(nogil=True)
 def _knapsack(order: Ints, size: Ints, need: Ints, gain: Floats, last: Floats) -> tuple[float, Bools]:
     """Nodes of most gain that fit, none without its parent; `last` (cells + 1,) is what free cells are worth.
 

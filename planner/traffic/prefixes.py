@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from planner.errors import InputError, TraceError
+from planner.io.code_cache import cached_jit
 from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.traffic.workload import PrefixSharing
 
 Int32Array = npt.NDArray[np.int32]
-compiled = njit(cache=True, nogil=True)
+compiled = cached_jit(nogil=True)
 
 GAP_PERCENTILES = (10, 50, 90, 99)
 WINDOW_S = 180.0

@@ -1,0 +1,143 @@
+"""Machine code that Numba has made, kept on disk between runs: a file per function and types of arguments.
+
+Numba's own cache lets every run fail once a file of it is damaged, a disk is full or no folder can be
+written. It also tells copies of one tree apart and never deletes. Here each file begins with the digest of
+the rest, so a damaged one is made anew; what cannot be written is done without, and one line says so; files
+that another version of the source has left are deleted by the next one that is written.
+
+The name of a file holds what its code depends on: the source file of the function, what it closes over, the
+types, Numba and Python, the processor, and whether indices are checked. Files lie in the folder __pycache__
+beside the source, or, where that cannot be written, in the user's cache folder; NUMBA_CACHE_DIR is in place
+of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import logging
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import compiler, config, serialize
+from numba.core.caching import _Cache
+
+LOG = logging.getLogger("fleetplan.code_cache")
+DIGEST_BYTES = 32
+
+_config: Any = config
+_dumps: Any = serialize.dumps
+_rebuild: Any = compiler.CompileResult._rebuild
+
+
+def keep(dispatcher: Any) -> Any:
+    """The same compiled function, with its machine code kept on disk."""
+    dispatcher._cache = CodeCache(dispatcher.py_func)
+    return dispatcher
+
+
+def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` of these options, with machine code kept on disk."""
+    jit = numba.njit(**options)
+    return lambda function: keep(jit(function))
+
+
+class CodeCache(_Cache):
+    """The code of one function. It has the methods that Numba asks of a cache."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        source = Path(inspect.getfile(function))
+        closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
+        self._source = hashlib.sha256(source.read_bytes() + repr(closed_over).encode()).hexdigest()[:16]
+        self._name = f"{source.stem}.{function.__name__}"
+        self._beside = source.parent / "__pycache__"
+
+    @property
+    def cache_path(self) -> str:
+        return str(_folder(self._beside))
+
+    def enable(self) -> None:
+        """Always enabled."""
+
+    def disable(self) -> None:
+        """Always enabled."""
+
+    def flush(self) -> None:
+        """Numba's `recompile` asks for it; the files are written anew."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The code for these types, or None where there is none or it is damaged."""
+        target_context.refresh()
+        try:
+            content = self._path(sig, target_context.codegen()).read_bytes()
+        except OSError:
+            return None
+        digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if hashlib.sha256(code).digest() != digest:
+            return None
+        return _rebuild(target_context, *pickle.loads(code))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the code, and drop what an earlier source has left."""
+        if data.library.has_dynamic_globals:
+            return
+        code = _dumps(data._reduce())
+        path = self._path(sig, data.target_context.codegen())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, hashlib.sha256(code).digest() + code)
+        except OSError as error:
+            _say_once(str(path.parent), error.strerror or str(error))
+            return
+        for old in path.parent.glob(f"{self._name}-*.code"):
+            if not old.name.startswith(f"{self._name}-{self._source}-"):
+                with contextlib.suppress(OSError):
+                    old.unlink()
+
+    def _path(self, sig: Any, codegen: Any) -> Path:
+        python = (sys.implementation.cache_tag, sys.abiflags)
+        depends_on = (str(sig), codegen.magic_tuple(), python, _config.BOUNDSCHECK, _config.OPT)
+        key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
+        return _folder(self._beside) / f"{self._name}-{self._source}-{key}.code"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, whoever else writes the same file."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _folder(beside: Path) -> Path:
+    """Where code is kept. Each version of Numba has a folder, as environments may share these sources."""
+    version = f"numba-{numba.__version__}"
+    if _config.CACHE_DIR:
+        return Path(_config.CACHE_DIR) / version
+    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
+        return beside / version
+    of_user = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
+    return Path(of_user, "fleetplan", version)
+
+
+@cache
+def _say_once(folder: str, why: str) -> None:
+    LOG.warning(
+        "plan: compiled code cannot be kept in %s (%s), so each run compiles anew; make room there, or set "
+        "NUMBA_CACHE_DIR to a folder that can be written",
+        folder,
+        why,
+    )

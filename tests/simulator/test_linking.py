@@ -1,0 +1,58 @@
+"""Functions that are compiled as one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.linking import Part, PartCompiler, Whole, WholeCompiler
+
+_jit: Any = njit
+
+
+@small_jit
+def _square(x):  # type: ignore[no-untyped-def]
+    return x * x
+
+
+@kernel_jit
+def _at(values, i):  # type: ignore[no-untyped-def]
+    return _square(values[i])
+
+
+@_jit(pipeline_class=PartCompiler)
+def _sum(values, power):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(len(values)):
+        total += min(_at(values, i), 100.0)
+    return total // power
+
+
+@_jit(pipeline_class=WholeCompiler)
+def _whole(values, power):  # type: ignore[no-untyped-def]
+    return _sum(values, power) + _at(values, 0)
+
+
+def test_a_program_of_three_floors_computes_what_python_does() -> None:
+    """1 + 4 + 100 over 2 is 52, and 1. A division by zero is Python's error, from whatever floor."""
+    values = np.array([1.0, 2.0, 20.0])
+    assert _whole(values, 2) == 53.0
+    assert _whole(values, 2.0) == 53.0
+    try:
+        _whole(values, 0)
+    except ZeroDivisionError:
+        pass
+    else:
+        raise AssertionError("a division by zero went unseen")
+
+
+def test_only_the_whole_is_machine_code() -> None:
+    assert _whole(np.array([3.0]), 1) == 18.0
+    libraries = {f.__name__: [c.library for c in f.overloads.values()] for f in (_square, _at, _sum, _whole)}
+    assert all(type(library) is Whole for library in libraries.pop("_whole"))
+    for parts in libraries.values():
+        assert parts and all(type(library) is Part for library in parts)
+        assert all(library.get_pointer_to_function("any") == 0 for library in parts)
