@@ -35,7 +35,7 @@ import aiohttp
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.manifests import engine
+from planner.manifests import engine, kv_store
 from planner.runtime.launch import (
     API_KEYS,
     IDENTITY,
@@ -365,8 +365,14 @@ def vllm_commands(
 
     `model` is a folder with a config.json where weights are dummies, else what vLLM finds weights by;
     `devices` are GPUs, or CPU cores. What a CPU needs besides: eager mode, one core per rank, and as many KV
-    blocks as the plan says, since no GPU's memory limits them.
+    blocks as the plan says, since no GPU's memory limits them. Raises InputError for workers that share a
+    store, which is not started here.
     """
+    if kv_store.size_bytes(fleet):
+        raise InputError(
+            "policies.kv_offload: shared: the store is not started here; start it and the workers by the "
+            "manifests for vllm or kubernetes, and name the workers by --workers"
+        )
 
     def command(place: Place, port: int) -> Command:
         told = engine.settings(place.pool, fleet, max_model_len)

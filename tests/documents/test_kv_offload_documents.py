@@ -79,6 +79,11 @@ def test_what_is_wrong_is_named(asked: object, message: str) -> None:
         ),
         ({}, {"lora": {"max_loras": 1, "max_rank": 8, "adapters": 2}}, "is not simulated with lora"),
         ({}, {"llm": "openai/gpt-oss-120b"}, "has layers with windows or states"),
+        (
+            {"kv_offload": ASKED | {"shared": True}},
+            {"llm": "deepseek-ai/DeepSeek-V3"},
+            "find in a store only blocks of their own tp",
+        ),
     ],
 )
 def test_what_is_not_simulated_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from planner.models.kv_offload import KvOffload
 from planner.reports.facts import sentences
 from planner.reports.output import render
 from planner.search.certify import plan
+from planner.search.options import Engines, worker_types
+from planner.search.reasons import reason_text
 from planner.simulator.replay import simulate
 from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
@@ -68,3 +71,13 @@ def test_a_plan_with_cpu_memory_is_certified_cheaper_and_replayed(tmp_path: Path
     again = simulate(read_fleet(tmp_path / "plan.yaml", CATALOG), read_trace(tmp_path / "traffic.jsonl"))
     np.testing.assert_allclose(again.ttft_s, found.simulation.ttft_s, rtol=1e-9)
     assert again.token_reload_frac == found.simulation.token_reload_frac and again.reload_s.sum() > 0
+
+
+def test_workers_that_share_a_store_have_degrees_that_kv_heads_split_over() -> None:
+    """Qwen3-30B-A3B has 4 KV heads: blocks of TP 8 are no use to the others."""
+    llm, gpu = CATALOG.llm("qwen3-30b-a3b"), CATALOG.gpu("h100-80g")
+    for is_shared, degrees in ((False, {1, 2, 4, 8}), (True, {1, 2, 4})):
+        engines = Engines.of(replace(question(), kv_offload=KvOffload(200e9, 25e9, is_shared)))
+        types, left = worker_types(llm, [gpu], CATALOG, 5000, engines)
+        assert {each.tp for each in types} == degrees
+        assert any("4 KV heads" in reason_text(each.because) for each in left) == is_shared
