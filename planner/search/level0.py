@@ -135,8 +135,10 @@ def search_level0(
     return Level0(search, options, over.bounded, best_mixed, best_one_gpu)
 
 
-def _timed(problem: Problem, search: Search, ask: Holds) -> Holds:
-    """Simulations one by one, none of which begins once the time is over."""
+def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = False) -> Holds:
+    """Simulations one by one, none of which begins once the time is over. `is_half`: of one pool of a pair,
+    which is no fleet yet.
+    """
 
     def answer(fleets: Sequence[Counts]) -> list[bool]:
         answers: list[bool] = []
@@ -145,7 +147,7 @@ def _timed(problem: Problem, search: Search, ask: Holds) -> Holds:
                 raise StoppedError
             answers += ask([counts])
         best = search.value if search.best is not None else None
-        held = [counts for counts, holds in zip(fleets, answers, strict=True) if holds]
+        held = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
         held += [] if search.best is None else [search.best]  # those that hold now are offered later
         fleet = problem.oracle.fleet(min(held, key=objective)) if held else None
         problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations, fleet))
@@ -164,7 +166,9 @@ def _search_pairs(
     ask = AskPairs(_timed(problem, search, oracle.holds))
     if not problem.trace.after.size:  # answers that take no time bring the next requests of a session earlier
         ask = AskPairs(
-            ask.holds, _timed(problem, search, oracle.leads), _timed(problem, search, oracle.follows)
+            ask.holds,
+            _timed(problem, search, oracle.leads, is_half=True),
+            _timed(problem, search, oracle.follows, is_half=True),
         )
 
     def allowed(prefill: Option, decode: Option) -> bool:
