@@ -18,6 +18,7 @@ from browsing import (
     DESK,
     PHONE,
     answer,
+    chosen,
     chromium,
     focused,
     go,
@@ -138,13 +139,9 @@ def test_browser_a_log_with_columns_of_its_own_is_read_by_a_map(
     page.get_by_text("Which column is what?").wait_for()
     settled(page)
     for label, name in (("Tokens of the prompt", "asked_for"), ("Tokens of the answer", "got")):
-        page.get_by_role("combobox", name=label).click()
-        page.get_by_role("option", name=name, exact=True).click()
-        settled(page)
+        chosen(page, label, name)
     if not page.get_by_role("combobox", name="When a request arrives").input_value():
-        page.get_by_role("combobox", name="When a request arrives").click()
-        page.get_by_role("option", name="when", exact=True).click()
-        settled(page)
+        chosen(page, "When a request arrives", "when")
     page.get_by_role("button", name="Read it so").click()
     page.get_by_text("240 requests in 239 s").wait_for()
     looked_at(page, "map")
@@ -238,7 +235,7 @@ def test_browser_a_shared_link_brings_question_and_answer(browser: Any, address:
     page = opened(browser, address)
     typed(page, "Rate [requests/s]", "20")
     planned(page)
-    page.get_by_role("button", name="Share").click()
+    page.get_by_role("button", name="Share", exact=True).click()
     link = page.get_by_text(re.compile(r"\?plan=[0-9a-f]{32}")).inner_text().strip()
     other = opened(browser, link)
     answer(other).wait_for()

@@ -125,6 +125,16 @@ def typed(page: Any, name: str, value: str) -> None:
     settled(page)
 
 
+def chosen(page: Any, label: str, name: str) -> None:
+    """Choose from a list, which closes again where the page scrolls after the click."""
+    box = page.get_by_role("combobox", name=label)
+    box.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    box.click()
+    page.get_by_role("option", name=name, exact=True).click()
+    settled(page)
+
+
 def go(page: Any, name: str) -> None:
     """Through the menu."""
     page.locator(".st-key-menu").get_by_role("link", name=name, exact=True).click()
