@@ -12,12 +12,12 @@ from planner.manifests.engine import version as vllm_version
 from planner.reports.answers import workers_text
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
 from planner.reports.facts import (
-    alternative_note,
     drawn_text,
     percent,
     prices_text,
     router_text,
     sentence,
+    sentences,
     times_text,
 )
 from planner.reports.words import (
@@ -381,7 +381,7 @@ def alternative_rows(plan: Plan) -> Rows:
             _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
-            unpriced(alternative, certificate.unit) or alternative_note(alternative, certificate.value),
+            unpriced(alternative, certificate.unit) or "; ".join(sentences(alternative.notes)),
         )
         for alternative in plan.alternatives
     ]
