@@ -164,7 +164,7 @@ class Client:
             kind = self.rng.choices(list(SHARES), list(SHARES.values()))[0]
             try:
                 outcome = await self.one(number, kind)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 outcome = f"lost: {kind}: {type(error).__name__}: {error}"
             if outcome.startswith("lost"):
                 self.examples.append(outcome)
@@ -237,6 +237,7 @@ async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: 
                 target=serve_clients, args=(url, requests, clients, seed, theirs), daemon=True
             )
             process.start()
+            theirs.close()  # so that a client that dies is the end of the pipe
             raging = asyncio.ensure_future(rage(group, every_s, seed, ended))
             loop, outcomes = asyncio.get_running_loop(), None
             try:
