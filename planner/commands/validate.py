@@ -35,6 +35,7 @@ from planner.errors import InputError
 from planner.runtime.launch import API_KEYS
 
 if TYPE_CHECKING:
+    from planner.documents.warm_up import WarmPrompt
     from planner.face.validating import ValidationKeys, ValidationResult
     from planner.fleet import Fleet
     from planner.runtime.analysis import Wanted
@@ -247,7 +248,6 @@ def serve(
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
     from planner.documents.fleet import read_max_model_len
-    from planner.documents.warm_up import read_warm_up
     from planner.face.inputs import plan_file, read_fleet
     from planner.face.validating import need_aiohttp
 
@@ -269,12 +269,7 @@ def serve(
 
     file = plan_file(plan)
     fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
-    if fleet.pinned and warm_up is None:
-        raise InputError(
-            f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up "
-            "with the plan's warm-up.json and a prompt in each row"
-        )
-    kept = () if warm_up is None else read_warm_up(warm_up, fleet)
+    kept = _to_keep(warm_up, fleet, file)
     longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
     limits = Limits(connections=connections, connections_per_client=per_client)
     settings = Settings(keys=keys, longest_tokens=longest, limits=limits)
@@ -294,6 +289,20 @@ def serve(
         with suppress(asyncio.CancelledError):
             asyncio.run(until_signalled(work))
         say("stopped")
+
+
+def _to_keep(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:
+    """The prompts that workers are to keep, of warm-up.json."""
+    from planner.documents.warm_up import read_warm_up
+
+    if warm_up is not None:
+        return tuple(read_warm_up(warm_up, fleet))
+    if fleet.pinned:
+        raise InputError(
+            f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up "
+            "with the plan's warm-up.json and a prompt in each row"
+        )
+    return ()
 
 
 def _served(how: ValidationKeys, fleet: Fleet, longest: int, seed: int) -> Wanted:

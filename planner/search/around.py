@@ -4,8 +4,8 @@
     traffic   less and more of it in the hardest of these: the plan's pools, each as small as holds
     breaks    how much more traffic, how much longer steps and prompts, one worker less, other prices
 
-It may take BUDGET_FRAC of what the search simulated, counted in requests, so that equal questions give equal
-answers; what that, or the clock, leaves no room for is left out and named.
+It may simulate BUDGET_REQUESTS, and BUDGET_TIMES the traffic, so that equal questions give equal answers;
+what that, or the clock, leaves no room for is left out and named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from planner.search.problem import Problem
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
 
-BUDGET_FRAC = 0.6  # of the requests that the search simulated
+BUDGET_REQUESTS, BUDGET_TIMES = 2_000_000, 4  # some 2 CPU s
 FUTURES_LEAST, FUTURES_MOST = 4, 10
 ASKED = 4  # of these, the hardest, about other traffic
 TRAFFIC_FRACS = (0.2, 0.5, 1.0, -0.2, -0.5, 0.35, 0.75)  # more than is written, the most wanted first
@@ -40,16 +40,12 @@ PRICES_MOST_FRAC = 1.0
 
 
 def around(
-    problem: Problem,
-    best: Counts,
-    others: Sequence[Counts] = (),
-    priced: Sequence[tuple[str, Fleet]] = (),
-    tested: int = 0,
+    problem: Problem, best: Counts, others: Sequence[Counts] = (), priced: Sequence[tuple[str, Fleet]] = ()
 ) -> Around:
     """Of the fleet of a plan. `others` are the fleets of other answers, `priced` all that it may be held
-    against, with their labels; in `tested` futures fleets were simulated beside what the oracle counts.
+    against, with their labels.
     """
-    return _Around(problem, best, tuple(others), tuple(priced), tested).found()
+    return _Around(problem, best, tuple(others), tuple(priced)).found()
 
 
 @dataclass(slots=True)
@@ -58,7 +54,6 @@ class _Around:
     best: Counts
     others: tuple[Counts, ...]
     priced: tuple[tuple[str, Fleet], ...]
-    tested: int
     left_out: list[Part] = field(default_factory=list)
     oracles: list[Oracle] = field(default_factory=list)
     may_miss: int = 0
@@ -103,7 +98,7 @@ class _Around:
         return int(np.clip(self._budget() // each, FUTURES_LEAST, FUTURES_MOST))
 
     def _budget(self) -> float:
-        return BUDGET_FRAC * (self.problem.oracle.effort() + self.tested * len(self.problem.trace))
+        return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
     def _may_go_on(self, part: Part, requests: float) -> bool:
         """Whether the clock and the budget allow it; else it is among what is left out."""

@@ -79,10 +79,9 @@ def with_around(found: Plan, searched: tuple[Problem, Found], made: Production |
     best = paper.best if made is None else made.best
     lossy = None if made is None else made.with_loss
     others = [paper.best, *([] if lossy is None else [lossy])]
-    tested = sum(each.kept_in.futures for each in found.certificate.answers if each.kept_in is not None)
     priced = [] if lossy is None else [("with a loss", problem.oracle.fleet(lossy))]
     priced += priced_others(found.alternatives) if found.certificate.objective == "cost" else []
-    said = around(problem, best, others, priced, tested)
+    said = around(problem, best, others, priced)
     return replace(found, certificate=replace(found.certificate, around=said))
 
 

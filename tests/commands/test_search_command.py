@@ -165,7 +165,7 @@ def test_splitwises_search_finds_the_most_traffic_within_a_limit(
     for row in found["designs"]:
         machines = row["prompt"] + row["token"]
         assert row[column] <= budget and row[column] * (machines + 1) / machines > 0.9 * budget
-    best = yaml.safe_load(Path("best.yaml").read_text())["fleet"]
+    best = yaml.safe_load(Path("best.yaml").read_text())["workers"]
     assert sum(pool["count"] for pool in best) == found["designs"][0]["prompt"] + found["designs"][0]["token"]
 
 

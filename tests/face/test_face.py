@@ -303,7 +303,7 @@ def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
         log, index=False
     )
     columns = {"map": {"arrival": "t", "input": "asked", "output": "said"}}
-    fleet = {"llm": LLM, "pools": [{"role": "mixed", "gpu": "a100-80g", "tp": 1, "count": 1}]}
+    fleet = {"llm": LLM, "workers": [{"gpu": "a100-80g"}]}
     own = fleetplan.simulate(fleet, table(), PROMISE)
     question = {"llm": LLM, "slo": PROMISE, "fleet": STOCK, "traffic": columns}
     for said in ({"slo": question}, {"slo": PROMISE, "traffic": columns}):
