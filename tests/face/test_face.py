@@ -302,7 +302,7 @@ def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
     table().rename(columns={"arrival_s": "t", "input_tokens": "asked", "output_tokens": "said"}).to_csv(
         log, index=False
     )
-    columns = {"map": {"arrival": "t", "input": "asked", "output": "said"}}
+    columns = {"map": {"arrival": "t:s", "input": "asked", "output": "said"}}
     fleet = {"llm": LLM, "workers": [{"gpu": "a100-80g"}]}
     own = fleetplan.simulate(fleet, table(), PROMISE)
     question = {"llm": LLM, "slo": PROMISE, "fleet": STOCK, "traffic": columns}

@@ -133,7 +133,7 @@ def text_of(at: AppTest) -> str:
 
 def first_screen(at: AppTest) -> str:
     """The report's, as it stands in the page."""
-    (found,) = (str(part.value) for part in at.html if "verdict" in part.value)
+    (found,) = (str(part.value) for part in at.html if "class=verdict" in part.value)
     return found
 
 
