@@ -312,9 +312,9 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     """YAML text, the same bytes for the same document."""
     how: Any = {"sort_keys": False, "width": 100, "allow_unicode": True}
     try:
-        return yaml.dump(dict(document), Dumper=_FastDumper, **how)
+        return str(yaml.dump(dict(document), Dumper=_FastDumper, **how))
     except UnicodeEncodeError:
-        return yaml.dump(dict(document), Dumper=_Dumper, **how)
+        return str(yaml.dump(dict(document), Dumper=_Dumper, **how))
 
 
 def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
