@@ -183,6 +183,11 @@ class Pool:
                 f"{MOST_LOW_LATENCY_TOKENS} (deepep_low_latency), or take ranks that fit a node"
             )
 
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """Names of its workers in files and results: pool, dash, number."""
+        return tuple(f"{self.name}-{number}" for number in range(self.count))
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -319,6 +324,11 @@ class Fleet:
     def running(self) -> tuple[Pool, ...]:
         """The pools that have workers."""
         return tuple(pool for pool in self.pools if pool.count)
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """Names of its workers, in the simulator's order."""
+        return tuple(name for pool in self.pools for name in pool.worker_names)
 
     @property
     def engine(self) -> Engine | None:

@@ -61,6 +61,7 @@ from planner.search.asked import asked_traffic
 from planner.search.bill import bill
 from planner.search.day import SAME_FRAC
 from planner.search.plan import Plan
+from planner.search.problem import Standing
 from planner.simulator.replay import Simulation
 from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, sliders, whatif
 from planner.studies.whatif import Study
@@ -191,7 +192,12 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    return beside_each_gpu(study, task, watch=lambda standing: tell({"standing": asdict(standing)}))
+    return beside_each_gpu(study, task, watch=lambda standing: tell({"standing": _numbers(standing)}))
+
+
+def _numbers(standing: Standing) -> Document:
+    """What the progress bar shows of it; the fleet is large."""
+    return {name: getattr(standing, name) for name in ("best", "bound", "simulations")}
 
 
 def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:

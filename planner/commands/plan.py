@@ -155,7 +155,7 @@ class BestSoFar:
         from planner.reports.output import BEST_SO_FAR
         from planner.reports.words import describe
 
-        fleet = self.standing.fleet
+        fleet = self.standing.fleet()
         said = f"the best fleet so far is {describe(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
         if self.out is None:
             return said

@@ -296,7 +296,7 @@ def _to_keep(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt
     from planner.documents.warm_up import read_warm_up
 
     if warm_up is not None:
-        return tuple(read_warm_up(warm_up, fleet))
+        return read_warm_up(warm_up, fleet)
     if fleet.pinned:
         raise InputError(
             f"{file}: workers keep pinned prefixes, whose words a plan does not know; give --warm-up "

@@ -300,7 +300,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
 
 
 def _pinned_document(fleet: Fleet) -> dict[str, Any]:
-    names = _worker_names(fleet)
+    names = fleet.worker_names
     rows = [
         {
             "workers": [names[w] for w in prefix.workers],
@@ -314,7 +314,7 @@ def _pinned_document(fleet: Fleet) -> dict[str, Any]:
 
 def _pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
     """The prefixes that workers hold from the start on: those of a plan with routing pinned-prefix."""
-    number_of = {name: w for w, name in enumerate(_worker_names(fleet))}
+    number_of = {name: w for w, name in enumerate(fleet.worker_names)}
     found = []
     for i, row in enumerate(rows(file.get("pinned", []), file.at("pinned"), "prefixes")):
         where = f"{file.at('pinned')}[{i}]"
@@ -329,10 +329,6 @@ def _pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
         tokens = section.whole("block_tokens", KV_BLOCK_TOKENS, most=MOST_STEP_TOKENS)
         found.append(PinnedPrefix(tuple(ids), tokens, tuple(number_of[name] for name in workers)))
     return tuple(found)
-
-
-def _worker_names(fleet: Fleet) -> list[str]:
-    return [f"{pool.name}-{i}" for pool in fleet.running for i in range(pool.count)]
 
 
 def _drafts(worker: WorkerType) -> dict[str, Any]:
@@ -616,7 +612,7 @@ def _events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ...]:
     factor: 1.5}; slow: link slows the link. Workers are named as in the results: pool, dash, number.
     """
     where = file.at("events")
-    names = [f"{pool.name}-{i}" for pool in pools for i in range(pool.count)]
+    names = [name for pool in pools for name in pool.worker_names]
     events = []
     for number, row in enumerate(
         rows(file.get("events", []), where, "events such as {at: 60 s, down: dec-0}")

@@ -27,7 +27,7 @@ class WarmPrompt:
 
 def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
     """Raises InputError for a row without a prompt, or of a worker that the fleet does not have."""
-    names = [f"{pool.name}-{i}" for pool in fleet.running for i in range(pool.count)]
+    names = fleet.worker_names
     with open_input(path) as stream:
         try:
             rows = json.load(stream)

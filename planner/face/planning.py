@@ -6,10 +6,10 @@ import datetime
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
+from planner import __version__
 from planner.documents.around import Made
 from planner.documents.catalog import Catalog
 from planner.documents.reading import reading_of
@@ -122,7 +122,7 @@ def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unw
     return replace(
         found,
         warnings=(*found.warnings, *old_prices(found.prices, today)),
-        made=Made(today.isoformat(), version("fleetplan")),
+        made=Made(today.isoformat(), __version__),
     )
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Slo
@@ -116,7 +116,7 @@ def instance_types(
     `nodes` nodes, if it holds the weights.
     """
     types = []
-    for tp in filter(partial(_divides, llm), range(1, gpu.gpus_per_node + 1)):
+    for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
         for pp in range(1, min(MAX_PP, llm.layers, nodes * gpu.gpus_per_node // tp) + 1):
             if llm.layers % pp:
                 continue
@@ -135,11 +135,6 @@ def instance_types(
             f"{llm.name} fits no instance of up to {nodes} nodes of {gpu.name}; take more, or larger GPUs"
         )
     return tuple(types)
-
-
-def _divides(llm: Llm, tp: int) -> bool:
-    """Whether so many GPUs have whole heads each; KV heads may be copied."""
-    return llm.heads % tp == 0 and (llm.kv_heads % tp == 0 or tp % llm.kv_heads == 0)
 
 
 def pair(

@@ -128,7 +128,7 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
     file = JournalFile(out / "journal.jsonl", wanted.identity())
     logs = {}
     for pool in wanted.fleet.running:
-        for name in (f"{pool.name}-{i}" for i in range(pool.count)):
+        for name in pool.worker_names:
             log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
             if len(log.steps):
                 logs[name] = log

@@ -47,8 +47,7 @@ def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
     watched = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
     parts = []
     for pool in pools:
-        for number in range(pool.count):
-            name = f"{pool.name}-{number}"
+        for name in pool.worker_names:
             if name not in run.logs or not run.logs[name].has_own_clock:
                 return None
             for part in run.journal.parts:

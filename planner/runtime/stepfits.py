@@ -38,9 +38,7 @@ def steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Step
     found = []
     parts = run.journal.parts
     for pool in fleet.running:
-        logs = [
-            run.logs[name] for name in (f"{pool.name}-{i}" for i in range(pool.count)) if name in run.logs
-        ]
+        logs = [run.logs[name] for name in pool.worker_names if name in run.logs]
         frames = []
         for log in logs if parts else ():
             start_s = parts[0].start_s

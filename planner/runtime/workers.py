@@ -107,14 +107,13 @@ def places(fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 
             raise InputError(
                 f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
             )
-        for number in range(pool.count):
+        for name in pool.worker_names:
             width = pool.type.gpus
             if devices is not None and taken + width > devices:
                 raise InputError(
                     f"the fleet needs {fleet.gpus} GPUs, this machine has {devices}; validate a slice of it "
                     "with --slice, one worker of each type with its share of the traffic"
                 )
-            name = f"{pool.name}-{number}"
             found.append(Place(name, pool, tuple(range(taken, taken + width)), folder, log_bytes))
             taken += width
     return found

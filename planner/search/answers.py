@@ -22,10 +22,9 @@ from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, 
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
-from planner.search.around import bought
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
-from planner.search.bill import bill
+from planner.search.bill import bill, bought
 from planner.search.fleets import Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with

@@ -17,10 +17,9 @@ import numpy as np
 
 from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost, Part, PriceTurns, Share
 from planner.documents.certificate import Alternative
-from planner.documents.facts import Workers
 from planner.domain import Limit
 from planner.fleet import Fleet
-from planner.search.bill import bill
+from planner.search.bill import bill, bought
 from planner.search.fleets import Counts, named
 from planner.search.headroom import ends, most_that_holds, with_traffic
 from planner.search.oracle import Answers, Oracle
@@ -204,7 +203,7 @@ class _Around:
             fewer = self._with(n - (i == k) for i, (_, n) in enumerate(self.best))
             self._count(oracle)
             verdict = oracle.worst_verdict(fewer)
-            missed = () if verdict is None else missed_of(verdict)
+            missed = () if verdict is None else tuple(line.limit for line in verdict.missed)
             found.append(Lost(names[k], count, verdict is not None and verdict.holds, missed))
         return tuple(found)
 
@@ -269,10 +268,6 @@ def longer_prompts(trace: Trace, more_frac: float) -> Trace:
     return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
 
 
-def missed_of(verdict: Verdict) -> tuple[Limit, ...]:
-    return tuple(line.limit for line in verdict.lines if not line.holds)
-
-
 def _room(verdict: Verdict | None) -> float:
     """How far the tightest limit is from being missed, as a share of what may be late; the least first."""
     if verdict is None:
@@ -293,22 +288,6 @@ def _at(
         shares.append(Share(limit, *map(float, (kept[0], kept[may_miss], np.median(kept), kept[-1]))))
     kept_in = sum(verdict is not None and verdict.holds for verdict in verdicts)
     return AtWorkers(counts, kept_in, tuple(shares))
-
-
-def bought(fleet: Fleet) -> tuple[Workers, ...]:
-    """The pools of a fleet, as they are bought."""
-    return tuple(
-        Workers(
-            pool.role,
-            pool.type.gpu.name,
-            pool.type.tp,
-            pool.type.pp,
-            pool.count,
-            pool.count * pool.type.gpus,
-            pool.type.max_num_batched_tokens,
-        )
-        for pool in fleet.running
-    )
 
 
 def price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from planner.documents.facts import Commitment
+from planner.documents.facts import Commitment, Workers
 from planner.documents.offers import Offer, Term
 from planner.domain import OWNED, SPOT, Gpu, market_of
 from planner.fleet import Fleet, WorkerType
@@ -169,3 +169,19 @@ def _nodes(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple
         idle_usd_per_h = idle * node.idle_electricity_usd_per_h
         found.append(Nodes(kind, count, size, idle, count * size * node.gpu_usd_per_h, idle_usd_per_h))
     return tuple(found)
+
+
+def bought(fleet: Fleet) -> tuple[Workers, ...]:
+    """The pools of a fleet, as they are bought."""
+    return tuple(
+        Workers(
+            pool.role,
+            pool.type.gpu.name,
+            pool.type.tp,
+            pool.type.pp,
+            pool.count,
+            pool.count * pool.type.gpus,
+            pool.type.max_num_batched_tokens,
+        )
+        for pool in fleet.running
+    )

@@ -211,7 +211,7 @@ def neighbours(
         _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
         outcome = outcome_of(verdict, problem.slo)
         neighbours.append(Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses))
-        failing = [line for line in verdict.lines if not line.holds]
+        failing = verdict.missed
         if (
             len(failing) == 1
             and verdict.is_steady
@@ -378,7 +378,7 @@ def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
         frac = verdict.attainment_frac if worst is None else worst.kept_frac
         attainment = Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
     return Outcome(
-        tuple(at(line) for line in verdict.lines if not line.holds),
+        tuple(map(at, verdict.missed)),
         attainment,
         None if verdict.is_steady else Backlog(verdict.patient_frac, verdict.patience_s),
     )

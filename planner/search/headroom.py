@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Headroom
 from planner.domain import Limit
 from planner.search.fleets import Counts
 from planner.search.oracle import Answers, Ends, Oracle, side_by_side
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import sped_up
 
 
 def ends(oracle: Oracle, counts: Counts, *, least_frac: float = 0.0) -> Ends:
@@ -75,15 +73,13 @@ def most_that_holds(
     if failing is None:
         return good, ()
     _, verdict = failing[0].verdict(failing[0].fleet(failing[1]), record=True)
-    return good, tuple(line.limit for line in verdict.lines if not line.holds)
+    return good, tuple(line.limit for line in verdict.missed)
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
     """The same question of the same requests by a faster clock; a slower one for less than 0."""
     trace = oracle.trace
-    asked = trace.rate_rps * (1 + more_frac)
-    faster = rescale(trace, asked, how="compress", rng=np.random.default_rng(0))
-    return replace(oracle, trace=faster, answers=Answers())
+    return replace(oracle, trace=sped_up(trace, 1 + more_frac), answers=Answers())
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.fleet import Fleet
 from planner.policies import ONE_KIND, ONLY_PAIRS
@@ -149,7 +150,7 @@ def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = Fals
         best = search.value if search.best is not None else None
         held = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
         held += [] if search.best is None else [search.best]  # those that hold now are offered later
-        fleet = problem.oracle.fleet(min(held, key=objective)) if held else None
+        fleet = partial(problem.oracle.fleet, min(held, key=objective)) if held else None
         problem.watch(Standing(best, problem.lower or None, problem.oracle.simulations, fleet))
         return answers
 

@@ -33,13 +33,14 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a search has come, in the objective's unit; None where nothing is known yet. `fleet` is that of
-    the best value."""
+    """How far a search has come, in the objective's unit; None where nothing is known yet. `fleet` makes that
+    of the best value, which takes time where prefixes are pinned.
+    """
 
     best: float | None
     bound: float | None
     simulations: int
-    fleet: Fleet | None = None
+    fleet: Callable[[], Fleet] | None = None
 
 
 Watch = Callable[[Standing], None]

@@ -85,6 +85,11 @@ class Verdict:
     attainment_worst: InWindow | None = None
 
     @property
+    def missed(self) -> tuple[Line, ...]:
+        """The lines of the limits that do not hold."""
+        return tuple(line for line in self.lines if not line.holds)
+
+    @property
     def holds(self) -> bool:
         return all(line.holds for line in self.lines) and self.attainment_holds and self.is_steady
 

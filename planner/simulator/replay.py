@@ -723,7 +723,7 @@ def results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...])
         decode_worker=np.where(back >= 0, back, front),
         preemptions=preemptions,
         status=status,
-        worker_names=tuple(f"{pool.name}-{i}" for pool in fleet.pools for i in range(pool.count)),
+        worker_names=fleet.worker_names,
         worker_busy_s=workers["busy_s"],
         worker_steps=workers["steps"],
         worker_tokens=workers["dense_tokens"],

@@ -52,9 +52,7 @@ SLACKS = (0.0, 0.5, 0.9, 1.0)  # quantiles of w_i that an interval may go on aft
 AFTER = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # and shares of the longest w_i after the last arrival
 TOLERANCE = 1e-6  # to which the solver keeps rows
 SAMPLE = 5_000  # pairs of lengths by which the line of an option is chosen
-MOST_PAIRS = (
-    200_000  # of lengths that are priced: of more, lengths are rounded down to powers of FINE or more
-)
+MOST_PAIRS = 200_000  # of lengths that are priced; of more, lengths are rounded down to powers of FINE
 FINE = 1.001
 SLICES = 48  # of the requests by price, finer where the dearest are
 
@@ -96,7 +94,7 @@ def prices(
 ) -> tuple[Floats, Floats]:
     """pi and pi' of each pair of lengths (U,); of the prefill alone, both, if not `whole`.
 
-    Raises OutOfTimeError where `deadline` comes first: without all options no price is a bound.
+    Raises DeadlineError where `deadline` comes first: without all options no price is a bound.
     """
     n, output = lengths.input_tokens, lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
     cheapest = {
@@ -105,7 +103,7 @@ def prices(
     some = slice(None, None, -(-len(n) // SAMPLE))  # to choose by: each bound holds
     for option in options:
         if time.monotonic() > deadline:
-            raise OutOfTimeError
+            raise DeadlineError
         held = is_held(option, n, lengths.output_tokens)
         bounds = bounds_of(option)
         totals_s = [
@@ -120,7 +118,7 @@ def prices(
     return np.minimum(cheapest["mixed"][0], apart), np.minimum(cheapest["mixed"][1], cheapest["prefill"][1])
 
 
-class OutOfTimeError(Exception):
+class DeadlineError(Exception):
     """The deadline came before all options had a price."""
 
 
@@ -158,7 +156,7 @@ def demand(
                 at = became[at]
             try:
                 all_work, prefill = prices(options, lengths, whole=whole, deadline=deadline)
-            except OutOfTimeError:
+            except DeadlineError:
                 break
             here = at[those.index]
             if np.isfinite(all_work[here]).all():

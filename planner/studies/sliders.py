@@ -20,7 +20,7 @@ from planner.reports.words import describe, limit_text
 from planner.search.bill import bill
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import simulate
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
 
 TRAFFIC = (0.5, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
@@ -60,12 +60,7 @@ def around(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Slid
     """Simulate a fleet and its neighbours; a promise for every window is judged over the whole."""
     until = time.monotonic() + time_limit_s
     asked = replace(slo, every_s=None)
-    traces = [
-        trace
-        if factor == 1
-        else rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
-        for factor in TRAFFIC
-    ]
+    traces = [sped_up(trace, factor) for factor in TRAFFIC]
     sizes = [_simulated(each, traces, asked, until) for each in _sizes(fleet)]
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
     own = next(k for k, each in enumerate(sizes) if each.text == describe(fleet))

@@ -33,7 +33,7 @@ from planner.simulator.replay import Requests, keeps, simulate
 from planner.solvers.drift import Alarm, alarms
 from planner.studies.replan import Replan, replan
 from planner.studies.whatif import Study
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale, sped_up
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -390,7 +390,7 @@ def carries(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
     """
 
     def holds(factor: float) -> bool:
-        asked = rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
+        asked = sped_up(trace, factor)
         slo = written.slo
         simulation = keeps(fleet, asked, slo.limits, Requests(asked), slo.every_s)
         return simulation is not None and judge(simulation, slo, values=False).holds

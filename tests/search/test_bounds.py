@@ -216,7 +216,7 @@ def test_prices_without_time_are_none_and_the_bound_nothing() -> None:
     """With millions of lengths the prices alone took minutes: they end with the deadline."""
     trace = some_traffic()
     options = [Option("mixed", a_pool("w", "mixed", "h100-80g", 4).type, 1.0)]
-    with pytest.raises(solvers_demand.OutOfTimeError):
+    with pytest.raises(solvers_demand.DeadlineError):
         solvers_demand.prices(options, distinct_lengths(trace), whole=True, deadline=time.monotonic())
 
 
