@@ -7,7 +7,7 @@ OUT ?= out
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: plan ui test test-peers test-slow test-bounds test-vllm test-wheel test-browser check docs bench format clean
+.PHONY: plan ui test test-peers test-slow test-bounds test-vllm test-wheel test-browser check audit docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -33,6 +33,18 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# neither is a part of the product, so they live apart; what they look at is what `make test` installs
+AUDIT_VENV := .venv-audit
+audit: $(VENV)/installed-dev $(AUDIT_VENV)/installed  ## licences that bind whoever ships this, known vulnerabilities
+	$(AUDIT_VENV)/bin/pip-licenses --python $(BIN)/python --format markdown --partial-match --fail-on "GPL;UNKNOWN"
+	$(AUDIT_VENV)/bin/pip-audit --requirement $(or $(CONSTRAINTS),constraints.txt) --no-deps --disable-pip
+
+$(AUDIT_VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
+	$(AUDIT_VENV)/bin/pip install --quiet --group audit
+	touch $@
 
 docs: $(VENV)/installed-docs  ## the documentation's site, into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -109,4 +121,4 @@ $(VENV)/installed-docs: pyproject.toml $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(OUT) site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(AUDIT_VENV) $(OUT) site .mypy_cache .ruff_cache .pytest_cache
