@@ -16,7 +16,18 @@ from planner.errors import TraceError
 from planner.io.values import shown
 from planner.traffic.sessions import nominal
 from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
-from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray, Trace, no_edges, no_ids, several_llms
+from planner.traffic.trace import (
+    MAX_IDS,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    FloatArray,
+    IntArray,
+    Trace,
+    joined,
+    no_edges,
+    no_ids,
+    several_llms,
+)
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
@@ -109,6 +120,8 @@ class Rows:
         self.ids: list[npt.NDArray[Any]] = []  # flat, and how many of them each request has:
         self.blocks: list[IntArray] = []
         self.dropped: Counter[str] = Counter()
+        self._requests = self._block_ids = 0
+        self._seen: dict[str, str] = {}  # each name once
         self._name(names, where)
         self.format = self._tell_format(where)
         self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
@@ -209,7 +222,10 @@ class Rows:
         if self.images is not None:
             self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
-            texts += columns[name][keep].fillna("").astype(str).tolist()
+            names = columns[name][keep].fillna("").astype(str).tolist()
+            if name != self.request_id:  # few, and each is kept once
+                names = [self._seen.setdefault(each, each) for each in names]
+            texts += names
         if self.think is not None:
             think_s = _numbers(columns[self.think].where(columns[self.think].notna(), 0.0))
             if (at := np.flatnonzero(~((think_s >= 0) & (think_s < np.inf)))).size:
@@ -226,6 +242,14 @@ class Rows:
             except OverflowError:  # hashes of 64 bits and more
                 self.ids.append(np.array(flat, dtype=object))
             self.blocks.append(np.fromiter(map(len, ids), np.int64, len(ids)))
+            self._block_ids += len(flat)
+        self._requests += int(keep.sum())
+        if self._requests > MAX_REQUESTS or self._block_ids > MAX_IDS:
+            raise TraceError(
+                f"{self.path}, {self.counted} {line[-1]}: {self._requests} requests with {self._block_ids} "
+                f"block ids so far; at most {MAX_REQUESTS} and {MAX_IDS} are read, which must lie in memory; "
+                "take fewer days of it"
+            )
 
     def _lists(
         self, line: IntArray, name: str, column: pd.Series[Any], keep: npt.NDArray[np.bool_]
@@ -292,7 +316,7 @@ class Rows:
         """What was gathered, in order of arrival."""
         warnings = self._warnings()
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        ticks, notes = self._restarted(np.concatenate(self.ticks))
+        ticks, notes = self._restarted(joined(self.ticks))
         order, sorting = self._order(ticks)
         notes += sorting
         if order is not None:
@@ -311,7 +335,7 @@ class Rows:
         llm, llms = self._named(self.llm)
         if len(llms) > 1:
             notes.append(several_llms(llm, llms))
-        inputs, outputs = (np.concatenate(parts) for parts in self.tokens)
+        inputs, outputs = (joined(parts) for parts in self.tokens)
         offsets, ids, block_tokens = self._prefixes(inputs, notes)
         adapter, adapters = self._adapters()
         if ids.size and adapters:
@@ -333,7 +357,11 @@ class Rows:
             image_tokens=np.concatenate(self.image_tokens) if self.image_tokens else None,
         )
         everything = np.arange(len(ticks)) if order is None else order
-        in_order = in_file_order.select(everything, arrival_s=arrival_s)
+        in_order = (
+            replace(in_file_order, arrival_s=arrival_s)
+            if order is None
+            else in_file_order.select(order, arrival_s=arrival_s)
+        )
         after = self._after(everything)
         if waits := len(np.unique(after[:, 0])):
             notes.append(

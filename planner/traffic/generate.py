@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
-from planner.traffic.scaling import MAX_REQUESTS
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace
 
 MeanSd = tuple[float, float]
 Lengths = Callable[[np.random.Generator, int], IntArray]

@@ -30,7 +30,7 @@ import numpy as np
 from planner.errors import InputError, TraceError
 from planner.traffic.described import Description, draw
 from planner.traffic.sessions import sessions
-from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
+from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges
 from planner.units import quantity
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 Scaling = Literal["superpose", "compress", "thin"]
 
 SAME_FRAC = 1e-9  # factors this near to 1 change nothing
-MAX_REQUESTS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)

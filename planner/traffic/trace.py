@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 MAX_TOKENS = 100_000_000  # of one request; more is a broken column
+MAX_REQUESTS = 50_000_000  # of one trace
+MAX_IDS = 200_000_000  # of KV blocks, in all of its prompts
 
 WINDOW_REQUESTS = 100  # that a window of an SLO has at least: of fewer even p99 lets none be late
 
@@ -25,6 +28,13 @@ def no_ids() -> IntArray:
 
 def no_edges() -> IntArray:
     return np.zeros((0, 2), np.int64)
+
+
+def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One array of many, which are given free."""
+    found = np.concatenate(parts)
+    parts.clear()
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ from planner.errors import InputError
 from planner.traffic.csvrows import to_csv
 from planner.traffic.formats import NO_OUTPUT
 from planner.traffic.frames import trace_of
+from planner.traffic.logs import gather
 from planner.traffic.logs.columns import parse_columns
 from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES
 from planner.traffic.logs.reading import Reading
@@ -343,6 +344,13 @@ def test_a_gap_of_years_is_said(read: Read) -> None:
     """One digit of a year is wrong."""
     rows = "".join(f"{date(k) if k < 29 else '2029-01-05T10:00:00Z'},5,4\n" for k in range(30))
     assert "nothing arrives for" in read("created_at,prompt_tokens,completion_tokens\n" + rows).warnings[0]
+
+
+def test_more_rows_than_are_read_are_refused(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, make = SAMPLES["vLLM"]
+    monkeypatch.setattr(gather, "MAX_REQUESTS", 5)
+    with pytest.raises(InputError, match=r"line \d+: at most 5 requests are read, .* take fewer days of it"):
+        read(make(), name)
 
 
 # ---------------------------------------------------------------- mutations

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError, PlannerError, TraceError
 from planner.io import files
+from planner.traffic import formats
 from planner.traffic.formats import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
 from planner.traffic.jsonlines import to_jsonl
 from planner.traffic.reading import read_trace
@@ -512,6 +513,25 @@ def test_an_endless_line_is_refused_before_it_is_read(tmp_path: Path, start: str
             stream.write(b"1" * files.MAX_LINE_BYTES)
     with pytest.raises(InputError, match=r"line [12]: is longer than 4 MiB"):
         read_trace(tmp_path / "t.csv.gz")
+
+
+def test_more_requests_or_ids_than_are_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small gzip file may hold more than memory; reading ends at the limit."""
+    with gzip.open(tmp_path / "t.csv.gz", "wt") as stream:
+        stream.write(GENERIC + "0,1,1\n" * 300)
+    rows = [
+        {"timestamp": i, "input_length": 1600, "output_length": 1, "hash_ids": [0, 1, i]} for i in range(50)
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(read_trace(tmp_path / "t.csv.gz")) == 300
+    monkeypatch.setattr(formats, "MAX_REQUESTS", 299)
+    with pytest.raises(TraceError, match=r"line 301: 300 requests .* at most 299 and .* are read"):
+        read_trace(tmp_path / "t.csv.gz")
+    monkeypatch.setattr(formats, "MAX_IDS", 149)
+    with pytest.raises(TraceError, match="line 50: 50 requests with 150 block ids so far"):
+        read_trace(tmp_path / "t.jsonl")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -24,7 +24,7 @@ from planner.traffic.formats import (
 )
 from planner.traffic.logs.columns import Columns, failed, other_kind, span_unit
 from planner.traffic.logs.times import Clock, UnsureError, is_missing, numbers, said, spans_ns
-from planner.traffic.trace import MAX_TOKENS, IntArray, Trace, no_ids, several_llms
+from planner.traffic.trace import MAX_REQUESTS, MAX_TOKENS, IntArray, Trace, joined, no_ids, several_llms
 
 FAILED = "failed requests"
 FROM_CACHE = "answers from the gateway's cache"
@@ -51,6 +51,7 @@ class Gatherer:
     notes: list[str] = field(default_factory=list)
     clock: Clock = field(init=False)
     _at_ns: list[IntArray] = field(default_factory=list)
+    _requests: int = 0
     _tokens: tuple[list[IntArray], list[IntArray]] = field(default_factory=lambda: ([], []))
     _codes: dict[str, list[npt.NDArray[np.int32]]] = field(default_factory=dict)
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -88,6 +89,12 @@ class Gatherer:
             return
         at_ns = self._arrivals(line[keep], {name: table[name][keep] for name in set(every.values())}, where)
         self._at_ns.append(at_ns)
+        self._requests += len(at_ns)
+        if self._requests > MAX_REQUESTS:
+            raise TraceError(
+                f"{where} {line[-1]}: at most {MAX_REQUESTS} requests are read, which must lie in memory; "
+                "take fewer days of it"
+            )
         self._tokens[0].append(inputs[keep])
         self._tokens[1].append(outputs[keep])
         for role in self._codes:
@@ -179,8 +186,8 @@ class Gatherer:
         self._find_halves()
         kept = sum(map(len, self._at_ns))
         warnings = self._warnings(name, kept)
-        at_ns = _joined(self._at_ns)
-        inputs, outputs = (_joined(parts) for parts in self._tokens)
+        at_ns = joined(self._at_ns)
+        inputs, outputs = (joined(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
         order = np.argsort(at_ns, kind="stable")
         if self._ids:
@@ -271,13 +278,6 @@ class Gatherer:
         return tuple(
             name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASHED] for name in names
         )
-
-
-def _joined(parts: list[IntArray]) -> IntArray:
-    """One array of many, which are given free."""
-    joined = np.concatenate(parts)
-    parts.clear()
-    return joined
 
 
 def _tick_s(at_ns: IntArray) -> float:
