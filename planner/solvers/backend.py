@@ -3,7 +3,8 @@
 HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) to check both. Habits of solvers
 that live here and nowhere else: after a time limit PuLP's `status` still says "Optimal" (only `sol_status`
 tells), its HiGHS calls an unbounded problem infeasible and a stopped simplex a solution, CBC keeps its bound
-to itself, and integers come back as 3.9999999.
+to itself and calls infeasible what it was stopped in before it had a point, and integers come back as
+3.9999999.
 
 Where a problem has too many rows to be written term by term, or many of its kind are solved, it comes as a
 `Program` of arrays, for HiGHS alone. (SciPy's own HiGHS would do, but prints to stdout when it is stopped.)
@@ -11,6 +12,7 @@ Where a problem has too many rows to be written term by term, or many of its kin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -239,8 +241,12 @@ def _highs(
 
 def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
     path = pulp.PULP_CBC_CMD.pulp_cbc_path
+    began_s = time.monotonic()
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
-    return Outcome(_status(problem, is_unbounded=problem.status == pulp.LpStatusUnbounded), None)
+    status = _status(problem, is_unbounded=problem.status == pulp.LpStatusUnbounded)
+    if status == "infeasible" and time.monotonic() - began_s >= time_limit_s:
+        status = "unknown"
+    return Outcome(status, None)
 
 
 def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
