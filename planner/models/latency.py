@@ -228,10 +228,14 @@ class StepLatency:
         def times(values_s: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(values_s[0] * decode + (value - values_s[0]) * prefill for value in values_s)
 
+        f_s, joint_s = times(self.f_s), times(self.joint_s)
+        if joint_s:  # each part without what the digits of a file make it fall, which would grow with the factor
+            joints_s = np.maximum.accumulate(joint_s)
+            joint_s, f_s = tuple(joints_s.tolist()), tuple((np.array(times(self.of_rank.f_s)) + joints_s).tolist())
         return replace(
             self,
-            f_s=times(self.f_s),
-            joint_s=times(self.joint_s),
+            f_s=f_s,
+            joint_s=joint_s,
             a_s=self.a_s * prefill,
             b_s=self.b_s * decode,
             d_s=self.d_s * decode,

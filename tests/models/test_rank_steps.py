@@ -71,6 +71,17 @@ def test_factors_move_both_parts() -> None:
     assert np.array(slower.joint_s) == pytest.approx(expected)
 
 
+def test_what_the_digits_of_a_file_lose_does_not_grow_with_a_factor() -> None:
+    """f - g falls by 1e-9 s of 1e-3, as rounded numbers do. Compute three times as long, the floor at a third:
+    it would fall by 3e-9 of a third of that, and no future of a plan could be drawn.
+    """
+    f_s, joint_s = (0.002, 0.0022), (0.001, 0.001200001)
+    latency = StepLatency((1.0, 9.0), f_s, 0.0, 0.0, 0.0, 0.0, 0.0, "by hand", joint_s=joint_s)
+    slower = latency.scaled(3.0, 1 / 3)
+    assert slower.of_rank.f_s == pytest.approx((0.001 / 3, 0.001 / 3))
+    assert slower.joint_s == pytest.approx((0.001 / 3, 0.001 / 3 + 3 * 0.000200001))
+
+
 @pytest.mark.parametrize("dp", [2, 4])
 def test_ranks_share_the_experts_weights_and_nothing_else(dp: int) -> None:
     """Of Qwen3-30B-A3B 128 experts of 3 x 2048 x 768 in 48 layers, 16 bits: 57.98 GB of its weights."""
