@@ -229,8 +229,9 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
     as_written = asked.oracle.alone()
-    cheaper = [counts for counts in cheaper if asked.allows(counts) and as_written.holds([counts])[0]]
-    cheaper = sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEARLY]
+    dearest_first = sorted(cheaper, key=lambda counts: -objective(counts))
+    on_paper = (each for each in dearest_first if asked.allows(each) and as_written.holds([each])[0])
+    cheaper = list(itertools.islice(on_paper, MOST_NEARLY))  # no more are simulated than are looked at
     return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
 
 
