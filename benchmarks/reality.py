@@ -1,6 +1,6 @@
 """Predicted against measured, on runs of real engines that others published. docs/accuracy.md is its table.
 
-    python benchmarks/reality.py DIR [--engine runs|none] [--only SOURCE] [--json]
+    python benchmarks/reality.py DIR [--engine runs|none] [--only SOURCE] [--every N] [--json]
 
 Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
 what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, the version of the
@@ -161,12 +161,14 @@ Found = Iterator[Row | LeftOut]
 @dataclass(frozen=True)
 class Engines:
     """Fleets of one kind of worker, as fleet.yaml describes them. `modelled`: with the engine that ran. `z`:
-    prefills and decodes lie so many standard deviations of their spread above its medians.
+    prefills and decodes lie so many standard deviations of their spread above its medians. `every`: of each
+    campaign of silicon-sample only every so many-th point.
     """
 
     catalog: Catalog
     modelled: bool = True
     z: tuple[float, float] | None = None
+    every: int = 1
 
     def fleet(
         self, run: Run, engine: Document, *, weights: str = "", count: int = 1, cache: bool = False
@@ -550,7 +552,7 @@ def silicon_sample(path: Path, engines: Engines) -> Found:
 
 
 def _points(path: Path, engines: Engines) -> Found:
-    seen = set()
+    seen, counted = set(), Counter[str]()
     for point in csv.DictReader(path.read_text().splitlines()):
         if point["backend"] != "vllm":
             continue
@@ -576,6 +578,9 @@ def _points(path: Path, engines: Engines) -> Found:
             _refuse_unstated(fleet, point, clients, shortest)
         except PlannerError as error:
             yield refused(run, error)
+            continue
+        counted[run.campaign] += 1
+        if counted[run.campaign] % engines.every:
             continue
         ttft_s, tpot_s = client_means(fleet, length, int(point["osl"]), clients, shortest)
         basis = engines.basis(fleet)
@@ -802,6 +807,7 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
     for each in inside(rows):
         share = "-" if each["inside_frac"] is None else f"{100 * each['inside_frac']:.0f} %"
         print(f"| {each['quantity']} | {each['rows']} | {share} | {'holds' if each['holds'] else 'missed'} |")
+    print_inside(rows)
     print(
         "\nErrors in %: mean size over runs, of mean / P50 / P90 / P99 as far as they were measured, and in "
         "brackets the mean with its sign of the first of them.\n"
@@ -827,6 +833,34 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
     counted = Counter((each.run.source, each.run.llm, each.run.gpu, each.why) for each in left_out)
     for (source, llm, gpu, why), n in sorted(counted.items()):
         print(f"| {source} | {llm} | {gpu} | {n} | {why} |")
+
+
+def print_inside(rows: Sequence[Row]) -> None:
+    """By LLM and GPU: the mean error; the shares inside the spread, shorter and longer than it says."""
+    print("\nBy LLM and GPU: mean error; inside the spread / shorter / longer than it says, in %.\n")
+    print("| truth | LLM | GPU | step times | measured | TTFT | TPOT or ITL |\n|---|---|---|---|---|---|---|")
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        if not row.run.regime and row.bounds is not None:
+            key = (row.run.source, row.run.llm.split("/")[-1], row.run.gpu, row.basis)
+            groups.setdefault(key, []).append(row)
+    for key, group in sorted(groups.items()):
+        cells, most = [], 0
+        for quantity in ("ttft", "tpot"):
+            of_it = [row for row in group if (row.quantity, row.statistic) in INSIDE[quantity]]
+            most = max(most, len(of_it))
+            cells.append(_inside_cell(of_it))
+        print(f"| {' | '.join(key)} | {most} | {' | '.join(cells)} |")
+
+
+def _inside_cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "-"
+    shorter = sum(row.bounds is not None and row.measured < min(row.bounds) for row in rows)
+    inside_it = sum(row.is_inside for row in rows)
+    shares = [100 * n / len(rows) for n in (inside_it, shorter, len(rows) - inside_it - shorter)]
+    error = 100 * np.mean([abs(row.error_frac) for row in rows])
+    return f"{error:.0f}; {' / '.join(f'{share:.0f}' for share in shares)}"
 
 
 def _runs(runs: set[Run]) -> str:
@@ -894,11 +928,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="runs",
         help="runs (default): the engine that ran; none: step times alone",
     )
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="of silicon-sample every N-th point of a campaign"
+    )
     parser.add_argument("--json", action="store_true", help="every row, as one JSON object")
     args = parser.parse_args(arguments)
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is no folder")
-    engines = Engines(read_catalog(args.catalog), args.engine == "runs")
+    engines = Engines(read_catalog(args.catalog), args.engine == "runs", every=max(args.every, 1))
     rows, left_out = replayed(args.folder, engines, args.only)
     if not rows and not left_out:
         print(f"{args.folder}: no run of a known form; see --help", file=sys.stderr)

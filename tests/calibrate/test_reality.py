@@ -337,7 +337,26 @@ def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
     assert left["d"].startswith("disaggregated")
 
 
+def test_only_every_so_many_th_point_of_a_campaign_may_be_asked_for(tmp_path: Path, engines: Engines) -> None:
+    """Of four of one LLM and two of another GPU the second and the fourth, and the second."""
+    points = [{"id": str(n), "batch_size": str(n + 1)} for n in range(4)]
+    points += [{"id": f"other {n}", "batch_size": str(n + 1), "system": "h200_sxm"} for n in range(2)]
+    found = reality.silicon_sample(silicon(tmp_path, *points), replace(engines, every=2))
+    cases = [each.run.case for each in found if isinstance(each, Row) and each.quantity == "tpot"]
+    assert cases == ["1", "3", "other 1"]
+
+
 # --- bounds and the page
+
+
+def test_shares_inside_shorter_and_longer_than_the_spread_are_told(
+    tmp_path: Path, engines: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 ms are predicted, 5 measured: inside 4 to 6, shorter than 8 to 12, longer than 1 to 2."""
+    row = rows_of(reality.silicon_sample(silicon(tmp_path, {}), engines))["tpot", "mean"]
+    bounds = ((0.004, 0.006), (0.008, 0.012), (0.008, 0.012), (0.001, 0.002))
+    reality.print_inside([replace(row, bounds=each) for each in bounds])
+    assert "| h100-80g | fit | 4 | - | 100; 25 / 50 / 25 |" in capsys.readouterr().out
 
 
 def test_bounds_are_held_against_every_run_of_their_kind(tmp_path: Path, engines: Engines) -> None:
