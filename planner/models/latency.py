@@ -229,9 +229,10 @@ class StepLatency:
             return tuple(values_s[0] * decode + (value - values_s[0]) * prefill for value in values_s)
 
         f_s, joint_s = times(self.f_s), times(self.joint_s)
-        if joint_s:  # each part without what the digits of a file make it fall, which would grow with the factor
+        if joint_s:  # what the digits of a file make either part fall would grow with the factor
             joints_s = np.maximum.accumulate(joint_s)
-            joint_s, f_s = tuple(joints_s.tolist()), tuple((np.array(times(self.of_rank.f_s)) + joints_s).tolist())
+            f_s = tuple((np.array(times(self.of_rank.f_s)) + joints_s).tolist())
+            joint_s = tuple(joints_s.tolist())
         return replace(
             self,
             f_s=f_s,
