@@ -137,19 +137,26 @@ def test_every_trace_format_has_its_row() -> None:
         assert all(f"`{column.partition('.')[0]}`" in row for column in known.columns), row
 
 
-def test_commands_of_the_readme_exist() -> None:
-    """Every `plan ...` and `make ...` line: its subcommand or target, and its options."""
+def commands_in(text: str) -> list[str]:
+    """Every `plan ...` and `make ...` line of a document, and those in backticks."""
+    lines = re.findall(r"^ {4,}((?:plan|make) .*)$", text.replace("\\\n", " "), flags=re.MULTILINE)
+    return lines + re.findall(r"`((?:plan|make) [^`]*)`", text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_commands_of_the_documents_exist(document: Path) -> None:
+    """Their subcommand or target, and their options."""
     root = get_command(app)
     commands = getattr(root, "commands", {})
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    text = (ROOT / "README.md").read_text()
-    lines = re.findall(r"^ {4}((?:plan|make) .*)$", text, flags=re.MULTILINE)
-    lines += re.findall(r"`((?:plan|make) [^`]*)`", text)
-    assert len(lines) > 6
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    lines = commands_in(document.read_text())
+    assert document.stem != "README" or len(lines) > 6
     for line in lines:
-        program, *words = line.split("#")[0].split()
+        program, *words = re.split(r" {2,}|#", line)[0].split()
         if program == "make":
             assert words[0] in targets, line
+            continue
+        if not re.match("[a-z-]", words[0]):  # "$QUESTION", or "..."
             continue
         command = root if words[0].startswith("-") else commands[words[0]]
         if command is not root and (own := getattr(command, "commands", None)):

@@ -7,6 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from planner.errors import PlannerError
+from planner.io.files import package_text
 
 HERE = Path(__file__).parent
 PAGES = {
@@ -17,6 +18,7 @@ PAGES = {
     "prefixes": "Prefixes and tenants",
     "several": "Several LLMs",
     "validation": "Validation",
+    "watch": "Watch",
     "saved": "Saved plans",
 }
 st.set_page_config("Fleet planner", layout="wide")
@@ -38,7 +40,7 @@ pages = {
     for name, title in PAGES.items()
 }
 chosen = st.navigation(list(pages.values()), position="hidden")
-st.html(HERE / "style.css")
+st.html(f"<style>{package_text('reports/parts.css')}{(HERE / 'style.css').read_text()}</style>")
 if st.context.theme.type == "dark":
     st.html(HERE / "dark.css")
 live.keep_session(session.id)

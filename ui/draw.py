@@ -90,12 +90,12 @@ def error(found: Exception | str) -> None:
     st.error(escaped(found if isinstance(found, str) else error_line(found)))
 
 
-def first_screen(document: Document) -> None:
+def first_screen(document: Document, key: str = "first_screen") -> None:
     """What the report shows first: what to buy, what it costs, how sure that is. `screen_charts` follow."""
-    if "screen" not in document:  # kept by an earlier version
-        plan(document)
+    if "screen" not in document:
+        st.info("Kept by an earlier version, which had no such page. Plan it again to see all of it.")
         return
-    with st.container(key="first_screen"):
+    with st.container(key=key):
         st.html(document["screen"]["html"])
     for warning in document["warnings"]:
         st.warning(f"Mind: {escaped(warning)}.")
@@ -104,19 +104,6 @@ def first_screen(document: Document) -> None:
 def screen_charts(document: Document) -> None:
     """The charts of the report's first screen."""
     pictures(document.get("screen", {}).get("charts", ()))
-
-
-def plan(document: Document) -> None:
-    """The answer in a sentence, and its figures."""
-    st.subheader(escaped(document["answer"]))
-    for line in document["verdict"]:
-        st.write(escaped(line))
-    st.write(escaped(document["promise"]))
-    for warning in document["warnings"]:
-        st.warning(f"Mind: {escaped(warning)}.")
-    figures(document["headline"])
-    if document["tables"]["answers"][1]:
-        table(*document["tables"]["answers"])
 
 
 def figures(cells: Iterable[tuple[str, str, str]]) -> None:

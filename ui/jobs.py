@@ -30,13 +30,14 @@ PATHS = ("trace", "catalog")  # of a request: files and folders whose content de
 WITH_SPARE = True
 Message = dict[str, Any]
 DONE: Message = {"done": True}
+WHILE_IT_WORKS = {"phase", "standing", "first"}
 State = Literal["running", "done", "failed", "cancelled"]
 
 
 @dataclass(slots=True)
 class Job:
-    """`key` names its result. `standing` is problem.Standing as a mapping, in `unit`; `limit_s` is how long
-    it may take, where that is known.
+    """`key` names its result. `standing` is problem.Standing as a mapping, in `unit`; `first` is an
+    answer that is there before the whole one; `limit_s` is how long it may take, where that is known.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Job:
     state: State = "running"
     phase: str = "starting"
     standing: dict[str, Any] | None = None
+    first: dict[str, Any] | None = None
     error: str = ""
     limit_s: float | None = None
     unit: str = ""
@@ -145,10 +147,11 @@ class Jobs:
                     process.stdin.flush()
                 for line in process.stdout:
                     answer = json.loads(line)
-                    if "phase" not in answer and "standing" not in answer:
+                    if not answer.keys() & WHILE_IT_WORKS:
                         break
                     job.phase = answer.get("phase", job.phase)
                     job.standing = answer.get("standing", job.standing)
+                    job.first = answer.get("first", job.first)
                     answer = None
                 if answer == DONE and not job.over.is_set():
                     document = json.loads((Path(folder) / "document.json").read_text())

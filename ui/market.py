@@ -15,18 +15,14 @@ from ui.store import Document
 
 HOURS, WEEK_DAYS = 24, 7
 BUSY_WORKERS = 3
-TROUGH = 0.3  # of the peak, in the table one starts from
-# columns of the tables, by what schedule.yaml calls them
-PRICES = {"on demand": "on_demand", "reserved": "reserved", "spot": "spot"}
-OFFERED = ("GPU", *PRICES, "interruptions/h", "stock")
-WORKER = {
-    "llm": "llm",
-    "worker": "worker",
-    "gpu": "gpu",
-    "gpus": "gpus",
-    "requests/s": "rate",
-    "W": "power",
-    "start [min]": "start",
+TROUGH = 0.3  # of the peak, in the demand one starts from
+# the inputs of a GPU and of a worker, by what schedule.yaml calls them
+PRICES = {"on_demand": "On demand [USD/h]", "reserved": "Reserved [USD/h]", "spot": "Spot [USD/h]"}
+INTERRUPTIONS = "Interruptions of a spot worker [per h]"
+QUANTITIES = {
+    "rate": ("Sustains [requests/s]", "rps", "req/s"),
+    "power": ("Power [W]", "w", "W"),
+    "start": ("Start [min]", "s", "min"),
 }
 MADE_UP: Document = {
     "gpus": {"h100-80g": {"on_demand": "2.99 usd/h"}},
@@ -48,18 +44,17 @@ def kinds(plan: Document) -> list[str]:
     return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
 
 
-def firm_price(plan: Document, gpu: Gpu) -> str:
-    """What a plan of one kind of GPU pays for it, or what the catalog says where it has it on spot."""
-    is_firm = not any(market_of(pool["gpu"]) for pool in plan["workers"])
-    by_gpu_usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"])
-    usd = by_gpu_usd_per_h / plan["gpus"] if is_firm else gpu.price_usd_per_h
-    return f"{usd:.6g} usd/h"
-
-
 def offered(plan: Document, gpu: Gpu, task: Task) -> Document:
-    """The line of `gpus` for a plan of one kind of GPU: its price and how many its question may use."""
+    """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
+
+    The price is what the plan pays, or what the catalog says where it has the GPU on spot or other ones too.
+    """
+    names = {pool["gpu"] for pool in plan["workers"]}
+    usd_per_h = gpu.price_usd_per_h
+    if len(kinds(plan)) == 1 and not any(map(market_of, names)):
+        usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     reserved = gpu.name in task.reserved or gpu.base in task.reserved
-    found: Document = {"reserved" if reserved else "on_demand": firm_price(plan, gpu)}
+    found: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.6g} usd/h"}
     known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
     return found | ({"stock": min(known)} if known else {})
 
@@ -70,72 +65,63 @@ def limits(task: Task) -> Document:
     return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in found.items() if amount is not None}
 
 
-def refused(plan: Document) -> str:
-    """Why a plan is no kind of worker of a schedule; empty where it is one."""
-    if len(names := kinds(plan)) == 1:
-        return ""
-    return (
-        f"it has {' and '.join(names)}, and a worker of a schedule has one kind of GPU; plan with one kind, "
-        "or write down what one worker of each kind sustains"
-    )
+def unit(plan: Document, gpus: Mapping[str, Gpu]) -> Document:
+    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` are its kinds.
 
-
-def unit(plan: Document, gpu: Gpu) -> Document:
-    """The smallest whole part of a fleet of one kind of GPU, with its part of the rate.
-
-    Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
+    Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1, whatever their GPUs.
     """
     pools = plan["workers"]
     units = math.gcd(*(pool["count"] for pool in pools))
-    each = [(pool["count"] // units, pool["role"], pool["tp"] * pool.get("pp", 1)) for pool in pools]
-    gpus = sum(count * size for count, _, size in each)
-    parts = " + ".join(f"{count} {role} of {size}" for count, role, size in each)
+    each = [
+        (pool["count"] // units, pool["role"], pool["tp"] * pool.get("pp", 1), row_of(pool["gpu"]))
+        for pool in pools
+    ]
+    on: dict[str, int] = Counter()
+    for count, _, size, gpu in each:
+        on[gpu] += count * size
+    if len(each) == 1:
+        ((_, _, size, gpu),) = each
+        name = f"{size} × {gpu}"
+    elif len(on) == 1:
+        parts = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in each)
+        name = f"{parts} × {each[0][3]}"
+    else:
+        name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in each)
+    one = {"gpu": each[0][3], "gpus": on[each[0][3]]}
     return {
         "llm": plan["llm"],
-        "worker": f"{gpus if len(each) == 1 else parts} × {gpu.name}",
-        "gpu": gpu.name,
-        "gpus": gpus,
+        "worker": name,
+        **(one if len(on) == 1 else {"gpu": dict(on)}),
         "rate": f"{plan['rate_rps'] / units:.4g} req/s",
-        "power": f"{gpus * gpu.power_w:g} W",
+        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in on.items()):g} W",
     }
 
 
-def offer_rows(gpus: Mapping[str, Document]) -> list[Document]:
-    """The table of GPUs."""
-    return [
-        {"GPU": gpu, "interruptions/h": row.get("interruptions"), "stock": row.get("stock")}
-        | {column: number(row.get(key), "usd_per_h") for column, key in PRICES.items()}
-        for gpu, row in gpus.items()
-    ]
+def on_text(row: Mapping[str, Any]) -> str:
+    """The GPUs of a worker: '8 × h100-80g + 4 × a100-80g'."""
+    gpu = row.get("gpu", "")
+    on = gpu if isinstance(gpu, Mapping) else {gpu: row.get("gpus", 1)}
+    return " + ".join(f"{count} × {name}" for name, count in on.items())
 
 
-def worker_rows(capacity: Sequence[Document]) -> list[Document]:
-    """The table of workers."""
-    units = {"rate": ("rps", 1), "power": ("w", 1), "start": ("s", 60)}
-    rows = []
-    for row in capacity:
-        found = {column: row.get(key) for column, key in WORKER.items()}
-        for column, key in WORKER.items():
-            if key in units and key in row:
-                unit, factor = units[key]
-                found[column] = (number(row[key], unit) or 0.0) / factor
-        rows.append(found)
-    return rows
+def on_of(text: str) -> Document:
+    """The same back, as schedule.yaml has it; what is no such text is left to whoever reads schedule.yaml."""
+    on: dict[str, int] = Counter()
+    for part in text.split("+"):
+        count, times, name = part.strip().partition(" × ")
+        if not (times and count.strip().isdigit()):
+            return {"gpu": text.strip()}
+        on[name.strip()] += int(count)
+    if len(on) > 1:
+        return {"gpu": dict(on)}
+    ((name, gpus),) = on.items()
+    return {"gpu": name, "gpus": gpus}
 
 
-def offer(row: Mapping[str, Any]) -> Document:
-    """A line of the table of GPUs, without its empty cells, as schedule.yaml has it."""
-    found: Document = {key: f"{row[column]:.12g} usd/h" for column, key in PRICES.items() if column in row}
-    if row.get("interruptions/h"):
-        found["interruptions"] = row["interruptions/h"]
-    return found | ({"stock": int(row["stock"])} if "stock" in row else {})
-
-
-def worker(row: Mapping[str, Any]) -> Document:
-    """A line of the table of workers, without its empty cells, as schedule.yaml has it."""
-    found = {key: row[column] for column, key in WORKER.items() if column in row}
-    units = {"rate": "req/s", "power": "W", "start": "min"}
-    return found | {key: f"{found[key]:.12g} {unit}" for key, unit in units.items() if key in found}
+def gpus_of(row: Mapping[str, Any]) -> dict[str, int]:
+    """GPUs of each kind of a worker, of a row of `capacity` that may be half written."""
+    gpu = row.get("gpu", "?")
+    return dict(gpu) if isinstance(gpu, Mapping) else {str(gpu): int(row.get("gpus", 1))}
 
 
 def number(value: Any, unit: str) -> float | None:
@@ -158,7 +144,7 @@ def usual_peaks(asked: Document) -> dict[str, float]:
     rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
     gpus: Counter[str] = Counter()
     for row in capacity:
-        gpus[row.get("gpu", "?")] += int(row.get("gpus", 1))
+        gpus.update(gpus_of(row))
     stock = {gpu: offer["stock"] for gpu, offer in asked["gpus"].items() if "stock" in offer}
     busy = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
     return {llm: max(busy, 1) * rate for llm, rate in rates.items()}
@@ -177,6 +163,12 @@ def shaped(
         factor *= weekend_frac if day % WEEK_DAYS >= 5 else 1.0
         rows.append({"window": hour} | {llm: round(peak * factor, 2) for llm, peak in peaks_rps.items()})
     return rows
+
+
+def table(rows: Sequence[Document]) -> str:
+    """Rows of `shaped` as demand.csv has them."""
+    head = list(rows[0]) if rows else ["window"]
+    return "".join(f"{','.join(map(str, line))}\n" for line in (head, *(row.values() for row in rows)))
 
 
 def command(demand: Document, window: str, options: Document) -> str:

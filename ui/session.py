@@ -7,6 +7,7 @@ begins a session of its own with a copy of what was there.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import time
@@ -28,7 +29,7 @@ from ui.store import Document, SavedPlan, Store
 
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
-POLL_S = 0.4
+POLL_S = 1.0
 RELOAD_S = 2.0  # until a tab that is left is known to be gone
 COUNTS = ("stock", "owned")  # of a GPU's row; the others are prices
 COOKIE = "fleetplan_session"
@@ -195,8 +196,9 @@ def _holders() -> dict[str, str]:
 
 @st.cache_resource(show_spinner=False)
 def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
-    store = Store(Path(folder))
-    return store, Jobs(store), read_catalog(Path(catalog) if catalog else None)
+    store, known = Store(Path(folder)), read_catalog(Path(catalog) if catalog else None)
+    gc.freeze()  # Streamlit collects garbage after every run of a page: what is loaded for good is none
+    return store, Jobs(store), known
 
 
 def short_job(
@@ -247,6 +249,9 @@ def result_of(session: Session, job: Job) -> Document | None:
 def _progress(session: Session, place: str) -> None:
     job = session.jobs.of(session.id, place)
     if job is None or job.state != "running":
+        st.rerun()
+    if job.first is not None and st.session_state.get("first_seen") != job.key:
+        st.session_state.first_seen = job.key
         st.rerun()
     with st.container(border=True):
         st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase.partition('; best')[0])}")

@@ -1,9 +1,10 @@
 """What runs outside the app's own process: `python -m ui.worker` does one job after another.
 
 It loads the planner, warms the compiled simulator while it waits, reads requests (lines of JSON) from stdin
-and answers on stdout in lines of JSON: {"phase": ...} and {"standing": ...} while it works; then
-{"done": true} once document.json and files.zip are in the folder of the request, {"error": ...} for what the
-user can mend, or {"crash": traceback}. When stdin ends, the app is gone, and so are we.
+and answers on stdout in lines of JSON: {"phase": ...} and {"standing": ...} while it works, {"first": ...}
+for an answer that is there before the whole one; then {"done": true} once document.json and files.zip are in
+the folder of the request, {"error": ...} for what the user can mend, or {"crash": traceback}. When stdin
+ends, the app is gone, and so are we.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,10 +35,10 @@ from planner.documents.reading import reading_of
 from planner.documents.task import parse_task
 from planner.documents.together import read_question
 from planner.errors import InputError, PlannerError
-from planner.face import simulating
+from planner.face import simulating, watching
 from planner.face.days import DayResult, day
 from planner.face.inputs import requests_of
-from planner.face.planning import beside_each_gpu, plan
+from planner.face.planning import beside_each_gpu, plan, planned
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import not_simulated, schedule
 from planner.io import files
@@ -50,6 +53,7 @@ from planner.reports import (
     screen,
     screen_charts,
     screen_page,
+    shared_screen,
     together,
     words,
 )
@@ -61,7 +65,7 @@ from planner.search.asked import asked_traffic
 from planner.search.bill import bill
 from planner.search.day import SAME_FRAC
 from planner.search.plan import Plan
-from planner.search.problem import Standing
+from planner.search.problem import Standing, Watch
 from planner.simulator.replay import Simulation
 from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, sliders, whatif
 from planner.studies.whatif import Study
@@ -78,6 +82,9 @@ Files = dict[str, str | bytes]
 Tell = Callable[[Document], None]
 
 SLIDERS_S = 20.0
+FIRST_FRAC = 0.25  # of the time, at most, for the answer on paper that comes first
+LEAST_S = 1.0
+WATCHED = ("plan.yaml", "certificate.json", "requests.csv")
 MOST_REMEMBERED = 10_000_000  # requests, before a process begins to forget
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The last trace of this process by path, change, size and seed, with what was learned about it."""
@@ -138,8 +145,11 @@ def _tenants(trace: Trace) -> list[Document]:
 
 
 def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
-    """A plan, as `plan --slo --trace -o` makes it."""
-    found = _planned(request, tell)
+    """A plan, as `plan --slo --trace -o` makes it; where it is for production, first what it is on paper."""
+    began = time.monotonic()
+    _tell_first(request, tell)
+    left_s = request["time_limit_s"] - (time.monotonic() - began)
+    found = _planned({**request, "time_limit_s": max(left_s, LEAST_S)}, tell)
     tell({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"),
@@ -153,6 +163,24 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
         "slo.yaml": files.to_yaml(request["question"]),
     }
     return plan_document(found), rendered
+
+
+def _tell_first(request: Request, tell: Tell) -> None:
+    """The cheapest fleet on the traffic as it is written; the search for production knows its simulations."""
+    study = _study(request, tell)
+    task = parse_task(request["question"], study.catalog)
+    if task.safety is None or task.objective == "throughput":
+        return
+    brief = replace(study, time_limit_s=FIRST_FRAC * study.time_limit_s)
+    with contextlib.suppress(PlannerError):  # the whole question says what is wrong
+        found = planned(brief, replace(task, safety=None), watch=_told(tell), around=False)
+        texts = [screen_page.strip(screen.verdict(found), "h3"), screen_page.cards(screen.cards(found))]
+        tables = {"fleet": rows.fleet_rows(found.fleet), "slo": rows.slo_rows(found)}
+        tell({"first": {"html": "\n".join(texts), "tables": tables}})
+
+
+def _told(tell: Tell) -> Watch:
+    return lambda standing: tell({"standing": _numbers(standing)})
 
 
 def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
@@ -192,7 +220,7 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    return beside_each_gpu(study, task, watch=lambda standing: tell({"standing": _numbers(standing)}))
+    return beside_each_gpu(study, task, watch=_told(tell))
 
 
 def _numbers(standing: Standing) -> Document:
@@ -281,10 +309,12 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
     command = words.command_line(
         Path("slo.yaml"), None, folder, seed=request["seed"], time_limit_s=request["time_limit_s"]
     )
-    compared = together.comparison(found)
     document = together.summary(found) | {
         "answer": together.answer(found),
-        "headline": together.figures_of(found),
+        "screen": {
+            "html": shared_screen.texts(found, "h3"),
+            "charts": [_picture(figure.chart, figure.caption) for figure in shared_screen.figures(found)],
+        },
         "proof": together.proof_lines(found),
         "assumptions": sentences(found.assumptions),
         "tables": {
@@ -293,7 +323,6 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
             "limits": together.limit_rows(found),
             "nodes": together.node_rows(found),
         },
-        "charts": [_picture(compared.chart, compared.caption)],
         "plans": {name: plan_document(one) for name, one in found.plans.items()},
     }
     return document, {**together.render(found, command=command), "slo.yaml": files.to_yaml(asked)}
@@ -305,12 +334,9 @@ def plan_document(plan: Plan) -> Document:
     return output.to_json(plan) | {
         "answer": words.answer(plan),
         "screen": _screen(plan),
-        "verdict": [line for line in (answers.verdict(plan), *answers.futures_lines(plan)) if line],
-        "promise": words.promise(plan),
-        "headline": words.headline(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
-        "proof": words.proof_lines(plan),
+        "proof": [*answers.futures_lines(plan), *words.proof_lines(plan)],
         "tables": {
             "answers": answers.answer_rows(plan),
             "fleet": rows.fleet_rows(plan.fleet),
@@ -329,9 +355,13 @@ def plan_document(plan: Plan) -> Document:
 
 def _screen(plan: Plan) -> Document:
     """The first screen of the report, its charts apart: these are drawn as all charts of the pages are."""
-    verdict = f"<h3 class=verdict>{escape(screen.verdict(plan))}</h3>"
+    texts = [
+        screen_page.strip(screen.verdict(plan), "h3"),
+        screen_page.glance(screen.glance(plan)),
+        screen_page.cards(screen.cards(plan)),
+    ]
     return {
-        "html": "\n".join([verdict, screen_page.glance(plan), screen_page.cards(plan)]),
+        "html": "\n".join(texts),
         "charts": [_picture(figure.chart, figure.caption) for figure in screen_charts.figures(plan)],
     }
 
@@ -477,6 +507,26 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     }, written
 
 
+def _watch(request: Request, tell: Tell) -> tuple[Document, Files]:
+    """One look at live metrics, held against the files of a plan, as `plan watch --once` does."""
+    tell({"phase": "reading the plan"})
+    with TemporaryDirectory() as folder, zipfile.ZipFile(request["plan"]) as packed:
+        for name in WATCHED:
+            packed.extract(name, folder)
+        tell({"phase": "looking at the metrics"})
+        looked = watching.watch(
+            folder,
+            request["places"],
+            request["question"] if request["replans"] else None,
+            window=request["window"],
+            step=request["step"],
+            model=request["model"],
+            match=request["match"],
+            catalog=_catalog(request),
+        )
+    return looked.to_dict() | {"headline": looked.headline(), "sentences": looked.sentences()}, {}
+
+
 JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "trace": _trace,
     "plan": _plan,
@@ -489,6 +539,7 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
     "schedule": _schedule,
     "day": _day,
     "prefixes": _prefixes,
+    "watch": _watch,
 }
 
 
@@ -521,7 +572,7 @@ def main() -> None:
 
         def tell(message: Document) -> None:
             with lock:
-                answers.write(json.dumps(message) + "\n")
+                answers.write(json.dumps(message, default=_plain) + "\n")
 
         jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(jobs,), daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,22 +21,12 @@ from planner.commands.common import (
 )
 from planner.commands.facts import show_catalog
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fits import Split
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
-from planner.models.all2all import LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, Ranks
-from planner.models.kv_layout import kv_layout
+from planner.models.all2all import MOST_LOW_LATENCY_TOKENS
 from planner.models.llm import Llm
-from planner.models.memory import memory
-from planner.models.spread import WITHIN_FRAC, Z
-
-STEP_TIMES = {
-    "kernels": "sums of measured kernels; off: the fit's mean error on steps held out",
-    "steps": "of a measured engine; off: the fit's mean error on steps held out",
-    "derived": "measured on another GPU and carried over by rooflines",
-    "given": "written down by somebody who did not say how they were found",
-    "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
-}
+from planner.models.spread import WITHIN_FRAC
+from planner.studies import support
 
 
 class CatalogCommands(TyperGroup):
@@ -140,13 +129,7 @@ def show_support(
     known = read_catalog(catalog)
     served = known.llm(llm)
     gpus = [known.gpu(name) for name in gpu] if gpu else [g for g in known.gpus.values() if g.name == g.base]
-    rows = [
-        row
-        for each in gpus
-        for tp in filter(served.splits_over, range(1, each.gpus_per_node + 1))
-        for split in _splits(known, served, each, tp)
-        if (row := _support(known, served, each, split)) is not None
-    ]
+    rows = [row for each in gpus for row in support.rows(known, served, each)]
     if not rows:
         held = f"{served.weight_bytes / 1e9:.0f} GB of weights"
         raise InputError(f"{served.name}: {held} fit on no node of {', '.join(each.name for each in gpus)}")
@@ -162,12 +145,14 @@ def show_support(
         print_json({"llm": served.name, **about, "on": rows})
         return
     print_mapping(_in_words(served), served.name)
+    word, _, why = support.in_a_word(rows)
     has_beside = any(row["blocks_beside"] for row in rows)
     has_ranks = any(row["dp"] > 1 for row in rows)
     print_rows(
         [_support_shown(row, has_beside, has_ranks) for row in rows], "one worker, with vLLM's usual settings"
     )
     console = stdout_console(soft_wrap=True)
+    console.print(f"{word}: {why[0].lower()}{why[1:]}", markup=False, highlight=False)
     fitting = {row["gpu"] for row in rows}
     for line in _legend(rows, [each.name for each in gpus if each.name not in fitting]):
         console.print(line, markup=False, highlight=False)
@@ -207,7 +192,9 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
             "beside: KV tokens that windows and states of one sequence of full context take beside its own."
         )
     kinds = {row["step_times"] for row in rows}
-    lines += [f"step times, {kind}: {STEP_TIMES[kind]}." for kind in STEP_TIMES if kind in kinds]
+    lines += [
+        f"step times, {kind}: {support.STEP_TIMES[kind]}." for kind in support.STEP_TIMES if kind in kinds
+    ]
     if any(row["unchecked"] for row in rows):
         lines.append(
             "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names "
@@ -220,40 +207,6 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
     if too_small:
         lines.append(f"Holds no worker on one node: {', '.join(too_small)}.")
     return lines
-
-
-def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
-    """The ways to deal an LLM out that are worth a row."""
-    yield from ((tp, ep, 1, "") for ep in known.expert_splits(llm, gpu, tp))
-    yield from ((tp, True, dp, "") for dp in known.rank_counts(llm, gpu, tp) or ())
-    yield from ((tp, True, dp, kind) for dp, kind in known.rank_counts_on_nodes(llm, gpu, tp))
-
-
-def _support(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
-    """None where the weights leave no room for a KV block."""
-    tp, ep, dp, all2all = split
-    budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else 8192
-    use = memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
-    if use.kv_tokens == 0:
-        return None
-    latency = known.latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
-    spread = latency.spread
-    return {
-        "gpu": gpu.name,
-        "tp": tp,
-        "ep": ep,
-        "usd_per_h": round(tp * dp * gpu.price_usd_per_h, 2),
-        "dp": dp,
-        "all2all": all2all,
-        "weight_gb": round(use.weight_bytes / 1e9, 2),
-        "kv_tokens": use.kv_tokens,
-        "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
-        "step_times": latency.kind,
-        "error_frac": latency.mape_frac,
-        "spread": None if spread is None else [spread.prefill.at(Z), spread.decode.at(Z)],
-        "basis": latency.basis,
-        "unchecked": "" if known.is_checked(llm, gpu) else gpu.unchecked,
-    }
 
 
 def _support_shown(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from planner.commands.common import stdout_console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from planner.reports.screen import Card
     from planner.search.plan import Plan
+    from planner.search.together import SharedPlan
 
 LABEL, LINE = 20, 80  # columns of a label, and of a line where nobody says how many there are
 MOST_COLUMNS = 110
@@ -26,22 +29,54 @@ def print_first_screen(plan: Plan) -> None:
     from planner.reports import screen, words
     from planner.reports.facts import sentences
 
+    why = screen.why(plan)
+    rows = [
+        ("Promise", words.promise(plan)),
+        *((each.name, f"{each.value}: {each.note}") for each in screen.glance(plan)),
+        *([("Why not cheaper", "; ".join(why))] if why else []),
+    ]
+    _print(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))
+
+
+def print_shared_screen(plan: SharedPlan) -> None:
+    """The same of all LLMs, then who gets what, who gives way, and what more of a limit would save."""
+    from planner.reports import shared_screen
+    from planner.reports.facts import sentences
+    from planner.reports.together import binding_lines
+
+    rows = [
+        (each.name, f"{each.value}: {each.note}" if each.note else each.value)
+        for each in shared_screen.glance(plan)
+    ]
+    gives_way = [*sentences(plan.in_production), *binding_lines(plan)]
+    rows += [("Who gives way" if k == 0 else "", line) for k, line in enumerate(gives_way)]
+    groups = [shared_screen.cards(plan), shared_screen.llm_cards(plan)]
+    _print(shared_screen.verdict(plan), groups, rows, sentences(plan.warnings))
+
+
+def _print(
+    verdict: str, groups: Sequence[Sequence[Card]], rows: Sequence[tuple[str, str]], warnings: Sequence[str]
+) -> None:
     console = stdout_console(soft_wrap=True)
     columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE
-    _say(console, screen.verdict(plan), columns, style="bold")
+    _say(console, verdict, columns, style="bold")
+    for cards in groups:
+        console.print()
+        for card in cards:
+            fleet = card.fleet if card.price == "none" or card.is_of_llm else ""
+            parts = [
+                card.price if card.price != "none" else "",
+                card.difference,
+                fleet,
+                card.kept,
+                card.holds,
+            ]
+            said = "; ".join(part for part in parts if part)
+            _row(console, card.name, said, columns, style="bold green" if card.is_plan else "")
     console.print()
-    for card in screen.cards(plan):
-        style = "bold green" if card.is_plan else ""
-        parts = [card.price, card.difference, card.kept, card.holds]
-        said = "; ".join(part for part in parts if part) if card.price != "none" else card.fleet
-        _row(console, card.name, said, columns, style=style)
-    console.print()
-    _row(console, "Promise", words.promise(plan), columns)
-    for each in screen.glance(plan):
-        _row(console, each.name, f"{each.value}: {each.note}", columns)
-    if reasons := screen.why(plan):
-        _row(console, "Why not cheaper", f"{'; '.join(reasons)}", columns)
-    for said in sentences(plan.warnings):
+    for label, said in rows:
+        _row(console, label, said, columns)
+    for said in warnings:
         _row(console, "Warning", said, columns, style="yellow")
 
 

@@ -20,7 +20,7 @@ from planner.commands.common import (
     slo_rows,
     stdout_console,
 )
-from planner.commands.first_screen import print_first_screen, print_next
+from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
 from planner.errors import InputError
 from planner.search.stages import Stage
 
@@ -198,7 +198,7 @@ def plan_several(wish: Wish) -> None:
     if wish.json_output:
         print_json(found.to_dict() | {"directory": str(wish.out)})
     else:
-        _print_several(found.shared, wish.out)
+        _print_several(found.shared, wish.out, verbose=wish.verbose)
     if found.status == "best found":
         raise typer.Exit(4)
 
@@ -306,19 +306,20 @@ def _print_tables(found: Plan) -> None:
         print_rows([dict(zip(head, row, strict=True)) for row in terms], "the same fleet by other terms")
 
 
-def _print_several(found: SharedPlan, out: Path) -> None:
-    from planner.reports.facts import sentences
-    from planner.reports.together import (
-        answer,
-        answer_rows,
-        binding_lines,
-        fleet_rows,
-        limit_rows,
-        proof_lines,
+def _print_several(found: SharedPlan, out: Path, *, verbose: bool) -> None:
+    print_shared_screen(found)
+    if verbose:
+        _print_shared_details(found)
+    folders = ", ".join(f"{name}/" for name in found.plans)
+    stdout_console(soft_wrap=True).print(
+        f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
+        markup=False,
     )
 
-    console = stdout_console(soft_wrap=True)
-    console.print(answer(found), style="bold", markup=False)
+
+def _print_shared_details(found: SharedPlan) -> None:
+    from planner.reports.together import answer_rows, fleet_rows, limit_rows, proof_lines
+
     for title, (head, rows) in (
         ("fleets", fleet_rows(found)),
         ("answers", answer_rows(found)),
@@ -326,12 +327,5 @@ def _print_several(found: SharedPlan, out: Path) -> None:
     ):
         if rows:
             print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
-    for line in (*sentences(found.in_production), *binding_lines(found), *proof_lines(found)):
-        console.print(line, markup=False)
-    for said in sentences(found.warnings):
-        console.print(f"warning: {said}", markup=False)
-    folders = ", ".join(f"{name}/" for name in found.plans)
-    console.print(
-        f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
-        markup=False,
-    )
+    for line in proof_lines(found):
+        stdout_console(soft_wrap=True).print(line, markup=False)

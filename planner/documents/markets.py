@@ -9,9 +9,11 @@
     slo: {chat: {ttft: {p95: 2 s}, every: 10 min}}   # optional: with `fleet: plan.yaml` in each row of
                                                      # capacity and a trace per LLM the schedule is simulated
 
-`rate` is what one worker sustains within the SLO, for instance a plan's traffic over its workers; those
-`interruptions` come per hour of one spot worker. Demand is a CSV with a column per LLM, one row per window,
-in requests/s, and a column named `window` for labels if you like; or a trace per LLM, counted in windows.
+A worker may be a whole of several engines; where these have several kinds of GPUs, it says how many of each:
+`gpu: {h100-80g: 8, a100-80g: 4}`, and no `gpus`. `rate` is what one worker sustains within the SLO, for
+instance a plan's traffic over its workers; those `interruptions` come per hour of one spot worker. Demand is
+a CSV with a column per LLM, one row per window, in requests/s, and a column named `window` for labels if you
+like; or a trace per LLM, counted in windows.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def read_market(path: Path) -> Market:
         raise InputError(
             f"{file}: is a plan or a fleet, which does not say what one worker sustains alone; expected a "
             "schedule.yaml: gpus with prices and stock, and under capacity the rate of every kind of worker, "
-            "as `plan goodput` measures it"
+            "as `plan goodput` measures it; `plan day --fleet` simulates a plan's own fleet over a day"
         )
     try:
         return parse_market(document, file.parent)
@@ -120,17 +122,34 @@ def _offer(gpu: str, row: object) -> Offer:
 
 def _capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
     section = Section.of(mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING)
-    llm, worker, gpu = (section.text(name) for name in ("llm", "worker", "gpu"))
-    if gpu not in gpus:
-        known = ", ".join(sorted(gpus))
-        raise InputError(f"{section.at('gpu')}: {gpu!r} has no price under gpus; known: {known}")
+    llm, worker = (section.text(name) for name in ("llm", "worker"))
+    on = _on(section)
+    for gpu in on:
+        if gpu not in gpus:
+            known = ", ".join(sorted(gpus))
+            raise InputError(f"{section.at('gpu')}: {gpu!r} has no price under gpus; known: {known}")
+    (gpu, count), *beside = on.items()
     return Capacity(
         llm,
         worker,
         gpu,
-        section.whole("gpus", 1, most=MOST_GPUS),
+        count,
         section.at_least("rate", "rps", least=LEAST_RATE_RPS),
         section.at_least("power", "w", 0.0),
         section.at_least("start", "s", DEFAULT_START_S),
         folder / section.text("fleet") if "fleet" in section else None,
+        tuple(beside),
     )
+
+
+def _on(section: Section) -> dict[str, int]:
+    """GPUs of each kind of one worker: `gpu` with `gpus`, or `gpu` with several names and their numbers."""
+    if not isinstance(section.get("gpu"), Mapping):
+        return {section.text("gpu"): section.whole("gpus", 1, most=MOST_GPUS)}
+    if "gpus" in section:
+        raise InputError(f"{section.at('gpus')}: gpu says how many there are of each; leave gpus out")
+    each = Section(section.get("gpu"), section.at("gpu"), wording=WORDING)
+    found = {str(name): each.whole(name, most=MOST_GPUS) for name in section.get("gpu")}
+    if not found:
+        raise InputError(f"{section.at('gpu')}: expected a GPU, or GPUs with their numbers")
+    return found

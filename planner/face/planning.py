@@ -62,7 +62,7 @@ def plan(
     """
     if isinstance(slo, Question):
         shared = plan_together(
-            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=progress
+            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=progress, around=True
         )
         return SharedPlanResult(each_under_routers(shared, slo))
     question = read_task(slo, catalog, **keys)
@@ -73,7 +73,7 @@ def plan(
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
         asked = questions_of(question, trace)
         shared = plan_together(
-            asked, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress
+            asked, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress, around=True
         )
         return SharedPlanResult(each_under_routers(shared, asked), question, command)
     if isinstance(trace, Mapping):
@@ -99,8 +99,10 @@ def answered(
     return PlanResult(explained(found, study, task) if explain else found, question)
 
 
-def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched) -> Plan:
-    """The plan for one more question about the trace of a study."""
+def planned(
+    study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched, around: bool = True
+) -> Plan:
+    """The plan for one more question about the trace of a study; `around`: with what holds around it."""
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
     found = certify.plan(
         task,
@@ -112,7 +114,7 @@ def planned(study: Study, task: Task, *, prove: bool = False, watch: Watch = unw
             progress=study.progress,
             watch=watch,
             answers=Answers() if looks_for_rate else study.answers,
-            around=True,
+            around=around,
         ),
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,

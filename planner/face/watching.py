@@ -12,7 +12,7 @@ import pandas as pd
 
 from planner.documents.plan import read_written
 from planner.errors import InputError
-from planner.face.inputs import CatalogLike, read_catalog
+from planner.face.inputs import CatalogLike, Section, read_catalog
 from planner.face.questions import TaskDocument, read_task
 from planner.face.results import Result
 from planner.imports.prometheus_range import Series, read_series
@@ -118,7 +118,7 @@ class WatchResult(Result):
 def watch(
     plan: str | Path,
     prometheus: str | Path | Sequence[str | Path],
-    slo: TaskDocument | str | Path | None = None,
+    slo: TaskDocument | Section | str | Path | None = None,
     *,
     window: str = "24 h",
     step: str = "1 min",
@@ -153,7 +153,7 @@ def read_planned(plan: str | Path, catalog: CatalogLike = None) -> Planned:
 def look(
     plan: Planned,
     source: Source,
-    slo: TaskDocument | str | Path | None = None,
+    slo: TaskDocument | Section | str | Path | None = None,
     *,
     catalog: CatalogLike = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -170,7 +170,7 @@ def look(
 def replan(
     plan: Planned,
     found: Watched,
-    slo: TaskDocument | str | Path,
+    slo: TaskDocument | Section | str | Path,
     *,
     catalog: CatalogLike = None,
     horizon_h: float = 24.0,

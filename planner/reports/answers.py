@@ -106,29 +106,6 @@ def first_missed(answer: Answered) -> str:
     return "; ".join(f"{name} ({what})" for what, name in names.items() if name)
 
 
-def verdict(plan: Plan) -> str:
-    """How sure the plan is, in a sentence or two; empty where it was planned on paper alone."""
-    made, paper = plan.certificate.answer("production"), plan.certificate.answer("on-paper")
-    if made is None or made.kept_in is None or made.headroom is None or paper is None:
-        return ""
-    said = f"Kept in {kept_text(made.kept_in)} that the search had not seen"
-    said += f"; holds to {room_text(made.headroom)}."
-    lossy = plan.certificate.answer("with-a-loss")
-    if lossy is not None and lossy.workers != made.workers and _is_paid_no_more(lossy, made):
-        said += " The fleet that stands a loss costs no more."
-    if made.value is None or paper.value is None or made.value <= paper.value * (1 + 1e-9):
-        return f"{said} On paper nothing is cheaper."
-    kept = "" if paper.kept_in is None else f", kept in {kept_text(paper.kept_in)}"
-    unit = plan.certificate.unit
-    return f"{said} On paper {amount(paper.value, unit)} {unit} would do{kept}."
-
-
-def _is_paid_no_more(answer: Answered, than: Answered) -> bool:
-    if answer.paid_usd_per_h is None or than.paid_usd_per_h is None:
-        return False
-    return answer.paid_usd_per_h <= than.paid_usd_per_h * (1 + 1e-9)
-
-
 def futures_lines(plan: Plan) -> list[str]:
     """What kind of futures, and what the test says."""
     drawn = plan.certificate.futures

@@ -13,12 +13,11 @@ import numpy as np
 
 from planner.domain import Limit
 from planner.fleet import Fleet
-from planner.reports.curves import BINS, Curve, busy_share, in_system, load_edges_s
+from planner.reports.curves import BINS, Curve, busy_share, load_edges_s
 from planner.reports.drawing import BLUE, GRID, INK, MUTED, PAPER, SOFT, VERMILLION
 from planner.reports.encoding import (
     Floats,
     colours,
-    dashes,
     data,
     labels,
     legend,
@@ -26,7 +25,9 @@ from planner.reports.encoding import (
     span,
     table,
     ticks,
+    time_axis,
     time_unit,
+    told_apart,
 )
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
@@ -92,12 +93,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
     line = (
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("name:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("name:N", sort=names, legend=legend(names), scale=dashes(names)),
-        )
+        .encode(x=x, y=y, **told_apart("name", names))
     )
     return alt.layer(line, *_limit_layers(limits, low, high, MUTED)).properties(width=WIDTH, height=HEIGHT)
 
@@ -169,40 +165,13 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="monotone")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
+            x=time_axis(unit),
             y=alt.Y(
                 "y:Q",
                 axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
                 scale=alt.Scale(domain=[0, 1.02], nice=False),
             ),
-            color=alt.Color("pool:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("pool:N", sort=names, legend=legend(names), scale=dashes(names)),
-        )
-        .properties(width=WIDTH, height=HEIGHT)
-    )
-
-
-def queue_chart(simulation: Simulation) -> Any:
-    """Requests running and waiting over time."""
-    import altair as alt
-
-    at_s = load_edges_s(simulation)
-    unit, factor = time_unit(at_s[-1] - at_s[0])
-    running, queued = in_system(simulation, at_s)
-    names = ["running", "waiting"]
-    rows = [
-        {"x": x, "y": y, "what": name}
-        for name, values in zip(names, (running, queued), strict=True)
-        for x, y in zip(*rounded_all(at_s / factor, values), strict=True)
-    ]
-    return (
-        alt.Chart(data(rows))
-        .mark_line(strokeWidth=1.6, interpolate="step-after")
-        .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
-            y=alt.Y("y:Q", axis=alt.Axis(title="requests", tickCount=6)),
-            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
+            **told_apart("pool", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -239,8 +208,7 @@ def lengths_chart(trace: Trace) -> Any:
                 axis=alt.Axis(title="length [tokens]", format="~s", values=ticks(1, longest + 1)),
             ),
             y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
-            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
+            **told_apart("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -283,10 +251,9 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
+            x=time_axis(unit),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
-            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
+            **told_apart("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -307,7 +274,7 @@ def stacked_chart(
         alt.Chart(data([row | {"rank": names.index(row["what"])} for row in rows]))
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
         .encode(
-            x=alt.X("x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f"), scale=alt.Scale(nice=False)),
+            x=time_axis(unit),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1), stack="zero"),
             order="rank:O",
             color=alt.Color(

@@ -80,6 +80,26 @@ def dashes(names: Sequence[str]) -> Any:
     return alt.Scale(domain=list(names), range=[every[k % len(every)] for k in range(len(names))])
 
 
+def told_apart(field: str, names: Sequence[str]) -> dict[str, Any]:
+    """Encodings of lines by the name in `field`: a colour and a dash for each, under one legend."""
+    import altair as alt
+
+    of = {"shorthand": f"{field}:N", "sort": list(names), "legend": legend(names)}
+    return {
+        "color": alt.Color(**of, scale=colours(names)),
+        "strokeDash": alt.StrokeDash(**of, scale=dashes(names)),
+    }
+
+
+def time_axis(unit: str, ticks: int | None = None) -> Any:
+    """Time along x, in a unit of `time_unit`, as plain numbers."""
+    import altair as alt
+
+    count = alt.Undefined if ticks is None else ticks
+    axis = alt.Axis(title=f"time [{unit}]", format=",~f", tickCount=count)
+    return alt.X("x:Q", axis=axis, scale=alt.Scale(nice=False))
+
+
 def time_unit(seconds: float) -> tuple[str, float]:
     """The unit that an axis of so many seconds is read in, and its seconds."""
     for unit, factor, most in (("s", 1.0, 300), ("min", 60.0, 4 * 3600), ("h", 3600.0, 72 * 3600)):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from planner.domain import Metric
 from planner.reports import charts, screen_charts
-from planner.reports.curves import distribution
 from planner.reports.drawing import Figure
 from planner.search.bill import bill
 from planner.search.plan import Plan
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
-NAMES = (*screen_charts.NAMES, *charts.METRIC_NAMES, "busy", "load", "alternatives", "cost-and-power")
+NAMES = (*screen_charts.NAMES, *charts.METRIC_NAMES, "busy", "alternatives", "cost-and-power")
 
 
 def every(plan: Plan) -> list[Figure]:
@@ -24,18 +23,13 @@ def running(plan: Plan) -> list[Figure]:
 
 def beside(plan: Plan) -> list[Figure]:
     """What the first screen does not show: how late is what was not promised, and how busy pools are."""
-    simulation = plan.simulation
-    found: list[Figure] = []
-    for metric in ALWAYS:
-        if metric in {limit.metric for limit in plan.slo.limits}:
-            continue
-        curve = distribution(simulation, metric)
-        if len(curve.value_s) < 2:
-            continue
-        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, of which nothing was promised"
-        if curve.every > 1:
-            caption += f" (one run of engine steps in {curve.every})"
-        found.append(Figure(metric, charts.distribution_chart(curve, metric, ()), f"{caption}."))
+    simulation, promised = plan.simulation, {limit.metric for limit in plan.slo.limits}
+    drawn = [
+        screen_charts.latency(simulation, metric, (), ", of which nothing was promised")
+        for metric in ALWAYS
+        if metric not in promised
+    ]
+    found = [figure for figure in drawn if figure is not None]
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
         caption = (
             "Share of the time in which the workers of each pool were in a step, however few requests were "

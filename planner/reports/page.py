@@ -19,11 +19,12 @@ def page(title: str, body: str, footer: str) -> str:
     has_charts = "<figure" in body
     library = f'<script type="text/plain" id=vega>{packed_vega()}</script>\n' if has_charts else ""
     script = f"<script>{package_text('reports/page.js')}</script>\n" if has_charts else ""
+    style = package_text("reports/page.css") + package_text("reports/parts.css")
     return (
         f'<!doctype html>\n<html lang=en>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{package_text('reports/page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
         f"{body}\n<footer>{escape(footer)}</footer>\n</main>\n{library}{script}</body>\n</html>\n"
     )
 

@@ -147,9 +147,8 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
     every = [Figure("demand", charts.windows_chart(rates, window_s, "requests/s"), "Demand of each LLM.")]
     for g, offer in enumerate(market.offers):
         spot = sum(
-            capacity.gpus * found.spot_workers[c]
+            capacity.on.get(offer.gpu, 0) * found.spot_workers[c]
             for c, capacity in enumerate(market.capacities)
-            if capacity.gpu == offer.gpu
         )
         windows = np.ones(found.workers.shape[1], np.int64)
         ways = {

@@ -26,7 +26,9 @@ Basis = Literal["measured", "given", "listed", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One of the three answers; texts are empty where nothing is known. `is_plan`: it is written down."""
+    """One of the three answers, or one LLM of several; texts are empty where nothing is known. `is_plan`: it
+    is written down.
+    """
 
     name: str
     price: str
@@ -37,6 +39,7 @@ class Card:
     holds: str
     breaks: str
     is_plan: bool
+    is_of_llm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def verdict(plan: Plan) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     paid = plan.bill
     verb = "Use" if not plan.fleet.gpus - paid.owned_gpus else "Buy"
-    cost = f"{usd(paid.usd_per_h)}/h ({_month(paid.usd_per_h)} per month)"
+    cost = f"{usd(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
     said = [f"{verb} {bought_text(plan.fleet, paid)}: {cost}.{carried}{missed}", _how_sure(plan)]
@@ -113,13 +116,13 @@ def bought_text(fleet: Fleet, paid: Bill) -> str:
     return listed(parts)
 
 
-def _month(usd_per_h: float) -> str:
+def month_text(usd_per_h: float) -> str:
     return f"{usd_per_h * HOURS_PER_MONTH:,.0f} USD"
 
 
 # -- the three answers -------------------------------------------------------------------------------------
 
-_NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
+NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 
 
 def cards(plan: Plan) -> list[Card]:
@@ -130,10 +133,10 @@ def cards(plan: Plan) -> list[Card]:
         holds = "" if room is None else f"holds to {room_text(room)}"
         return [
             Card(
-                _NAMES["on-paper"],
+                NAMES["on-paper"],
                 f"{usd(paid)}/h",
                 "the plan",
-                f"{_month(paid)} per month",
+                f"{month_text(paid)} per month",
                 describe(plan.fleet),
                 kept,
                 holds,
@@ -145,7 +148,7 @@ def cards(plan: Plan) -> list[Card]:
 
 
 def _card(plan: Plan, answer: Answered) -> Card:
-    is_plan, name = answer.name == "production", _NAMES[answer.name]
+    is_plan, name = answer.name == "production", NAMES[answer.name]
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
@@ -158,8 +161,8 @@ def _card(plan: Plan, answer: Answered) -> Card:
     return Card(
         name,
         "" if paid is None else f"{usd(paid)}/h",
-        "the plan" if is_plan else _against(paid, plan.bill.usd_per_h),
-        "" if paid is None else f"{_month(paid)} per month",
+        "the plan" if is_plan else against_text(paid, plan.bill.usd_per_h),
+        "" if paid is None else f"{month_text(paid)} per month",
         workers_text(answer.workers),
         kept,
         "" if answer.headroom is None else f"holds to {room_text(answer.headroom)}",
@@ -168,7 +171,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     )
 
 
-def _against(paid: float | None, planned: float) -> str:
+def against_text(paid: float | None, planned: float) -> str:
     if paid is None:
         return ""
     more = paid - planned
@@ -190,8 +193,8 @@ def glance(plan: Plan) -> list[Glance]:
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     return [
-        Glance("Cost per month", _month(paid), per_million),
-        _breaks_first(plan),
+        Glance("Cost per month", month_text(paid), per_million),
+        breaks_first(plan),
         _more_traffic(plan),
         _measured(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
@@ -206,11 +209,19 @@ STATUS_WORDS = {
 }
 
 
-def _breaks_first(plan: Plan) -> Glance:
+def holds_of(plan: Plan) -> list[Holds]:
+    """To how much more of each strain the plan holds, as far as it is known."""
     room, found = headroom_of(plan), plan.certificate.around
-    held = [] if found is None else list(found.holds)
-    if not held and room is not None:
-        held = [Holds("traffic", room.traffic_frac, ()), Holds("steps", room.steps_frac, ())]
+    if found is not None and found.holds:
+        return list(found.holds)
+    if room is None:
+        return []
+    return [Holds("traffic", room.traffic_frac, ()), Holds("steps", room.steps_frac, ())]
+
+
+def breaks_first(plan: Plan) -> Glance:
+    """The loss that the plan does not stand, else what it holds with the least more of."""
+    found, held = plan.certificate.around, holds_of(plan)
     if not held:
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
     first = min(held, key=lambda each: each.frac)
@@ -235,7 +246,7 @@ def _more_traffic(plan: Plan) -> Glance:
         more = at.usd_per_h - plan.bill.usd_per_h
         fleet = "this fleet carries it" if is_plan_fleet(plan, at) else workers_text(at.workers)
         value = f"+{usd(more)}/h" if more > 5e-3 else "no extra cost"
-        month = f", {_month(at.usd_per_h)} per month" if more > 5e-3 else ""
+        month = f", {month_text(at.usd_per_h)} per month" if more > 5e-3 else ""
         return Glance(name, value, fleet + month)
     room = headroom_of(plan)
     if room is not None and room.traffic_frac >= ASKED_MORE_FRAC:
@@ -396,11 +407,7 @@ def breaks(plan: Plan) -> list[Breaks]:
     """What breaks the plan, the nearest first."""
     found = plan.certificate.around
     if found is None:
-        room = headroom_of(plan)
-        if room is None:
-            return []
-        held = [Holds("traffic", room.traffic_frac, ()), Holds("steps", room.steps_frac, ())]
-        return sorted(map(_strained, held), key=lambda each: each.frac)
+        return sorted(map(_strained, holds_of(plan)), key=lambda each: each.frac)
     rows = [*map(_strained, found.holds), *map(_lost, _worst(found.losses))]
     rows += [
         Breaks(f"price of {turn.gpu}", turn.more_frac, f"then “{turn.instead}” costs less", "price")

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from planner.documents.around import AtWorkers
-from planner.domain import KV_BLOCK_TOKENS
+from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
 from planner.reports.charts import HEIGHT, METRIC_NAMES, WIDTH, distribution_chart
 from planner.reports.curves import distribution, in_system, kv_blocks_at
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
-from planner.reports.encoding import colours, dashes, data, labels, legend, rounded_all, table, time_unit
+from planner.reports.encoding import data, labels, rounded_all, table, time_axis, time_unit, told_apart
 from planner.search.plan import Plan
+from planner.simulator.replay import Simulation
 from planner.units import show_s
 
 POINTS = 120  # along a time axis
@@ -60,21 +61,12 @@ def attainment(plan: Plan) -> Figure | None:
         axis=alt.Axis(title="share within the limit", format="%", values=[0, 0.25, 0.5, 0.75, 1]),
         scale=alt.Scale(domain=[0, 1.16], nice=False),
     )
-    shade = alt.Color("name:N", sort=names, legend=legend(names), scale=colours(names))
-    line = (
-        alt.Chart(data(rows))
-        .mark_line(strokeWidth=2, point=True)
-        .encode(
-            x=x,
-            y=y,
-            color=shade,
-            strokeDash=alt.StrokeDash("name:N", sort=names, legend=legend(names), scale=dashes(names)),
-        )
-    )
+    apart = told_apart("name", names)
+    line = alt.Chart(data(rows)).mark_line(strokeWidth=2, point=True).encode(x=x, y=y, **apart)
     band = (
         alt.Chart(data(rows))
         .mark_area(opacity=0.18, style=GUIDE)
-        .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=shade)
+        .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=apart["color"])
     )
     needed = [
         alt.Chart(table(y=[share.limit.percentile_frac]))
@@ -115,35 +107,13 @@ def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
 
 def staircase(plan: Plan) -> Figure | None:
     """What carries less and more traffic, and what that costs."""
-    import altair as alt
-
     around = plan.certificate.around
     every = [] if around is None else [at for at in around.at_traffic if at.usd_per_h is not None]
     if around is None or len(every) < 2:
         return None
     rate = plan.trace.rate_rps
-    xs = [rate * (1 + at.more_frac) for at in every]
-    ys = [at.usd_per_h or 0.0 for at in every]
-    top = 1.25 * max(ys) or 1.0
-    x = alt.X(
-        "x:Q",
-        axis=alt.Axis(title="traffic [requests/s]", tickCount=6, format=",~f"),
-        scale=alt.Scale(domain=[0.9 * xs[0], 1.06 * xs[-1]], nice=False),
-    )
-    y = alt.Y(
-        "y:Q",
-        axis=alt.Axis(title="USD/h", tickCount=5, format=",~f"),
-        scale=alt.Scale(domain=[0, top], nice=False),
-    )
-    line = (
-        alt.Chart(table(x=xs, y=ys))
-        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-before", point={"color": BLUE, "size": 34})
-        .encode(x=x, y=y)
-    )
-    here = alt.Chart(table(x=[rate], y=[plan.bill.usd_per_h]))
-    circle = here.mark_point(color=VERMILLION, filled=False, size=130, strokeWidth=2.4, opacity=1)
-    said = labels(table(x=[rate], y=[plan.bill.usd_per_h], text=["you are here"]), align="center", dy=-14)
-    drawn = alt.layer(line, circle.encode(x="x:Q", y="y:Q"), *said)
+    at = [(rate * (1 + at.more_frac), at.usd_per_h or 0.0) for at in every]
+    drawn = steps_chart(at, (rate, plan.bill.usd_per_h), "traffic [requests/s]")
     futures = (
         f"kept in all but {around.may_miss} of the {around.asked} hardest of {around.futures} futures"
         if around.futures
@@ -159,7 +129,34 @@ def staircase(plan: Plan) -> Figure | None:
         f"Cost by traffic: the cheapest fleet found of these worker types at each dot, {futures}; "
         f"another mix may cost less.{beyond}"
     )
-    return Figure("staircase", drawn.properties(width=WIDTH, height=HEIGHT), caption)
+    return Figure("staircase", drawn, caption)
+
+
+def steps_chart(at: Sequence[tuple[float, float]], here: tuple[float, float], title: str) -> Any:
+    """Cost [USD/h] over traffic as steps with dots, and a circle at the plan."""
+    import altair as alt
+
+    xs, ys = [each[0] for each in at], [each[1] for each in at]
+    x = alt.X(
+        "x:Q",
+        axis=alt.Axis(title=title, tickCount=6, format=",~f"),
+        scale=alt.Scale(domain=[0.9 * xs[0], 1.06 * xs[-1]], nice=False),
+    )
+    y = alt.Y(
+        "y:Q",
+        axis=alt.Axis(title="USD/h", tickCount=5, format=",~f"),
+        scale=alt.Scale(domain=[0, 1.25 * max(ys) or 1.0], nice=False),
+    )
+    line = (
+        alt.Chart(table(x=xs, y=ys))
+        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-before", point={"color": BLUE, "size": 34})
+        .encode(x=x, y=y)
+    )
+    mark = alt.Chart(table(x=here[:1], y=here[1:]))
+    circle = mark.mark_point(color=VERMILLION, filled=False, size=130, strokeWidth=2.4, opacity=1)
+    said = labels(table(x=here[:1], y=here[1:], text=["you are here"]), align="center", dy=-14)
+    drawn = alt.layer(line, circle.encode(x="x:Q", y="y:Q"), *said)
+    return drawn.properties(width=WIDTH, height=HEIGHT)
 
 
 def demand(plan: Plan) -> Figure:
@@ -179,7 +176,7 @@ def demand(plan: Plan) -> Figure:
         alt.Chart(table(x=edges_s / factor, y=np.append(rate, rate[-1])))
         .mark_line(color=BLUE, strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=_time(unit),
+            x=time_axis(unit, 6),
             y=alt.Y(
                 "y:Q",
                 axis=alt.Axis(title="requests/s", tickCount=5, format=",~f"),
@@ -197,14 +194,6 @@ def demand(plan: Plan) -> Figure:
         caption += "; dashed: the average to which the same traffic may grow"
     caption += "."
     return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
-
-
-def _time(unit: str) -> Any:
-    import altair as alt
-
-    return alt.X(
-        "x:Q", axis=alt.Axis(title=f"time [{unit}]", format=",~f", tickCount=6), scale=alt.Scale(nice=False)
-    )
 
 
 def _rule(at: float, text: str, colour: str) -> list[Any]:
@@ -263,10 +252,9 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
-            x=_time(unit),
+            x=time_axis(unit, 6),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, format=form, tickCount=5), scale=scale),
-            color=alt.Color("what:N", sort=names, legend=legend(names), scale=colours(names)),
-            strokeDash=alt.StrokeDash("what:N", sort=names, legend=legend(names), scale=dashes(names)),
+            **told_apart("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -274,23 +262,27 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
 
 def breaks(plan: Plan) -> Figure | None:
     """A bar for everything that may grow, as far as the plan holds."""
+    found = screen.breaks(plan)
+    caption = (
+        "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
+        "traffic as it is written."
+    )
+    return Figure("breaks", breaks_chart(found), caption) if found else None
+
+
+def breaks_chart(found: Sequence[screen.Breaks]) -> Any:
+    """A bar for each, with its text above it."""
     import altair as alt
 
-    found = screen.breaks(plan)
-    if not found:
-        return None
     rows = [
         {
             "label": each.label,
             "value": round(each.frac, 4),
             "kind": each.kind,
-            "text": f"{each.label}: {each.said}",
+            "text": f"{each.label}: {_price_text(each)}{each.said}",
         }
         for each in found
     ]
-    for row, each in zip(rows, found, strict=True):
-        if each.kind == "price":
-            row["text"] = f"{each.label}: {100 * each.frac:+.0f} %, {each.said}"
     kinds = ["slo", "loss", "price"]
     base = alt.Chart(data(rows)).encode(
         y=alt.Y("label:N", sort=None, axis=None),
@@ -310,11 +302,12 @@ def breaks(plan: Plan) -> Figure | None:
         ],
     )
     text = base.mark_text(align="left", dy=-5, color=INK, fontSize=11).encode(x=alt.value(2), text="text:N")
-    caption = (
-        "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
-        "traffic as it is written."
-    )
-    return Figure("breaks", alt.layer(drawn, text).properties(width=WIDTH, height=34 * len(rows)), caption)
+    return alt.layer(drawn, text).properties(width=WIDTH, height=34 * len(rows))
+
+
+def _price_text(each: screen.Breaks) -> str:
+    """How far a price may move; of the others, `said` says how far they may."""
+    return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 
 def latencies(plan: Plan) -> list[Figure]:
@@ -322,15 +315,17 @@ def latencies(plan: Plan) -> list[Figure]:
     found = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
-        curve = distribution(plan.simulation, metric, [limit.limit_s for limit in limits])
-        if len(curve.value_s) < 2:
-            continue
         shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
-        caption = (
-            f"Distribution of the {METRIC_NAMES[metric]}; the curve passes above the circle where {shown} "
-        )
-        caption += "is kept"
-        if curve.every > 1:
-            caption += f" (one run of engine steps in {curve.every})"
-        found.append(Figure(metric, distribution_chart(curve, metric, limits), f"{caption}."))
-    return found
+        said = f"; the curve passes above the circle where {shown} is kept"
+        found.append(latency(plan.simulation, metric, limits, said))
+    return [figure for figure in found if figure is not None]
+
+
+def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], said: str) -> Figure | None:
+    """The distribution of a latency, `said` in its caption; None where there are too few values to draw."""
+    curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
+    if len(curve.value_s) < 2:
+        return None
+    thinned = f" (one run of engine steps in {curve.every})" if curve.every > 1 else ""
+    caption = f"Distribution of the {METRIC_NAMES[metric]}{said}{thinned}."
+    return Figure(metric, distribution_chart(curve, metric, limits), caption)

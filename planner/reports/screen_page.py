@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from planner.reports import screen, screen_charts, words
@@ -17,21 +18,22 @@ LEFT_OUT = {
 
 
 def fragment(plan: Plan) -> str:
-    """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/page.css."""
+    """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/parts.css."""
     promised = f"<p class=note>{escape(words.promise(plan))}</p>"
-    return "\n".join([strip(plan), promised, glance(plan), cards(plan), charts(plan)])
+    said = [glance(screen.glance(plan)), cards(screen.cards(plan))]
+    return "\n".join([strip(screen.verdict(plan)), promised, *said, charts(plan)])
 
 
-def strip(plan: Plan) -> str:
-    return f"<h1 class=verdict>{escape(screen.verdict(plan))}</h1>"
+def strip(said: str, tag: str = "h1") -> str:
+    return f"<{tag} class=verdict>{escape(said)}</{tag}>"
 
 
-def glance(plan: Plan) -> str:
-    return headline([(each.name, each.value, each.note) for each in screen.glance(plan)])
+def glance(found: Sequence[screen.Glance]) -> str:
+    return headline([(each.name, each.value, each.note) for each in found])
 
 
-def cards(plan: Plan) -> str:
-    return f"<ul class=cards>{''.join(map(_card, screen.cards(plan)))}</ul>"
+def cards(found: Sequence[screen.Card]) -> str:
+    return f"<ul class=cards>{''.join(map(_card, found))}</ul>"
 
 
 def _card(card: screen.Card) -> str:

@@ -9,11 +9,10 @@ from html import escape
 
 from planner.documents.certificate import facts_document
 from planner.io.files import to_yaml
-from planner.reports import answers, charts, figures, output
-from planner.reports.drawing import Figure
+from planner.reports import answers, figures, output, shared_screen
 from planner.reports.facts import costs_more, percent, sentences
 from planner.reports.output import Document
-from planner.reports.page import bullets, chart, headline, page, section, table
+from planner.reports.page import bullets, page, section, table
 from planner.reports.words import (
     HOURS_PER_MONTH,
     Rows,
@@ -21,7 +20,6 @@ from planner.reports.words import (
     bill_lines,
     counted,
     describe,
-    level0_proof,
     listed,
     promise,
     usd,
@@ -223,47 +221,6 @@ def answer(plan: SharedPlan) -> str:
     )
 
 
-def figures_of(plan: SharedPlan) -> list[tuple[str, str, str]]:
-    """The figures one asks for first: name, value, note."""
-    total, paid = _totals(plan), plan.bill
-    kept = sum(one.verdict.holds for one in plan.plans.values())
-    proof = level0_proof(is_exact=plan.is_exact, is_exhausted=plan.is_exhausted)
-    return [
-        (
-            "Cost",
-            usd(paid.usd_per_h) + "/h",
-            (f"whole nodes; {usd(paid.by_gpu_usd_per_h)}/h by the GPU, " if paid.idle_gpus else "")
-            + f"{paid.usd_per_h * HOURS_PER_MONTH:,.0f} USD per month",
-        ),
-        ("GPUs", str(total["gpus"]), counted(sum(fleet.workers for fleet in plan.fleets), "worker")),
-        ("Power", f"{total['power_w'] / 1e3:,.1f} kW", "provisioned, GPUs only"),
-        (
-            "Promises",
-            f"{kept} of {len(plan.plans)}",
-            "kept on the traffic as written" if plan.in_production else "kept in the simulations",
-        ),
-        (
-            "Certificate",
-            proof if plan.is_exhausted else "not closed",
-            f"best with one worker type per pool{', on paper' if plan.in_production else ''}"
-            if plan.is_exhausted
-            else f"gap to the bound {percent(plan.gap_frac)}",
-        ),
-    ]
-
-
-def comparison(plan: SharedPlan) -> Figure:
-    """What each LLM takes, beside what it would take with all of the fleet for itself."""
-    bars = []
-    for name, one in plan.plans.items():
-        bars.append(charts.Bar(name, one.value, is_plan=True))
-        if plan.in_production:
-            bars.append(charts.Bar(f"{name}, on paper", plan.paper[name]))
-        bars.append(charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]))
-    caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
-    return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
-
-
 def fleet_rows(plan: SharedPlan) -> Rows:
     """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict; with futures the
     objective on paper, and in how many the SLO is kept.
@@ -347,16 +304,12 @@ def render_report(plan: SharedPlan) -> str:
     )
     nodes = node_rows(plan)
     body = [
-        f"<header><p class=eyebrow>Fleet plan for {counted(len(plan.plans), 'LLM')} on one stock</p>",
-        f"<h1>{escape(answer(plan))}</h1>",
-        *(f"<p class=lead><strong>Mind:</strong> {escape(said)}.</p>" for said in sentences(plan.warnings)),
+        f"<header><p class=eyebrow>Fleet plan · {counted(len(plan.plans), 'LLM')} on one stock"
+        f" · seed {plan.seed}</p>",
+        shared_screen.fragment(plan),
         "</header>",
-        headline(figures_of(plan)),
-        section(
-            "Fleets",
-            table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))
-            + chart(comparison(plan), wide=True),
-        ),
+        *([section("Mind", bullets(sentences(plan.warnings)))] if plan.warnings else []),
+        section("Fleets", table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))),
         *(
             [
                 section(

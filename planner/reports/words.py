@@ -126,48 +126,6 @@ def limit_text(limit: Limit) -> str:
     return f"{percent(limit.percentile_frac)} {WHAT[limit.metric]} {show_s(limit.limit_s)}"
 
 
-def headline(plan: Plan) -> list[tuple[str, str, str]]:
-    """The figures one asks for first: name, value, note."""
-    fleet, certificate, power = plan.fleet, plan.certificate, plan.power
-    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
-    if proof == NOT_EXHAUSTED:
-        proved, over = "not closed", f"gap to the bound {percent(certificate.gap_frac)}"
-    else:
-        proved, over = proof, "best with one worker type per pool"
-        over += ", and of any mix" if certificate.beyond_exact else ""
-    paid = plan.bill
-    month_usd = paid.usd_per_h * HOURS_PER_MONTH
-    made = certificate.answer("production")
-    kept = f"{made.kept_in.kept} of {made.kept_in.futures}" if made and made.kept_in else ""
-    return [
-        (
-            "Cost",
-            usd(paid.usd_per_h) + "/h",
-            (f"whole nodes; {usd(paid.by_gpu_usd_per_h)}/h by the GPU, " if paid.idle_gpus else "")
-            + f"{month_usd:,.0f} USD per month, {plan.usd_per_million_tokens:.3g} per million tokens",
-        ),
-        *([("Kept in", kept, "futures that the search had not seen")] if kept else []),
-        (
-            "GPUs",
-            str(fleet.gpus),
-            counted(fleet.workers, "worker")
-            + (f"; {paid.owned_gpus} owned, {paid.rented_gpus} rented" if paid.owned_gpus else "")
-            + (f"; {paid.idle_gpus} more are paid and idle" if paid.idle_gpus else ""),
-        ),
-        (
-            "Power",
-            f"{fleet.power_w / 1e3:,.1f} kW",
-            "provisioned, GPUs only" + (f"; {power.mean_w / 1e3:,.1f} kW expected" if power else ""),
-        ),
-        (
-            "Promise",
-            "kept" if plan.verdict.holds else "missed",
-            f"{percent(plan.verdict.attainment_frac)} of requests keep all limits",
-        ),
-        ("Proof on paper", proved, over),
-    ]
-
-
 NOT_EXHAUSTED = "NOT exhausted"
 
 

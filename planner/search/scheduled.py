@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.controllers.timetable import Timetable
-from planner.domain import Slo
+from planner.domain import Slo, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.search.problem import Progress, silent
@@ -145,8 +145,13 @@ def _check(market: Market, demand: Demand, served: Sequence[Served]) -> None:
         for c, unit in each.units.items():
             capacity = market.capacities[c]
             where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
-            if (gpus := sum(pool.count * pool.type.gpus for pool in unit.pools)) != capacity.gpus:
-                raise InputError(f"{where}: gpus is {capacity.gpus}, its fleet has {gpus}; make them one")
+            gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
+            if gpus != sum(capacity.on.values()):
+                said = sum(capacity.on.values())
+                raise InputError(f"{where}: gpus is {said}, its fleet has {gpus}; make them one")
+            for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
+                if row_of(gpu) not in capacity.on:
+                    raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
             if (unit.llm, unit.policies) != (first.llm, first.policies):
                 raise InputError(
                     f"{where}: its fleet serves {unit.llm.name} with policies of its own; all workers of an "
@@ -187,8 +192,9 @@ def _pools(market: Market, firm: Counts, spot: Counts, each: Served) -> Iterator
     for counts, is_spot in ((firm, False), (spot, True)):
         for c, unit in each.units.items():
             capacity = market.capacities[c]
-            offer = market.offer(capacity)
+            offers = {offer.gpu: offer for offer, _ in market.offers_of(capacity)}
             for pool in unit.pools if counts[c].any() else ():
+                offer = offers[row_of(pool.type.gpu.name) if capacity.beside else capacity.gpu]
                 sizes = counts[c] * pool.count
                 worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))
                 name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
@@ -293,7 +299,7 @@ def _trimmed(
 def _usd_per_rate(market: Market, c: int) -> float:
     """What a firm worker costs at most, through what it sustains."""
     capacity = market.capacities[c]
-    return capacity.gpus * market.offer(capacity).highest_usd_per_h / capacity.rate_rps
+    return market.highest_usd_per_h(capacity) / capacity.rate_rps
 
 
 def _held(

@@ -36,7 +36,7 @@ from planner.search import findings
 from planner.search.best_fleet import best_of
 from planner.search.bill import Bill, bill
 from planner.search.bounds import checked_bound
-from planner.search.certify import certified
+from planner.search.certify import certified, with_around
 from planner.search.joint_limits import beside
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.owned import paid, paid_at_least
@@ -135,8 +135,12 @@ class SharedPlan:
     @property
     def bill(self) -> Bill:
         """What is paid for all of them, on the nodes that they share."""
-        pools = tuple(pool for fleet in self.fleets for pool in fleet.pools)
-        return bill(Fleet(self.fleets[0].llm, pools), self.placement)
+        return bill(self.workers, self.placement)
+
+    @property
+    def workers(self) -> Fleet:
+        """All of them, as if of one fleet; of a bill, an LLM is no matter."""
+        return Fleet(self.fleets[0].llm, tuple(pool for fleet in self.fleets for pool in fleet.pools))
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
@@ -150,8 +154,10 @@ def plan_together(
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: Progress = silent,
+    around: bool = False,
 ) -> SharedPlan:
-    """The cheapest fleets that keep the SLO of every LLM within the limits that they share.
+    """The cheapest fleets that keep the SLO of every LLM within the limits that they share; `around`: with
+    what holds around each of them, as for one LLM.
 
     Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
     or all of them not together; the message then names the limits and the least more of each that would do.
@@ -177,7 +183,7 @@ def plan_together(
     made = share_production(known, limits, deadline, progress) if is_safe else None
     searched, leave = _as_run(paper, made, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
-    plans = _plans(parts, searched, leave, made, catalog, seed, deadline)
+    plans = _plans(parts, searched, leave, made, catalog, seed, deadline, around=around)
     level0 = paper.level0
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
@@ -259,19 +265,17 @@ def _plans(
     catalog: Catalog,
     seed: int,
     deadline: float,
+    *,
+    around: bool,
 ) -> list[Plan]:
     """The plan of each LLM with its certificate."""
     plans = []
     for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
         until = [(replace(problem, deadline=deadline), found) for problem, found in each]
-        plan = certified(
-            until,
-            part.trace,
-            catalog,
-            seed=seed,
-            deadline=deadline,
-            made=None if made is None else made.made[k],
-        )
+        own = None if made is None else made.made[k]
+        plan = certified(until, part.trace, catalog, seed=seed, deadline=deadline, made=own)
+        if around:
+            plan = with_around(plan, best_of(until), own)
         if (left := leave[k]) is not None:
             certificate = replace(plan.certificate, assumptions=(left, *plan.certificate.assumptions))
             plan = replace(plan, certificate=certificate)

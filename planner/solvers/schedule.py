@@ -3,19 +3,19 @@
 Sets   m LLM     c worker type of an LLM (`Capacity`)     g GPU     t window; after the last comes the first
 Data   r_mt   arrival rate                                                          [requests/s]
        k_c    rate one worker sustains within the SLO;  a_c  what interruptions leave of it on spot GPUs
-       n_c, w_c  GPUs and Watts of a worker
+       n_cg, w_c  GPUs of each kind, and Watts, of a worker
        p_g, o_g, s_g  price of a GPU reserved for all windows, on demand, on spot       [USD/h]
        b_c    cost of starting a worker: its GPUs while it loads, at their highest price        [USD]
-       i_g    interruptions of a spot worker                                        [1/h]
+       i_g    interruptions of a spot worker; of one with several kinds of GPUs, their sum      [1/h]
        G_g, Q, B  stock of GPUs, Watts, USD/h on average;   phi  share spot may carry;   H  hours of a window
 Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
        R_g, O_gt GPUs reserved and on demand                                  (all integer >= 0)
 
-  min   sum_g p_g R_g + mean_t [ sum_g o_g O_gt + sum_c (s_g n_c + i_g b_c) y_ct + b_c (u_ct + v_ct) / H ]
+  min   sum_g p_g R_g + mean_t [ sum_g o_g O_gt + sum_c (s_g n_cg + i_g b_c) y_ct + b_c (u_ct + v_ct) / H ]
   s.t.  served_mt     sum_{c of m} k_c (x_ct + a_c y_ct) >= r_mt
         firm_mt       sum_{c of m} k_c x_ct >= (1 - phi) r_mt
-        held_gt       sum_{c on g} n_c x_ct <= R_g + O_gt
-        stock_gt      R_g + O_gt + sum_{c on g} n_c y_ct <= G_g
+        held_gt       sum_{c on g} n_cg x_ct <= R_g + O_gt
+        stock_gt      R_g + O_gt + sum_{c on g} n_cg y_ct <= G_g
         started_ct    x_ct - x_c,t-1 <= u_ct,   y_ct - y_c,t-1 <= v_ct
         power_t       sum_c w_c (x_ct + y_ct) <= Q
         budget        the objective <= B
@@ -72,7 +72,9 @@ class Offer:
 class Capacity:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
-    `fleet` is the file whose pools one worker is: only who simulates it reads that.
+    A worker here may be a whole of several engines, such as prefill and decode workers; where these have
+    other kinds of GPUs too, `beside` says how many of each. `fleet` is the file whose pools one worker is:
+    only who simulates it reads that.
     """
 
     llm: str
@@ -83,6 +85,12 @@ class Capacity:
     power_w: float = 0.0
     start_s: float = 300.0
     fleet: Path | None = None
+    beside: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def on(self) -> dict[str, int]:
+        """GPUs of each kind that one worker has."""
+        return {self.gpu: self.gpus, **dict(self.beside)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +104,20 @@ class Market:
     cost_usd_per_h: float | None = None
     slos: Mapping[str, Slo] = field(default_factory=dict)
 
-    def offer(self, capacity: Capacity) -> Offer:
-        return next(offer for offer in self.offers if offer.gpu == capacity.gpu)
+    def offers_of(self, capacity: Capacity) -> list[tuple[Offer, int]]:
+        """What the GPUs of a worker cost, and how many there are of each kind."""
+        return [(offer, capacity.on[offer.gpu]) for offer in self.offers if offer.gpu in capacity.on]
+
+    def highest_usd_per_h(self, capacity: Capacity) -> float:
+        """Of a worker's GPUs, at their highest prices."""
+        return sum(offer.highest_usd_per_h * gpus for offer, gpus in self.offers_of(capacity))
+
+    def interruptions_per_h(self, capacity: Capacity) -> float:
+        """Of a spot worker, which ends with any part of it."""
+        return sum(offer.interruptions_per_h for offer, _ in self.offers_of(capacity))
+
+    def is_on_spot(self, capacity: Capacity) -> bool:
+        return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(capacity))
 
     def limits(self) -> dict[FleetLimit, float]:
         """Every limit that is set."""
@@ -108,18 +128,16 @@ class Market:
 
     def spot_worker_usd_per_h(self, capacity: Capacity) -> float:
         """A spot worker's GPUs and, for every interruption, a start."""
-        offer = self.offer(capacity)
-        return (offer.spot_usd_per_h or 0.0) * capacity.gpus + offer.interruptions_per_h * self.start_usd(
-            capacity
-        )
+        rent = sum((offer.spot_usd_per_h or 0.0) * gpus for offer, gpus in self.offers_of(capacity))
+        return rent + self.interruptions_per_h(capacity) * self.start_usd(capacity)
 
     def start_usd(self, capacity: Capacity) -> float:
         """b_c."""
-        return capacity.start_s / 3600 * capacity.gpus * self.offer(capacity).highest_usd_per_h
+        return capacity.start_s / 3600 * self.highest_usd_per_h(capacity)
 
     def spot_share(self, capacity: Capacity) -> float:
         """a_c: an interrupted worker is away for the time of a start."""
-        return max(1 - self.offer(capacity).interruptions_per_h * capacity.start_s / 3600, 0.0)
+        return max(1 - self.interruptions_per_h(capacity) * capacity.start_s / 3600, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +215,7 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
     workers = np.zeros((len(market.capacities), demand.rate_rps.shape[1]), np.int64)
     for m, llm in enumerate(demand.llms):
         own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
-        prices = {
-            c: market.capacities[c].gpus * market.offer(market.capacities[c]).highest_usd_per_h for c in own
-        }
+        prices = {c: market.highest_usd_per_h(market.capacities[c]) for c in own}
         cheapest = min(own, key=lambda c: prices[c] / market.capacities[c].rate_rps)
         rate = demand.rate_rps[m]
         needed = np.ceil(rate / market.capacities[cheapest].rate_rps - 1e-9)
@@ -220,15 +236,13 @@ def bought(market: Market, demand: Demand, workers: Counts, spot_workers: Counts
     on_demand = np.zeros((len(market.offers), windows), np.int64)
     cost = 0.0
     for g, offer in enumerate(market.offers):
-        own = [c for c, capacity in enumerate(market.capacities) if capacity.gpu == offer.gpu]
-        gpus = sum((market.capacities[c].gpus * workers[c] for c in own), np.zeros(windows, np.int64))
+        each = [capacity.on.get(offer.gpu, 0) for capacity in market.capacities]
+        gpus = sum((n * workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
         levels = [0, *np.unique(gpus).tolist()] if offer.reserved_usd_per_h is not None else [0]
         if offer.on_demand_usd_per_h is None:
             levels = [int(gpus.max())]
         if offer.stock is not None:
-            spot = sum(
-                (market.capacities[c].gpus * spot_workers[c] for c in own), np.zeros(windows, np.int64)
-            )
+            spot = sum((n * spot_workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
             levels = [level for level in levels if level + spot.max() <= offer.stock] or levels[:1]
         bills = [
             (offer.reserved_usd_per_h or 0.0) * level
@@ -276,13 +290,12 @@ def broken(market: Market, demand: Demand, found: Schedule) -> str | None:
             return f"served {llm}"
         if (firm < (1 - market.most_spot_frac) * demand.rate_rps[m] * (1 - 1e-6) - 1e-9).any():
             return f"firm {llm}"
-    gpus = np.array([capacity.gpus for capacity in market.capacities])[:, None]
     for g, offer in enumerate(market.offers):
-        own = [c for c, capacity in enumerate(market.capacities) if capacity.gpu == offer.gpu]
+        gpus = np.array([capacity.on.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
         there = found.reserved_gpus[g] + found.on_demand_gpus[g]
-        if ((gpus * found.workers)[own].sum(axis=0) > there).any():
+        if (gpus @ found.workers > there).any():
             return f"held {offer.gpu}"
-        spot = (gpus * found.spot_workers)[own].sum(axis=0)
+        spot = gpus @ found.spot_workers
         if offer.stock is not None and (there + spot > offer.stock).any():
             return f"stock {offer.gpu}"
     watts = np.array([capacity.power_w for capacity in market.capacities])[:, None]
@@ -302,17 +315,12 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     """
     capacities, offers = market.capacities, market.offers
     count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
-    size, watts, rate, start_usd = (
+    watts, rate, start_usd = (
         np.array([value(c) for c in capacities], float)
-        for value in (lambda c: c.gpus, lambda c: c.power_w, lambda c: c.rate_rps, market.start_usd)
+        for value in (lambda c: c.power_w, lambda c: c.rate_rps, market.start_usd)
     )
     share = np.array(
-        [
-            market.spot_share(c)
-            if market.most_spot_frac and market.offer(c).spot_usd_per_h is not None
-            else 0.0
-            for c in capacities
-        ]
+        [market.spot_share(c) if market.most_spot_frac and market.is_on_spot(c) else 0.0 for c in capacities]
     )
     covers, most = [], np.zeros(2 * count)
     for m, llm in enumerate(demand.llms):
@@ -325,7 +333,7 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
         if len(spot):
             firm = np.concatenate((rate[own], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
-    on = np.array([[c.gpu == offer.gpu for c in capacities] for offer in offers]) * size
+    on = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
     rows = np.vstack(

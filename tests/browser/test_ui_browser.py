@@ -41,7 +41,16 @@ need_browser("streamlit")
 SAMPLE = repository_dir("examples") / "traces" / "azure-conversation-sample.csv"
 PICTURES = Path(__file__).parents[1] / "data" / "browser"
 TABS = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
-PAGES = ("What if", "Day", "Schedule", "Prefixes and tenants", "Several LLMs", "Validation", "Saved plans")
+PAGES = (
+    "What if",
+    "Day",
+    "Schedule",
+    "Prefixes and tenants",
+    "Several LLMs",
+    "Validation",
+    "Watch",
+    "Saved plans",
+)
 MOST_STOPS = 12  # of the keyboard, to Plan
 FOREIGN = "when,who,asked_for,got\n" + "".join(
     f"2026-03-01T00:{k // 60:02d}:{k % 60:02d}Z,u{k % 3},{200 + k % 50},{20 + k % 9}\n" for k in range(240)
@@ -82,7 +91,7 @@ def test_browser_first_plan_in_three_clicks_to_a_manifest(browser: Any, address:
     for name in TABS:
         page.get_by_role("tab", name=name).click()
         page.get_by_role("tabpanel", name=name).wait_for()
-        looked_at(page, f"answer-{name}")
+        looked_at(page, f"answer-{name}", "[role=tabpanel]")
 
 
 def test_browser_sliders_answer_without_the_server(browser: Any, address: str) -> None:

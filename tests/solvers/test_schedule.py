@@ -59,21 +59,25 @@ def assert_keeps_constraints(market: Market, asked: Demand, found: Schedule) -> 
         firm_rps, spot_rps = dict.fromkeys(asked.llms, 0.0), dict.fromkeys(asked.llms, 0.0)
         watts = 0.0
         for c, each in enumerate(market.capacities):
-            g, offer = offers[each.gpu]
             firm, spot = int(found.workers[c, t]), int(found.spot_workers[c, t])
-            firm_gpus[g] += each.gpus * firm
-            spot_gpus[g] += each.gpus * spot
-            away = offer.interruptions_per_h * each.start_s / HOUR_S
+            parts = [(*offers[gpu], gpus) for gpu, gpus in each.on.items()]
+            for g, _, gpus in parts:
+                firm_gpus[g] += gpus * firm
+                spot_gpus[g] += gpus * spot
+            interruptions = sum(offer.interruptions_per_h for _, offer, _ in parts)
+            away = interruptions * each.start_s / HOUR_S
             firm_rps[each.llm] += each.rate_rps * firm
             spot_rps[each.llm] += each.rate_rps * (1 - away) * spot
             watts += each.power_w * (firm + spot)
-            dearest = max(
-                p for p in (offer.on_demand_usd_per_h, offer.reserved_usd_per_h, offer.spot_usd_per_h) if p
+            dearest = sum(
+                gpus * max(p for p in (o.on_demand_usd_per_h, o.reserved_usd_per_h, o.spot_usd_per_h) if p)
+                for _, o, gpus in parts
             )
-            start_usd = each.start_s / HOUR_S * each.gpus * dearest
+            start_usd = each.start_s / HOUR_S * dearest
             for now, before in ((firm, found.workers[c, t - 1]), (spot, found.spot_workers[c, t - 1])):
                 bill += max(now - int(before), 0) * start_usd
-            bill += spot * (each.gpus * (offer.spot_usd_per_h or 0) + offer.interruptions_per_h * start_usd)
+            rent = sum(gpus * (offer.spot_usd_per_h or 0) for _, offer, gpus in parts)
+            bill += spot * (rent + interruptions * start_usd)
         for m, llm in enumerate(asked.llms):
             assert firm_rps[llm] + spot_rps[llm] >= asked.rate_rps[m, t] * (1 - 1e-6)
             assert firm_rps[llm] >= (1 - market.most_spot_frac) * asked.rate_rps[m, t] * (1 - 1e-6)
@@ -91,7 +95,7 @@ def assert_keeps_constraints(market: Market, asked: Demand, found: Schedule) -> 
 def enumerated(market: Market, asked: Demand, most: int) -> float:
     """Cheapest over all firm and spot counts up to `most` in every window and all reserved GPUs."""
     windows = asked.rate_rps.shape[1]
-    spot_most = [most if market.offer(c).spot_usd_per_h is not None else 0 for c in market.capacities]
+    spot_most = [most if market.is_on_spot(c) else 0 for c in market.capacities]
     choices = list(
         itertools.product(*(range(most + 1) for _ in market.capacities), *(range(n + 1) for n in spot_most))
     )
@@ -104,11 +108,9 @@ def enumerated(market: Market, asked: Demand, most: int) -> float:
     best = np.inf
     for week in itertools.product(*fitting):
         counts = np.array(week, np.int64).T
-        gpus = np.array([c.gpus for c in market.capacities])
         options = []
         for offer in market.offers:
-            own = [i for i, c in enumerate(market.capacities) if c.gpu == offer.gpu]
-            need = gpus[own] @ counts[:size][own]
+            need = np.array([c.on.get(offer.gpu, 0) for c in market.capacities]) @ counts[:size]
             reserved = range(int(need.max()) + 1) if offer.reserved_usd_per_h is not None else range(1)
             options.append(
                 min(
@@ -141,9 +143,7 @@ def _fits(market: Market, one: Demand, firm: tuple[int, ...], spot: tuple[int, .
         if carried < (1 - market.most_spot_frac) * rate - 1e-9 or carried + extra < rate - 1e-9:
             return False
     for offer in market.offers:
-        used = sum(
-            c.gpus * (firm[i] + spot[i]) for i, c in enumerate(market.capacities) if c.gpu == offer.gpu
-        )
+        used = sum(c.on.get(offer.gpu, 0) * (firm[i] + spot[i]) for i, c in enumerate(market.capacities))
         if offer.stock is not None and used > offer.stock:
             return False
     watts = sum(c.power_w * (firm[i] + spot[i]) for i, c in enumerate(market.capacities))
@@ -296,6 +296,59 @@ def test_rounding_cuts_no_whole_workers_off() -> None:
             for t, needed_rps in enumerate(cover.needed_rps):
                 covering = counts[counts @ cover.rate_rps >= needed_rps * (1 - 1e-9)]
                 assert (covering @ rows[t]).min() >= least[t] - 1e-9
+
+
+def test_a_worker_of_two_kinds_of_gpu_takes_both_and_is_paid_for_both() -> None:
+    """4 a at 1 USD/h and 2 b, reserved at 2: in hours of 10, 10, 20 requests/s one, one and two workers, so
+    4, 4, 8 of a on demand, 16 / 3 USD/h, and 4 of b reserved, 8; a start in the third hour, 6 min of 8.
+    """
+    offers = (Offer("a", 1.0), Offer("b", None, 2.0, stock=4))
+    pair = Capacity("llm0", "pair", "a", 4, 10.0, start_s=360.0, beside=(("b", 2),))
+    market, asked = Market(offers, (pair,)), demand([10.0, 10.0, 20.0])
+    found = exactly(market, asked)
+    assert found.workers.tolist() == [[1, 1, 2]]
+    assert found.on_demand_gpus.tolist() == [[4, 4, 8], [0, 0, 0]] and found.reserved_gpus.tolist() == [0, 4]
+    assert found.cost_usd_per_h == pytest.approx(16 / 3 + 8 + 0.1 * 8 / 3)
+    with pytest.raises(InfeasibleError, match="2 more GPUs of b"):
+        schedule(market, demand([30.0]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_of_two_kinds_of_gpu_are_the_cheapest_of_all_enumerated(seed: int) -> None:
+    """One of both kinds, one of one kind alone; both on spot."""
+    rng = np.random.default_rng(seed)
+    prices = rng.uniform(1, 4, 3)
+    offers = (
+        Offer("a", prices[0], 0.7 * prices[0], 0.4 * prices[0], 0.2),
+        Offer("b", prices[1], None, 0.5 * prices[1], 0.1, stock=5),
+    )
+    capacities = (
+        Capacity("llm0", "pair", "a", 2, rng.uniform(6, 9), beside=(("b", 1),)),
+        Capacity("llm0", "alone", "a", 4, rng.uniform(5, 9)),
+    )
+    market = Market(offers, capacities, most_spot_frac=0.5)
+    asked = demand(rng.uniform(2, 16, 2).tolist())
+    assert exactly(market, asked).cost_usd_per_h == pytest.approx(enumerated(market, asked, 3), rel=2e-3)
+
+
+def test_a_worker_of_several_kinds_of_gpu_is_read_and_half_a_one_refused(tmp_path: Path) -> None:
+    def of(gpu: str) -> Market:
+        file = tmp_path / "schedule.yaml"
+        file.write_text(
+            "gpus: {a: {on_demand: 1 usd/h}, b: {on_demand: 2 usd/h}}\n"
+            f"capacity: [{{llm: x, worker: w, {gpu}, rate: 3 req/s}}]\n"
+        )
+        return read_market(file)
+
+    assert of("gpu: {a: 4, b: 2}").capacities[0].on == {"a": 4, "b": 2}
+    for gpu, said in (
+        ("gpu: {a: 4, b: 2}, gpus: 4", "gpu says how many there are of each"),
+        ("gpu: {a: 4, c: 2}", "'c' has no price under gpus"),
+        ("gpu: {a: 0}", "a"),
+        ("gpu: {}", "expected a GPU"),
+    ):
+        with pytest.raises(InputError, match=said):
+            of(gpu)
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -28,6 +28,27 @@ DESK, PHONE = 1440, 390
 CELLS = (36, 25)  # of a picture that is compared
 FAR, MOST_FAR_FRAC = 40, 0.08  # of 255: a cell this far off is another; so many may be
 
+STILL = """
+  new MutationObserver((_, seen) => {
+    if (!document.head) return
+    const style = document.createElement("style")
+    style.textContent = "*, *::before, *::after { animation: none !important; transition: none !important }"
+    document.head.append(style)
+    seen.disconnect()
+  }).observe(document, { childList: true, subtree: true })
+"""
+"""Nothing moves: without a graphics card a spinner takes a core, which the plan then lacks."""
+QUIET_MS = 200
+QUIET = """
+  quiet_ms => {
+    const app = document.querySelector("[data-testid=stApp]")
+    const isRunning = app?.dataset.testScriptState !== "notRunning"
+    const isBusy = isRunning || document.querySelector("[data-stale=true]")
+    const now = performance.now()
+    window.quietSince = isBusy ? undefined : window.quietSince ?? now
+    return !isBusy && now - window.quietSince >= quiet_ms
+  }
+"""
 NO_TEXT = """
   * { color: transparent !important; caret-color: transparent !important; transition: none !important;
       animation: none !important }
@@ -83,8 +104,9 @@ def chromium() -> Iterator[Any]:
 
 
 def opened(browser: Any, address: str, width: int = DESK, scheme: str = "light") -> Any:
-    """A browser of its own, with the app in it."""
+    """A browser of its own, with the app in it, in which nothing moves."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.add_init_script(STILL)
     return tab(context, address)
 
 
@@ -113,9 +135,8 @@ def planned(page: Any) -> None:
 
 def settled(page: Any) -> None:
     """A key that is pressed while the script runs is lost with the element it was for."""
-    page.wait_for_timeout(500)
-    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
-    page.wait_for_function("!document.querySelector('[data-stale=true]')")
+    page.evaluate("window.quietSince = undefined")
+    page.wait_for_function(QUIET, arg=QUIET_MS)
 
 
 def typed(page: Any, name: str, value: str) -> None:
@@ -129,7 +150,7 @@ def chosen(page: Any, label: str, name: str) -> None:
     """Choose from a list, which closes again where the page scrolls after the click."""
     box = page.get_by_role("combobox", name=label)
     box.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)
+    settled(page)
     box.click()
     page.get_by_role("option", name=name, exact=True).click()
     settled(page)
@@ -142,16 +163,16 @@ def go(page: Any, name: str) -> None:
     settled(page)
 
 
-def looked_at(page: Any, name: str) -> None:
-    """It fits the screen's width, axe finds nothing, and a picture of it is kept where one is asked for."""
+def looked_at(page: Any, name: str, part: str = "html") -> None:
+    """It fits the screen's width, axe finds nothing in `part`; a picture is kept where one is asked for."""
     settled(page)
-    page.wait_for_timeout(600)  # what fades, fades
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
     if folder := os.environ.get("FLEETPLAN_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")
     if AXE:
-        page.add_script_tag(path=AXE)
-        found = page.evaluate("rules => axe.run(document, {runOnly: rules})", RULES)
+        if not page.evaluate("Boolean(window.axe)"):
+            page.add_script_tag(path=AXE)
+        found = page.evaluate("([part, rules]) => axe.run(part, {runOnly: rules})", [part, RULES])
         told = [(rule["id"], node["html"]) for rule in found["violations"] for node in rule["nodes"]]
         assert told == [], name
 

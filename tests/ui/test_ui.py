@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 import yaml
+from live_metrics import exported
 from typer.testing import CliRunner
+
+import fleetplan
 
 pytest.importorskip("streamlit", reason="needs the extra 'ui'")
 
@@ -26,12 +29,14 @@ from planner.commands import ui
 from planner.documents.catalog import read_catalog
 from planner.documents.day import parse_day
 from planner.documents.markets import parse_market
+from planner.documents.plan import read_written
 from planner.documents.slo import METRICS
 from planner.documents.task import parse_task, read_task
 from planner.documents.together import entries
 from planner.errors import InputError, PlannerError
 from planner.io.files import package_text, repository_dir
 from planner.reports import drawing
+from planner.simulator.replay import simulate
 from planner.traffic.reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
@@ -817,7 +822,7 @@ def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
         {"role": "decode", "count": 2, "tp": 4, "gpu": "h100-80g"},
     ]
     plan = {"llm": "x", "workers": pools, "rate_rps": 30.0}
-    found = market.unit(plan, CATALOG.gpu("h100-80g"))
+    found = market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
     assert (found["gpus"], found["rate"], found["power"]) == (10, "15 req/s", "7000 W")
     assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
 
@@ -834,11 +839,27 @@ PAIR: dict[str, Any] = {
 }
 
 
-def test_a_plan_of_two_kinds_of_gpu_is_refused_by_a_schedule() -> None:
-    """One line, and no figures of ours in their place."""
-    assert "it has a100-80g and h100-80g" in market.refused(PAIR)
-    one = [pool | {"gpu": "h100-80g"} for pool in PAIR["workers"]]
-    assert market.refused(PAIR | {"workers": one}) == ""
+def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> None:
+    """10 workers of 2 H100 and one of 4 A100, at 700 and 400 W, carry 20 requests/s together. The line of
+    GPUs is read as it is written.
+    """
+    kinds = {name: CATALOG.gpu(name) for name in market.kinds(PAIR)}
+    found = market.unit(PAIR, kinds)
+    assert found["gpu"] == {"h100-80g": 20, "a100-80g": 4} and "gpus" not in found
+    assert (found["rate"], found["power"]) == ("20 req/s", "15600 W")
+    assert market.on_text(found) == "20 × h100-80g + 4 × a100-80g"
+    assert market.on_of(market.on_text(found)) == {"gpu": found["gpu"]}
+    task = parse_task(
+        {"safety": "none", "llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": [*kinds]}},
+        CATALOG,
+    )
+    offers = {name: market.offered(PAIR, gpu, task) for name, gpu in kinds.items()}
+    assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].on == found["gpu"]
+
+
+@pytest.mark.parametrize("text", ["h100-80g", "4 h100-80g", "", "x × h100-80g"])
+def test_gpus_that_are_no_number_of_a_kind_are_left_to_the_reader(text: str) -> None:
+    assert market.on_of(text) == {"gpu": text}
 
 
 @pytest.mark.parametrize(
@@ -863,7 +884,10 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
     offer = market.offered(plan, CATALOG.gpu("h100-80g"), task)
     assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
     assert market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
-    found = {"gpus": {"h100-80g": offer}, "capacity": [market.unit(plan, CATALOG.gpu("h100-80g"))]}
+    found = {
+        "gpus": {"h100-80g": offer},
+        "capacity": [market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
+    }
     sold = parse_market(found | {"limits": market.limits(task)})
     assert sold.offers[0].stock == stock and sold.power_w == 80_000
 
@@ -879,15 +903,20 @@ def test_a_schedule_begins_with_the_plans_stock_and_makes_nothing_up() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_figures_are_not_made_up_for_a_plan_that_is_no_worker(folder: Path) -> None:
-    """A plan of H100 and A100 was left out, and ten requests/s per worker stood in its place."""
+def test_a_plan_of_two_kinds_of_gpu_begins_a_schedule_as_it_is(folder: Path) -> None:
+    """It was left out. One such worker is the fleet: the schedule takes all of it at a time."""
     planned("8" * 32)
     Store(folder).keep_result("pair", PAIR, b"")
     with sqlite3.connect(folder / "fleetplan.sqlite") as db:
         db.execute("update plans set result = 'pair' where session = ?", ("8" * 32,))
     at = opened("schedule", "8" * 32)
-    assert any("it has a100-80g and h100-80g" in said for said in shown(at.error))
-    assert "Made-up figures" not in text_of(at) and "capacity: []" in typed(at, "schedule.yaml").value
+    assert not at.error and "Made-up figures" not in text_of(at)
+    asked = yaml.safe_load(typed(at, "schedule.yaml").value)
+    assert asked["capacity"][0]["gpu"] == {"h100-80g": 20, "a100-80g": 4}
+    assert (asked["gpus"]["h100-80g"]["stock"], asked["gpus"]["a100-80g"]["stock"]) == (32, 64)
+    at.button(key="schedule_start").click().run()
+    assert not at.exception and not at.error
+    assert {row[0] for row in tables(at)[0]} == {"h100-80g", "a100-80g"}
 
 
 OWN_DAY = """
@@ -1006,6 +1035,51 @@ def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
     assert (
         "An endless cache would spare" in at.subheader[0].value and "workers of pre" in at.subheader[1].value
     )
+
+
+def test_an_answer_on_paper_comes_first_where_production_is_asked_for() -> None:
+    """It says what is bought, of which fleet; a plan on paper alone has no such thing."""
+    asked = question.document(question.sample(CATALOG), CATALOG)
+    trace = str(EXAMPLES / "traces" / "azure-conversation-sample.csv")
+    request = {"question": asked, "trace": trace, "seed": 0, "catalog": None, "time_limit_s": 120.0}
+    told: list[dict[str, Any]] = []
+    worker._tell_first(request, told.append)
+    (first,) = (message["first"] for message in told if "first" in message)
+    assert "class=verdict" in first["html"] and "On paper" in first["html"] and "futures" not in first["html"]
+    assert first["tables"]["fleet"][1] and any("standing" in message for message in told)
+    alone: list[dict[str, Any]] = []
+    worker._tell_first({**request, "question": asked | {"safety": "none"}}, alone.append)
+    assert not any("first" in message for message in alone)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_live_metrics_are_held_against_the_plan(folder: Path, tmp_path: Path) -> None:
+    """Of the plan's own traffic they are inside. Nothing is asked before there is a plan, or metrics."""
+    assert "plan first" in text_of(opened("watch", "e1" * 16))
+    on_paper("e2" * 16, changes=H100_ALONE)
+    store = Store(folder)
+    plan = store.current("e2" * 16)
+    assert plan is not None
+    for name, content in store.files(plan.result).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    written = read_written(tmp_path, CATALOG)
+    live = json.dumps(exported(simulate(written.fleet, written.trace))).encode()
+    at = opened("watch", "e2" * 16)
+    at.button(key="watch_start").click().run()
+    assert "none yet; upload a file" in shown(at.error)[0]
+    at.file_uploader(key="watch_files").upload("live.json", live).run()
+    at.button(key="watch_start").click().run()
+    assert not at.exception and not at.error
+    assert "still inside the plan" in text_of(at) and "Inside the plan" in text_of(at)
+    told = fleetplan.watch(tmp_path, _written(tmp_path / "live.json", live))
+    assert all(line in text_of(at) for line in told.sentences())
+    assert {row[0] for row in tables(at)[0]} == {drift.what for drift in told.found.drifts}
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
 
 
 @pytest.mark.usefixtures("at_once")

@@ -27,7 +27,7 @@ EMPTY: dict[str, Any] = {"min_value": 0.0, "value": None, "format": "%g"}
 def page() -> None:
     session = open_session()
     asked = _asked(session)
-    st.title("Day")
+    st.title("Day", anchor=False)
     st.write(
         "A day of traffic on pools that grow and shrink: what controllers cost, which windows of the SLO "
         "they miss, and the best that is possible."

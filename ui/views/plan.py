@@ -23,7 +23,8 @@ NEXT = {
     "schedule": ("Schedule", "what of it to reserve, and what to start and stop"),
     "prefixes": ("Prefixes and tenants", "which worker should keep what"),
     "several": ("Several LLMs", "this stock shared with other LLMs"),
-    "validation": ("Validation", "real engines beside the prediction, and the plan watched"),
+    "validation": ("Validation", "real engines beside the prediction"),
+    "watch": ("Watch", "live metrics of a deployment held against the plan"),
 }
 
 
@@ -31,7 +32,7 @@ def page() -> None:
     session = open_session()
     asked = session.asked()
     inputs.remember(asked)
-    st.title("Plan a fleet")
+    st.title("Plan a fleet", anchor=False)
     if st.session_state.pop("is_link_dead", False):
         st.error("The plan of this link is not here any more; it was deleted, or made elsewhere.")
     left, right = st.columns([4, 8], gap="large")
@@ -95,6 +96,9 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
         follow(session, "plan")
         if job.state != "running" and st.session_state.get("planned_here"):
             live.focus("answer", job.key)
+    if job is not None and job.state == "running" and job.first is not None:
+        _first(job, job.first)
+        return
     if shown is None:
         if job is None:
             st.info("None yet: press Plan.")
@@ -123,6 +127,20 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
         with st.container(horizontal=True):
             for name, (label, why) in NEXT.items():
                 st.page_link(f"views/{name}.py", label=f"{label}: {why}", query_params=dict(st.query_params))
+
+
+def _first(job: Job, found: Document) -> None:
+    """The answer on paper, while futures are tried for the whole one."""
+    with st.container(key="answer_first"):
+        st.info(
+            "On paper, for now: what the traffic as it is written needs. What production needs is being "
+            "tried in futures; it takes this answer's place, with its charts and its files."
+        )
+        st.html(found["html"])
+        for name in ("fleet", "slo"):
+            draw.table(*found["tables"][name])
+    if st.session_state.get("planned_here"):
+        live.focus("answer", f"first {job.key}")
 
 
 def _stale(saved: SavedPlan, changes: list[str]) -> None:

@@ -16,7 +16,7 @@ SHARED = "shared-prefixes"  # in the name of the sample that has prefixes
 
 def page() -> None:
     session = open_session()
-    st.title("Prefixes and tenants")
+    st.title("Prefixes and tenants", anchor=False)
     st.write(
         "System prompts and conversations begin alike; a worker that keeps the beginning saves its work. "
         "Tenants share what the fleet gives."

@@ -12,7 +12,7 @@ from ui.store import SavedPlan
 
 def page() -> None:
     session = open_session()
-    st.title("Saved plans")
+    st.title("Saved plans", anchor=False)
     everyone = st.toggle(
         "Show the plans of every browser that used this folder",
         key="saved_all",

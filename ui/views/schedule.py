@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from planner.documents.markets import parse_market
@@ -20,17 +19,19 @@ from ui.session import Session, follow, open_session
 from ui.store import Document, read_as
 
 PAGE = "schedule"
-TABLE, TRACES, CSV = "the table below", "traces", "a CSV file"
+TABLE, TRACES, CSV = "the rows below", "traces", "a CSV file"
 
 
 def page() -> None:
     session = open_session()
-    st.title("Schedule")
+    st.title("Schedule", anchor=False)
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
+    st.page_link("views/day.py", label="Day: the plan's fleet simulated over a day, under controllers")
     kept: Document = session.store.kept(session.id, PAGE) or {}
-    asked = _tables(_base(session, kept))
+    asked = _inputs(_base(session, kept))
     demand, window = _demand(session, asked, kept)
-    session.store.keep(session.id, PAGE, {"market": asked, "table": demand.get("table"), "window": window})
+    typed = demand.get("demand") if demand.get("is_typed") else None
+    session.store.keep(session.id, PAGE, {"market": asked, "demand": typed, "window": window})
     options = _options()
     _text(asked)
     if st.button("Schedule", type="primary", key="schedule_start"):
@@ -68,7 +69,7 @@ def _base(session: Session, kept: Document) -> Document:
             key="schedule_plans",
             on_change=from_plans,
             format_func=lambda plan: f"{plans[plan].name} ({plans[plan].made} UTC)",
-            help="One after another; a plan with prefill and decode workers counts as one kind of worker.",
+            help="A fleet of several pools counts as one kind of worker, with all its GPUs.",
         )
     base: Document = st.session_state.schedule_base
     if base == market.MADE_UP:
@@ -88,10 +89,6 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
         document = session.store.document(saved.result) if saved else None
         if saved is None or document is None:
             continue
-        if why := market.refused(document):
-            st.error(draw.escaped(f"{saved.name}: left out: {why}."))
-            continue
-        gpu = session.catalog.gpu(market.kinds(document)[0])
         inputs = question.kept(saved.asked, session.catalog)
         try:
             task = parse_task(question.document(inputs, session.catalog), session.catalog)
@@ -99,61 +96,31 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
             draw.error(error)
             continue
         asked.append(task)
-        offer = market.offered(document, gpu, task)
-        if (
-            known := gpus.setdefault(gpu.name, offer)
-        ) != offer and "stock" in offer:  # one stock, the least said
-            known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
-        capacity.append(market.unit(document, gpu))
+        kinds = {name: session.catalog.gpu(name) for name in market.kinds(document)}
+        for name, gpu in kinds.items():
+            offer = market.offered(document, gpu, task)
+            known = gpus.setdefault(name, offer)
+            if known != offer and "stock" in offer:  # one stock, the least said
+                known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
+        capacity.append(market.unit(document, kinds))
     if not plans:
         return market.MADE_UP
     limits = market.limits(asked[0]) if len(asked) == 1 else {}
     return {"gpus": gpus, "capacity": capacity} | ({"limits": limits} if limits else {})
 
 
-def _tables(base: Document) -> Document:
-    """schedule.yaml from two tables."""
+def _inputs(base: Document) -> Document:
+    """schedule.yaml from inputs for every GPU and every kind of worker."""
     st.header("Prices and workers")
     key = hashlib.sha256(json.dumps(base).encode()).hexdigest()
-    money: dict[str, Any] = {"min_value": 0.0, "format": "%.2f"}
-    types = dict.fromkeys((*market.PRICES, "interruptions/h"), float) | {"stock": "Int64"}
-    offers = pd.DataFrame(market.offer_rows(base["gpus"]), columns=list(market.OFFERED))
-    prices = st.data_editor(
-        offers.astype(types),
-        num_rows="dynamic",
-        hide_index=True,
-        key=f"prices_{key}",
-        placeholder="-",
-        alt="Prices of a GPU per hour; empty: not sold that way",
-        column_config={
-            **{name: st.column_config.NumberColumn(f"{name} [USD/h]", **money) for name in market.PRICES},
-            "interruptions/h": st.column_config.NumberColumn("spot interruptions/h", min_value=0.0),
-        },
-    )
+    gpus = {name: _offer(name, row, key) for name, row in base["gpus"].items()}
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
-    table = pd.DataFrame(market.worker_rows(base["capacity"]), columns=list(market.WORKER))
-    table = table.astype({"gpus": "Int64", "requests/s": float, "W": float, "start [min]": float})
-    labels = {
-        "llm": "LLM",
-        "worker": "worker type",
-        "gpu": "GPU",
-        "gpus": "GPUs of a worker",
-        "requests/s": "sustains [requests/s]",
-        "W": "power [W]",
-    }
-    workers = st.data_editor(
-        table,
-        num_rows="dynamic",
-        hide_index=True,
-        key=f"workers_{key}",
-        placeholder="-",
-        alt="Worker types: their LLM, their GPUs and the rate that one sustains within the promise",
-        column_config=labels,
-    )
+    capacity = [_worker(row, f"{k}_{key}") for k, row in enumerate(base["capacity"])]
     st.caption(
         "What one worker sustains within the promise is here a plan's traffic over its workers (or over the "
         "equal parts of its pools). A part alone was not simulated and may sustain less, as bursts weigh "
-        "more on few workers: measure it with plan goodput. A start takes 5 min where it is empty."
+        "more on few workers: measure it with plan goodput. A start takes 5 min where it is empty. More GPUs "
+        "and workers: in the text below."
     )
     spot, power, cost = st.columns(3, vertical_alignment="bottom")
     limits = base.get("limits") or {}
@@ -177,10 +144,7 @@ def _tables(base: Document) -> Document:
         key=f"cost_{key}",
         **empty,
     )
-    found: Document = {
-        "gpus": {str(row["GPU"]): market.offer(row) for row in _rows(prices) if "GPU" in row},
-        "capacity": [market.worker(row) for row in _rows(workers)],
-    }
+    found: Document = {"gpus": gpus, "capacity": capacity}
     if share:
         found["spot"] = round(share / 100, 12)
     bounds = {"power": f"{most_kw:.12g} kW"} if most_kw else {}
@@ -188,10 +152,71 @@ def _tables(base: Document) -> Document:
     return found | ({"limits": bounds} if bounds else {})
 
 
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The lines of an edited table without their empty cells."""
-    rows = table.astype(object).to_dict("records")
-    return [{str(key): value for key, value in row.items() if not pd.isna(value)} for row in rows]
+def _offer(name: str, row: Document, key: str) -> Document:
+    """What a GPU costs and how many there are, as schedule.yaml has it."""
+    found = dict(row)
+    with st.container(border=True):
+        st.markdown(f"**{draw.escaped(name)}**")
+        fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")
+        for field, (price, label) in zip(fields, market.PRICES.items(), strict=False):
+            value = field.number_input(
+                label,
+                min_value=0.0,
+                value=market.number(row.get(price), "usd_per_h"),
+                format="%.2f",
+                placeholder="not sold so",
+                key=f"offer_{price}_{name}_{key}",
+            )
+            found[price] = None if value is None else f"{value:.12g} usd/h"
+        found["interruptions"] = fields[-2].number_input(
+            market.INTERRUPTIONS,
+            min_value=0.0,
+            value=row.get("interruptions"),
+            placeholder="none",
+            format="%g",
+            key=f"offer_interruptions_{name}_{key}",
+        )
+        found["stock"] = fields[-1].number_input(
+            "Stock",
+            min_value=0,
+            value=row.get("stock"),
+            step=1,
+            placeholder="any number",
+            key=f"offer_stock_{name}_{key}",
+        )
+    return {given: value for given, value in found.items() if value is not None}
+
+
+def _worker(row: Document, key: str) -> Document:
+    """A kind of worker, as schedule.yaml has it."""
+    with st.container(border=True):
+        llm, name = st.columns(2)
+        found: Document = {
+            "llm": llm.text_input("LLM", row.get("llm", ""), key=f"worker_llm_{key}"),
+            "worker": name.text_input("Worker", row.get("worker", ""), key=f"worker_name_{key}"),
+        }
+        on, *fields = st.columns([2, *(1 for _ in market.QUANTITIES)], vertical_alignment="bottom")
+        text = on.text_input(
+            "GPUs of one worker",
+            market.on_text(row),
+            key=f"worker_on_{key}",
+            help="As 4 × h100-80g, or 8 × h100-80g + 4 × a100-80g.",
+        )
+        found |= market.on_of(text)
+        for field, (given, (label, unit, written)) in zip(fields, market.QUANTITIES.items(), strict=True):
+            factor = 60 if given == "start" else 1
+            value = market.number(row.get(given), unit)
+            value = field.number_input(
+                label,
+                min_value=0.0,
+                value=None if value is None else value / factor,
+                placeholder="as usual" if given == "start" else "none",
+                format="%g",
+                key=f"worker_{given}_{key}",
+            )
+            if value is not None:
+                found[given] = f"{value:.12g} {written}"
+    return found | ({"fleet": row["fleet"]} if "fleet" in row else {})
 
 
 def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document, str]:
@@ -223,23 +248,19 @@ def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document
         text = uploaded.getvalue().decode(errors="replace") if uploaded else ""
         return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}, window
     _shape(asked, llms)
-    if "schedule_table" not in st.session_state or st.session_state.schedule_table[0] != llms:
-        left = kept.get("table")
-        fits = left and [name for name in left[0] if name != "window"] == llms
-        st.session_state.schedule_table = (llms, left if fits else market.made_up(asked))
-    table = st.data_editor(
-        pd.DataFrame(st.session_state.schedule_table[1]),
-        num_rows="dynamic",
-        hide_index=True,
+    if "schedule_demand" not in st.session_state or st.session_state.schedule_demand[0] != llms:
+        text = kept.get("demand") or ""
+        fits = text.partition("\n")[0].split(",")[1:] == llms
+        st.session_state.schedule_demand = (llms, text if fits else market.table(market.made_up(asked)))
+    written = st.session_state.schedule_demand[1]
+    typed = st.text_area(
+        "Requests/s in every window: a row each, a column per LLM",
+        written,
         height=240,
-        key=f"demand_{'_'.join(llms)}_{st.session_state.get('schedule_shapes', 0)}",
-        alt="Requests per second in every window, a column per LLM",
-        column_config={llm: f"{llm} [requests/s]" for llm in llms},
+        key=f"demand_{hashlib.sha256(written.encode()).hexdigest()}",
+        help="Made up by the shape above, typed, or pasted from a spreadsheet saved as CSV.",
     )
-    st.caption("Made up by the shape above, or typed: requests/s per window.")
-    whole = table.dropna()
-    rows = whole.astype(object).to_dict("records")
-    return {"demand": whole.to_csv(index=False), "demand_name": "demand.csv", "table": rows}, window
+    return {"demand": typed or "", "demand_name": "demand.csv", "is_typed": True}, window
 
 
 def _shape(asked: Document, llms: Sequence[str]) -> None:
@@ -258,11 +279,10 @@ def _shape(asked: Document, llms: Sequence[str]) -> None:
         night, weekend = st.columns(2, vertical_alignment="bottom")
         night_frac = night.number_input("Nights [% of that]", 0.0, 100.0, 30.0, format="%g") / 100
         weekend_frac = weekend.number_input("Weekends [% of that]", 0.0, 100.0, 50.0, format="%g") / 100
-        if st.button("Fill the table", key="shape_fill"):
+        if st.button("Fill the rows", key="shape_fill"):
             days = market.WEEK_DAYS if span == "a week" else 1
             rows = market.shaped(peaks, days=days, night_frac=night_frac, weekend_frac=weekend_frac)
-            st.session_state.schedule_table = (llms, rows)
-            st.session_state.schedule_shapes = st.session_state.get("schedule_shapes", 0) + 1
+            st.session_state.schedule_demand = (llms, market.table(rows))
             st.rerun()
 
 

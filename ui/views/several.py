@@ -21,7 +21,7 @@ OBJECTIVES = tuple(name for name in inputs.OBJECTIVES if name != "throughput")
 def page() -> None:
     session = open_session()
     asked = _asked(session)
-    st.title("Several LLMs")
+    st.title("Several LLMs", anchor=False)
     st.write(
         "The cheapest fleets for several LLMs that share GPUs, a budget or power: who gets what, who gives "
         "way, and what more of each would save."
@@ -178,16 +178,15 @@ def _answer(session: Session) -> None:
     )
     if name is not None:
         plan: Document = found["plans"][name]
-        draw.plan(plan)
+        draw.first_screen(plan, f"first_screen_{name}")
+        draw.screen_charts(plan)
         draw.plan_tabs(plan, session.store, kept["result"], folder=f"{name}/")
 
 
 def _whole(found: Document) -> None:
     """All fleets, who gives way, and what more of a limit would save."""
-    st.subheader(draw.escaped(found["answer"]))
-    for warning in found["warnings"]:
-        st.warning(f"Mind: {draw.escaped(warning)}.")
-    draw.figures(found["headline"])
+    draw.first_screen(found)
+    draw.screen_charts(found)
     draw.table(*found["tables"]["fleets"])
     if found["in_production"]:
         st.markdown("**On paper, in production, with a loss**")
@@ -196,8 +195,6 @@ def _whole(found: Document) -> None:
     st.markdown("**Who gives way, and what more would save**")
     draw.bullets(found["binding"])
     draw.table(*found["tables"]["limits"])
-    for picture in found["charts"]:
-        draw.chart(picture)
     if found["tables"]["nodes"][1]:
         with st.expander("Nodes"):
             draw.table(*found["tables"]["nodes"])

@@ -20,7 +20,7 @@ NEEDED = ("verdict", "errors", "requests", "finished", "attainment", "slo", "ste
 
 def page() -> None:
     open_session()
-    st.title("Validation")
+    st.title("Validation", anchor=False)
     st.write("Run the plan on real engines with `plan validate out/ -o validated/`, then open what it wrote.")
     uploaded = st.file_uploader("validation.json", "json", key="validation")
     if uploaded is not None:
@@ -34,9 +34,7 @@ def page() -> None:
         st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
         return
     _show(found)
-    st.header("Watch it")
-    st.write("Once it serves, hold its live metrics against the plan; the line says when it no longer holds:")
-    st.code("plan watch out/ --prometheus http://prometheus:9090", language=None, wrap_lines=True)
+    st.page_link("views/watch.py", label="Watch: live metrics held against the plan, once it serves")
 
 
 def _read(name: str, content: bytes) -> Document:

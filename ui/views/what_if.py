@@ -36,7 +36,7 @@ UNMOVED = "the same"  # as `moved_text` says it
 
 def page() -> None:
     session = open_session()
-    st.title("What if")
+    st.title("What if", anchor=False)
     shown = session.plan_shown()
     if shown is None:
         st.info("Make a plan first; then move one of its inputs here.")

@@ -1,0 +1,250 @@
+"""The first screen of a plan for several LLMs: what one LLM's says (screen.py), of all of them together, then
+a card for each.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from planner.documents.around import AtTraffic
+from planner.reports import charts, screen, screen_charts
+from planner.reports.answers import kept_text
+from planner.reports.drawing import Figure
+from planner.reports.page import chart
+from planner.reports.screen import ASKED_MORE_FRAC, STATUS_WORDS, Breaks, Card, Glance
+from planner.reports.screen_page import cards as cards_html
+from planner.reports.screen_page import glance as glance_html
+from planner.reports.screen_page import strip
+from planner.reports.words import amount, counted, describe, listed, usd
+from planner.search.bill import bill
+from planner.search.plan import Plan
+from planner.search.together import SharedPlan, Total
+
+
+def verdict(plan: SharedPlan) -> str:
+    """What to buy for whom, what it costs, how far it holds and how sure that is."""
+    paid = plan.bill
+    verb = "Use" if not plan.workers.gpus - paid.owned_gpus else "Buy"
+    bought = screen.bought_text(plan.workers, paid)
+    cost = f"{usd(paid.usd_per_h)}/h ({screen.month_text(paid.usd_per_h)} per month)"
+    said = [f"{verb} {bought} for {listed(list(plan.plans))}: {cost}."]
+    if missed := [name for name, one in plan.plans.items() if not one.verdict.holds]:
+        said.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
+    if (sure := _how_sure(plan)) is not None:
+        said.append(sure)
+    return " ".join([*said, _basis_text(plan)])
+
+
+def _how_sure(plan: SharedPlan) -> str | None:
+    """To what every LLM holds, and in how many of its futures each is kept."""
+    rooms = [screen.headroom_of(one) for one in plan.plans.values()]
+    parts = []
+    if known := [room for room in rooms if room is not None]:
+        traffic, steps = (
+            min(getattr(room, name) for room in known) for name in ("traffic_frac", "steps_frac")
+        )
+        held = f"{screen.more_text(traffic)} traffic and {screen.more_text(steps)} step time"
+        parts.append(f"{'Each holds' if len(known) == len(rooms) else 'Those that are known hold'} to {held}")
+    kept = []
+    for name, one in plan.plans.items():
+        answer = screen.planned_answer(one)
+        if answer is not None and answer.kept_in is not None:
+            kept.append(f"{name} {kept_text(answer.kept_in)}")
+    if kept:
+        parts.append(f"{'kept' if parts else 'Kept'} in: {', '.join(kept)}")
+    return f"{'; '.join(parts)}." if parts else None
+
+
+def _basis_text(plan: SharedPlan) -> str:
+    said = {name: screen.basis_text(one) for name, one in plan.plans.items()}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in said.items())
+
+
+def glance(plan: SharedPlan) -> list[Glance]:
+    """What one asks first, of all LLMs."""
+    paid = plan.bill.usd_per_h
+    gpus = f"{counted(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
+    return [
+        Glance("Cost per month", screen.month_text(paid), gpus),
+        _breaks_first(plan),
+        _more_traffic(plan),
+        _measured(plan),
+        Glance("Status", plan.status, STATUS_WORDS[plan.status]),
+    ]
+
+
+def _breaks_first(plan: SharedPlan) -> Glance:
+    """Of the LLM that holds least."""
+    name, one = min(plan.plans.items(), key=lambda each: _least(each[1]))
+    first = screen.breaks_first(one)
+    return Glance(first.name, first.value, f"of {name}: {first.note}")
+
+
+def _least(plan: Plan) -> float:
+    found = [each.frac for each in screen.breaks(plan) if each.kind == "slo" or not each.frac]
+    return min(found, default=math.inf)
+
+
+def _more_traffic(plan: SharedPlan) -> Glance:
+    """Of every LLM at once: the sum of what each would cost more, by the GPU, as they share nodes."""
+    name = f"{100 * ASKED_MORE_FRAC:.0f} % more traffic"
+    at = {llm: screen.at_traffic(one.certificate.around, ASKED_MORE_FRAC) for llm, one in plan.plans.items()}
+    if unknown := [llm for llm, each in at.items() if each is None]:
+        return Glance(name, "not simulated", f"of {listed(unknown)}: plan again, with a longer --time-limit")
+    if none := [llm for llm, each in at.items() if each is not None and each.usd_per_h is None]:
+        return Glance(name, "none found", f"of {listed(none)}, within what the others leave")
+    more = sum(_price(each) - bill(plan.plans[llm].fleet).usd_per_h for llm, each in at.items())
+    grown = [llm for llm, each in at.items() if each and not screen.is_plan_fleet(plan.plans[llm], each)]
+    if more <= 5e-3:
+        return Glance(name, "no extra cost", "these fleets carry it")
+    return Glance(name, f"+{usd(more)}/h", f"for {listed(grown)}, each on nodes of its own")
+
+
+def _price(at: AtTraffic | None) -> float:
+    return 0.0 if at is None else at.usd_per_h or 0.0
+
+
+def _measured(plan: SharedPlan) -> Glance:
+    kinds = {
+        (name, figure): kind for name, one in plan.plans.items() for figure, kind in screen.basis(one).items()
+    }
+    measured = sum(kind == "measured" for kind in kinds.values())
+    estimated = dict.fromkeys(figure for (_, figure), kind in kinds.items() if kind == "estimated")
+    note = f"estimated: {', '.join(estimated)}" if estimated else ""
+    return Glance("Measured", f"{measured} of {len(kinds)} inputs", note)
+
+
+def cards(plan: SharedPlan) -> list[Card]:
+    """The answers of all LLMs together; the plan alone where not every LLM asks for safety."""
+    if plan.answers:
+        return [_card(plan, total) for total in plan.answers]
+    paid = plan.bill.usd_per_h
+    bought = screen.bought_text(plan.workers, plan.bill)
+    price, month = f"{usd(paid)}/h", f"{screen.month_text(paid)} per month"
+    return [Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True)]
+
+
+def _card(plan: SharedPlan, total: Total) -> Card:
+    name, is_plan = screen.NAMES[total.name], total.name == "production"
+    if total.value is None or total.paid_usd_per_h is None:
+        why = f"no fleet of {listed(total.lacks)} within the limits was found"
+        return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
+    answers = {llm: one.certificate.answer(total.name) for llm, one in plan.plans.items()}
+    kept = [
+        f"{llm} {kept_text(each.kept_in)}"
+        for llm, each in answers.items()
+        if each and each.kept_in is not None
+    ]
+    paid = plan.bill.usd_per_h if is_plan else total.paid_usd_per_h
+    return Card(
+        name,
+        f"{usd(paid)}/h",
+        "the plan" if is_plan else screen.against_text(paid, plan.bill.usd_per_h),
+        f"{screen.month_text(paid)} per month",
+        "",
+        f"kept in: {', '.join(kept)}" if kept else "",
+        "",
+        "",
+        is_plan=is_plan,
+    )
+
+
+def llm_cards(plan: SharedPlan) -> list[Card]:
+    """Who gets what, and what it would take with all of the fleet for itself."""
+    found = []
+    for name, one in plan.plans.items():
+        value, alone = one.value, plan.alone[name]
+        gives = "as alone" if value <= alone * (1 + 1e-9) else f"alone {amount(alone, plan.unit)}"
+        answer, room = screen.planned_answer(one), screen.headroom_of(one)
+        kept = "" if answer is None or answer.kept_in is None else f"kept in {kept_text(answer.kept_in)}"
+        if not one.verdict.holds:
+            kept = "its SLO is missed in the simulation"
+        holds = "" if room is None else f"holds to {screen.room_text(room)}"
+        price = f"{amount(value, plan.unit)} {plan.unit}"
+        fleet = f"{describe(one.fleet)}, of {one.fleet.llm.name}"
+        found.append(Card(name, price, gives, "", fleet, kept, holds, "", is_plan=False, is_of_llm=True))
+    return found
+
+
+def breaks(plan: SharedPlan) -> list[Breaks]:
+    """What breaks any of them, the nearest first; no prices, which are of one fleet alone."""
+    found = [
+        Breaks(f"{name}, {each.label}", each.frac, each.said, each.kind)
+        for name, one in plan.plans.items()
+        for each in screen.breaks(one)
+        if each.kind != "price"
+    ]
+    return sorted(found, key=lambda each: each.frac)
+
+
+def figures(plan: SharedPlan) -> list[Figure]:
+    """What each takes, what other traffic costs, what breaks which."""
+    return [each for each in (comparison(plan), staircase(plan), _breaks_figure(plan)) if each is not None]
+
+
+def comparison(plan: SharedPlan) -> Figure:
+    """What each LLM takes, beside what it would take with all of the fleet for itself."""
+    bars = []
+    for name, one in plan.plans.items():
+        bars.append(charts.Bar(name, one.value, is_plan=True))
+        if plan.in_production:
+            bars.append(charts.Bar(f"{name}, on paper", plan.paper[name]))
+        bars.append(charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]))
+    caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
+    return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
+
+
+def staircase(plan: SharedPlan) -> Figure | None:
+    """What all LLMs cost where the traffic of each is less or more, for what was simulated of every one."""
+    at: dict[float, float] = {}
+    every = [one.certificate.around for one in plan.plans.values()]
+    if any(around is None for around in every):
+        return None
+    for more_frac in sorted({at.more_frac for around in every if around for at in around.at_traffic}):
+        prices = [screen.at_traffic(around, more_frac) for around in every]
+        if all(each is not None and each.usd_per_h is not None for each in prices):
+            at[more_frac] = sum(map(_price, prices))
+    if len(at) < 2:
+        return None
+    here = sum(bill(one.fleet).usd_per_h for one in plan.plans.values())
+    points = [(1 + more_frac, usd_per_h) for more_frac, usd_per_h in at.items()]
+    drawn = screen_charts.steps_chart(points, (1.0, here), "traffic of every LLM, times what is planned")
+    caption = (
+        "Cost by traffic: the cheapest fleets found of these worker types, each LLM on nodes of its own and "
+        "within what the others leave; sharing nodes may cost less."
+    )
+    return Figure("staircase", drawn, caption)
+
+
+def _breaks_figure(plan: SharedPlan) -> Figure | None:
+    found = breaks(plan)
+    caption = (
+        "What breaks it, the nearest first: to how much more of each every LLM holds, one at a time, on the "
+        "traffic as it is written."
+    )
+    return Figure("breaks", screen_charts.breaks_chart(found), caption) if found else None
+
+
+def texts(plan: SharedPlan, tag: str = "h1") -> str:
+    """Verdict, figures at a glance and cards as HTML."""
+    parts = [strip(verdict(plan), tag), glance_html(glance(plan)), cards_html(cards(plan))]
+    return "\n".join([*parts, cards_html(llm_cards(plan))])
+
+
+def fragment(plan: SharedPlan) -> str:
+    """All of the first screen for the report."""
+    drawn = "".join(chart(figure) for figure in figures(plan))
+    return f"{texts(plan)}<div class=charts>{drawn}</div>{_left_out(plan)}"
+
+
+def _left_out(plan: SharedPlan) -> str:
+    missing = [
+        name
+        for name, one in plan.plans.items()
+        if one.certificate.around is not None and one.certificate.around.left_out
+    ]
+    said = f"Not all was simulated around {listed(missing)}, for want of time; raise --time-limit."
+    return f"<p class=note>{escape(said)}</p>" if missing else ""

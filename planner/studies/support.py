@@ -1,0 +1,92 @@
+"""What is known of an LLM on a GPU: memory, step times and what they rest on; row by row, and in a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from planner.documents.catalog import Catalog
+from planner.documents.fits import Split
+from planner.domain import Gpu
+from planner.models.all2all import LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, Ranks
+from planner.models.kv_layout import kv_layout
+from planner.models.llm import Llm
+from planner.models.memory import memory
+from planner.models.spread import Z
+
+STEP_TIMES = {
+    "kernels": "sums of measured kernels; off: the fit's mean error on steps held out",
+    "steps": "of a measured engine; off: the fit's mean error on steps held out",
+    "derived": "measured on another GPU and carried over by rooflines",
+    "given": "written down by somebody who did not say how they were found",
+    "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
+}
+"""What the kinds of `StepLatency.kind` rest on."""
+KINDS = {
+    "Step times measured on": ("kernels", "steps"),
+    "carried over from another GPU": ("derived", "given"),
+    "computed from the GPU's figures": ("roofline",),
+}
+Colour = Literal["green", "orange", "red"]
+
+
+def rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]:
+    """One worker of each TP and split of the experts that holds the LLM, with vLLM's usual settings; the
+    smallest TP first.
+    """
+    for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
+        for split in _splits(known, llm, gpu, tp):
+            if (row := _row(known, llm, gpu, split)) is not None:
+                yield row
+
+
+def in_a_word(found: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
+    """How well step times are known, its colour, and why; of each GPU the first of its rows counts."""
+    first: dict[str, str] = {}
+    for row in found:
+        first.setdefault(row["gpu"], row["step_times"])
+    gpus = {words: [gpu for gpu, kind in first.items() if kind in kinds] for words, kinds in KINDS.items()}
+    measured, carried, computed = gpus.values()
+    parts = [f"{words}: {', '.join(on)}" for words, on in gpus.items() if on]
+    why = ". ".join(f"{part[0].upper()}{part[1:]}" for part in parts)
+    if measured:
+        return f"measured on {len(measured)} GPU types", "green", f"{why}."
+    if carried:
+        return f"estimated on {len(carried)} GPU types", "orange", f"{why}."
+    if computed:
+        return "computed, nothing measured", "red", f"{why}."
+    return "fits on no node", "red", "No node of the catalog holds it."
+
+
+def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
+    """The ways to deal an LLM out that are worth a row."""
+    yield from ((tp, ep, 1, "") for ep in known.expert_splits(llm, gpu, tp))
+    yield from ((tp, True, dp, "") for dp in known.rank_counts(llm, gpu, tp) or ())
+    yield from ((tp, True, dp, kind) for dp, kind in known.rank_counts_on_nodes(llm, gpu, tp))
+
+
+def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
+    """None where the weights leave no room for a KV block."""
+    tp, ep, dp, all2all = split
+    budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else 8192
+    use = memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
+    if use.kv_tokens == 0:
+        return None
+    latency = known.latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
+    spread = latency.spread
+    return {
+        "gpu": gpu.name,
+        "tp": tp,
+        "ep": ep,
+        "usd_per_h": round(tp * dp * gpu.price_usd_per_h, 2),
+        "dp": dp,
+        "all2all": all2all,
+        "weight_gb": round(use.weight_bytes / 1e9, 2),
+        "kv_tokens": use.kv_tokens,
+        "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
+        "step_times": latency.kind,
+        "error_frac": latency.mape_frac,
+        "spread": None if spread is None else [spread.prefill.at(Z), spread.decode.at(Z)],
+        "basis": latency.basis,
+        "unchecked": "" if known.is_checked(llm, gpu) else gpu.unchecked,
+    }

@@ -1,0 +1,147 @@
+"""Watch: live metrics of the engines held against the plan, a look at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import streamlit as st
+
+from planner.errors import InputError, PlannerError
+from ui import draw, question
+from ui.jobs import Job
+from ui.session import Session, follow, open_session
+from ui.store import Document, SavedPlan
+
+PAGE, RESULT = "watch", "watch result"
+FILE, SERVER = "a file", "a Prometheus"
+STANDINGS = {
+    "inside": ("Inside the plan", "green"),
+    "drifted": ("Drifted; the plan still holds", "orange"),
+    "outgrown": ("Outgrown", "red"),
+    "missed": ("The SLO is missed", "red"),
+}
+
+
+def page() -> None:
+    session = open_session()
+    st.title("Watch", anchor=False)
+    st.write(
+        "What the engines of a deployment say of their traffic and latencies, held against the plan: what "
+        "drifted and since when, and how far the plan still holds."
+    )
+    if (shown := session.plan_shown()) is None:
+        st.info("Nothing to hold it against yet: plan first.")
+        st.page_link("views/plan.py", label="Plan", query_params=dict(st.query_params))
+        return
+    saved, document = shown
+    st.caption(draw.escaped(f"Against: {document['answer']}"))
+    asked = _choose(session)
+    if st.button("Look", type="primary", key="watch_start"):
+        _start(session, saved, asked)
+    job = session.jobs.of(session.id, PAGE)
+    if job is not None and job.state != "done":
+        follow(session, PAGE)
+    kept = session.store.kept(session.id, RESULT)
+    found = session.store.document(kept["result"]) if kept else None
+    if kept is not None and found is not None:
+        _show(found, kept)
+    elif job is None:
+        st.info("Not looked yet.")
+    st.header("All the time")
+    st.write(
+        "This looks every five minutes and serves gauges for alerts; with -o it writes rules and a dashboard:"
+    )
+    command = (
+        "plan watch out/ --prometheus http://prometheus:9090 --slo slo.yaml --export :9109 -o monitoring/"
+    )
+    st.code(command, language=None, wrap_lines=True)
+
+
+def _choose(session: Session) -> Document:
+    """Where the metrics are, and which of them count."""
+    source = st.segmented_control(
+        "Metrics from", (FILE, SERVER), default=FILE, required=True, key="watch_source"
+    )
+    places: list[str] = []
+    if source == FILE:
+        uploaded = st.file_uploader(
+            "Answers of query_range (JSON), or what promtool dumped",
+            accept_multiple_files=True,
+            key="watch_files",
+            help="Of vLLM's own metrics; several files add up.",
+        )
+        places = [str(session.store.add_file(one.name, one.getvalue())) for one in uploaded]
+    else:
+        address = st.text_input(
+            "Address of a Prometheus", placeholder="http://prometheus:9090", key="watch_address"
+        )
+        places = [address.strip()] if address.strip() else []
+    window, step, model = st.columns(3, vertical_alignment="bottom")
+    asked: Document = {
+        "places": places,
+        "window": window.text_input("How far back", "24 h", key="watch_window"),
+        "step": step.text_input("Windows of", "1 min", key="watch_step"),
+        "model": model.text_input("Label model_name, of several", key="watch_model", placeholder="any")
+        or None,
+        "match": "",
+    }
+    if source == SERVER:
+        asked["match"] = st.text_input(
+            "Labels to ask for", key="watch_match", placeholder='namespace="prod"', help="As in PromQL."
+        )
+    asked["replans"] = st.checkbox(
+        "Say what planning again would change, where something drifted", key="watch_replan"
+    )
+    return asked
+
+
+def _start(session: Session, saved: SavedPlan, asked: Document) -> None:
+    store, owner = session.store, session.id
+
+    def keep(job: Job) -> None:
+        store.keep(
+            owner, RESULT, {"result": job.key, "plan": saved.name, "at": time.strftime("%Y-%m-%d %H:%M")}
+        )
+
+    try:
+        if not asked["places"]:
+            raise InputError("metrics: none yet; upload a file, or give the address of a Prometheus")
+        request: dict[str, Any] = asked | {
+            "plan": str(store.add_file("plan.zip", store.packed(saved.result))),
+            "question": question.document(saved.asked, session.catalog),
+            "catalog": str(session.catalog_folder) if session.catalog_folder else None,
+            "looked": time.time(),  # the same question has another answer the next time
+        }
+        session.jobs.start(owner, PAGE, "watch", request, keep)
+    except PlannerError as error:
+        session.jobs.forget(owner, PAGE)
+        draw.error(error)
+
+
+def _show(found: Document, kept: Document) -> None:
+    name, colour = STANDINGS[found["status"]]
+    st.header("Answer")
+    st.badge(name, color=colour)  # type: ignore[arg-type]  # one of Streamlit's
+    st.subheader(draw.escaped(found["headline"]))
+    st.caption(draw.escaped(f"Looked at {kept['at']}, against {kept['plan']}."))
+    draw.bullets(found["sentences"])
+    rows = [
+        (
+            row["what"],
+            _figure(row["planned"]),
+            _figure(row["now"]),
+            "-" if row["change_frac"] is None else f"{100 * row['change_frac']:+.1f} %",
+            ("more work" if row["is_harder"] else "less work") if row["is_drift"] else "no",
+        )
+        for row in found["drift"]
+    ]
+    if rows:
+        draw.table(("quantity", "planned", "now", "change", "drifted"), rows)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}"
+
+
+page()
