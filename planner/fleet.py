@@ -232,7 +232,8 @@ class Policies:
     dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on every worker;
     0: twice what a request of the trace costs on average. preble has `priority_groups`. e2 looks back
     `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
-    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. e2
+    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. An
+    output token counts as its part of a step of `decode_batch` decodes (0: of every seat; Preble: 1). e2
     and cache-aware balance workers that are more than `balance_ratio` apart, the latter only beyond
     `balance_requests`, and it follows a match of more than `cache_threshold_frac`. With `kv_offload` what
     leaves the caches stays in CPU memory for a while.
@@ -270,6 +271,7 @@ class Policies:
     explore_decode_frac: float = 1.0
     balance_ratio: float = 1.5
     replicate_ratio: float = 2.0
+    decode_batch: int = 0
     balance_requests: int = 64
     cache_threshold_frac: float = 0.3
     kv_offload: KvOffload | None = None

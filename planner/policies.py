@@ -22,7 +22,8 @@ VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITW
 FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE = range(8)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
-AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED = range(16, 23)  # at caches or tenants
+# these look at caches or tenants
+AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL = range(3)
 
 # engines of the simulator: one for all batching step by step, and those of two papers' programs
@@ -548,6 +549,15 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         is_default=True,
         tried={"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
+        has_window=True,
+        at=_CACHES,
+    ),
+    Routing(
+        name="e2-dynamic",
+        code=E2_DYNAMIC,
+        words="as e2, but the less there is to do, the longer must the cached prefix be",
+        engines=ALONE,
+        needs_caches=True,
         has_window=True,
         at=_CACHES,
     ),

@@ -138,6 +138,7 @@ POLICY_COUNTS = {
     "reserve_tokens": "reserve_tokens",
     "patience": "patience_steps",
     "decode_batch_tokens": "decode_batch_tokens",
+    "decode_batch": "decode_batch",
     "long_prefill_token_threshold": "long_prefill_token_threshold",
     "seed": "seed",
     "quantum_tokens": "quantum_tokens",

@@ -189,7 +189,8 @@ class LiveFleet:
         if self.state.caches is None:
             return
         context = input_tokens + output_tokens / 2
-        output_s = {kind: cache_layout.output_token_s(kind, context) for kind in set(self.types)}
+        batch = self.policies.decode_batch
+        output_s = {kind: cache_layout.output_token_s(kind, context, batch) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
         self.caches.settings[cache_layout.WORKER_QUANTUM_TOKENS] = (
@@ -349,7 +350,7 @@ def _empty(fleet: Fleet) -> State:
 
 def _new_prefix() -> npt.NDArray[np.void]:
     prefix = np.zeros(1, cache_layout.PREFIX)
-    prefix["replicated_s"] = -np.inf
+    prefix["replicated_s"], prefix["home"] = -np.inf, layout.NONE
     return prefix
 
 

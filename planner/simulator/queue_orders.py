@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, VTC
 from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
-from planner.simulator.caches import cached_nodes
+from planner.simulator.caches import cached_nodes, note_output
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING
@@ -225,8 +225,9 @@ def _charge_up_to(state, l, steps):
 
 @where_cached(lambda state, r: None)
 def settle(state, r):
-    """Request r is finished: d2lpm charges its output."""
+    """Request r is finished: d2lpm charges its output, e2 takes it for what others will have."""
     caches = state.caches
+    note_output(state, r)
     if state.counters[ROUTING + FRONT] == D2LPM:
         w = state.requests[r].prefill_worker
         caches.deficits[caches.prompts[r].tenant, w] -= (

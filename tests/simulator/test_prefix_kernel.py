@@ -76,6 +76,7 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
         balance_ratio=float(rng.choice([1.5, np.inf])),
         replicate_ratio=float(rng.choice([0.5, 2.0, np.inf])),
         explore_decode_frac=float(rng.choice([0.5, 1.0])),
+        decode_batch=int(rng.choice([0, 1])),
     ), trace
 
 
@@ -393,6 +394,58 @@ def test_e2_replicates_no_more_than_once_in_a_window() -> None:
     assert len(set(workers[trace.arrival_s < 110].tolist())) == 2
 
 
+def test_e2_splits_what_follows_a_replicated_prefix_by_load() -> None:
+    """The prefix of the tests above, followed by one of four tools of 64 tokens in turn, then 64 of one's own:
+    (64 + 1) / 1024 s of work each, so the tools are a quarter of the load each. Once the prefix is replicated
+    two of them live on each worker, though every request could go to either; a fifth tool, of which nobody
+    knew then, goes to whoever has less to do.
+    """
+    arrival_s = [float(s) for s in range(60)] + [60.0 + s for s in range(60) for _ in range(12)]
+    tools = [i % 4 if s < 110 else i % 5 for i, s in enumerate(arrival_s)]
+    blocks = [
+        [*range(32), *range(100 + 4 * tool, 104 + 4 * tool), *range(1000 + 4 * i, 1004 + 4 * i)]
+        for i, tool in enumerate(tools)
+    ]
+    fleet = cached_fleet(2, routing="e2", balance_ratio=np.inf, share_window_s=60.0)
+    found = simulate(fleet, prefix_trace(arrival_s, blocks))
+    workers = found.prefill_worker
+    split_s = found.arrival_s[np.flatnonzero(workers != workers[0])[0]]
+    late, tool = found.arrival_s > split_s, np.array(tools)
+    homes = [set(workers[late & (tool == k)].tolist()) for k in range(5)]
+    assert 60.0 < split_s < 110.0
+    assert sorted(map(sorted, homes[:4])) == [[0], [0], [1], [1]] and homes[4] == {0, 1}
+
+
+def test_e2_expects_outputs_as_long_as_those_that_finished() -> None:
+    """Two workers, decode steps of a token's time. A prompt of 64 tokens with 1,000 of output goes to worker 0;
+    until it has ended at 1.04 s nobody knows of its output, so the next prompts of 32 tokens, which find less
+    to do on worker 1, go there until it has had 64 tokens too. Then that output counts, and all go to worker 1
+    until its own, of 1 token each, weigh as much.
+    """
+    own = iter(range(0, 4000, 10))
+    arrival_s = [0.0, 0.1, 0.2, 0.3, *(2.0 + 0.1 * i for i in range(20))]
+    blocks = [
+        [start + k for k in range(4 if i == 0 else 2)] for i, start in zip(range(24), own, strict=False)
+    ]
+    trace = prefix_trace(arrival_s, blocks, outputs=[1000] + [1] * 23)
+    found = simulate(cached_fleet(2, routing="e2", decode_batch=1), trace)
+    assert found.prefill_worker.tolist() == [0, 1, 1, 0, *[1] * 20]
+
+
+def test_the_less_there_is_to_do_the_more_e2_dynamic_explores() -> None:
+    """640 of 672 tokens of a prompt are cached on worker 0, that is .95. Every 10 s one of these, 32/1024 s of
+    work, is next to nothing: more than .99 would have to be cached, so the other worker gets them by turns.
+    Every 1/30 s one is .94 s of work per s on one worker, half of what two could do: .75 is enough.
+    """
+    for gap_s, fewest, most in ((10.0, 0.4, 0.6), (1 / 30, 0.0, 0.2)):
+        arrival_s = [gap_s * i for i in range(200)]
+        blocks = [[*range(40), 1000 + 2 * i, 1001 + 2 * i] for i in range(200)]
+        trace = prefix_trace(arrival_s, blocks)
+        fleet = cached_fleet(2, routing="e2-dynamic", balance_ratio=np.inf, replicate_ratio=np.inf)
+        workers = simulate(fleet, trace).prefill_worker
+        assert fewest <= (workers != workers[100]).mean() <= most, gap_s
+
+
 def test_a_request_that_e2_routes_again_after_its_window_has_not_waited_yet() -> None:
     """Of two long outputs on worker 0 the second shares a prefix in the window, and its wait is counted; the
     window of 2 s is long past when the worker dies at 4 s. Worker 1 has to compute both prompts again.
@@ -591,6 +644,7 @@ def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) ->
         "policies: {prefix_cache: true, routing: e2, queue: dlpm, share_window: 60 s, quantum_tokens: 5000,\n"
         "  worker_quantum_tokens: 7, priority_groups: 4, balance_ratio: 3, balance_requests: 8,\n"
         "  replicate_ratio: 4, eviction_notice: 2 s, explore_decode: 0.7, cache_threshold: 0.5,\n"
+        "  decode_batch: 1,\n"
         "  extend_weight: 2, output_weight: 3,\n"
         "  tenant_weights: {a: 2, b: 0.5}}\n"
     )
