@@ -19,7 +19,7 @@ from planner.fleet import Policies, WorkerType
 
 # what compiled code tells policies by
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE = range(8)  # from LPM on they look at caches or tenants
+FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 # these look at caches or tenants
@@ -189,11 +189,14 @@ class Batching(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(Policy):
-    """Which prompt is next. `rank` (prompt, output, longest prompt) is what vLLM's priority is made of."""
+    """Which prompt is next. `rank` (prompt, output, longest prompt) is what vLLM's priority is made of; with
+    `by_turns` it is the number that the router gives a request where it sends it.
+    """
 
     kind: ClassVar[str] = "queue"
     engines: tuple[str, ...] = ALONE
     rank: Callable[[int, int, int], int] | None = None
+    by_turns: bool = False
     at: Mapping[str, Answer] = field(default_factory=dict)
 
     @property
@@ -364,6 +367,14 @@ TABLE: tuple[Policy, ...] = (
         code=DLPM,
         words="longest cached prefix first, of the tenants with credit",
         needs_caches=True,
+    ),
+    Queue(
+        name="dlpm-turns",
+        code=TURNS,
+        words="as dlpm, by a number that each prompt is given when it is sent",
+        needs_caches=True,
+        by_turns=True,
+        at={VLLM: Answer("priority", "goes by the number that `plan serve` gives each request")},
     ),
     Queue(
         name="preble",
@@ -634,6 +645,12 @@ BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
         "pools": POOLS,
     }
 )
+
+
+def by_tenant(policies: Policies) -> bool:
+    """Whether a router must know who asks."""
+    return ROUTING[policies.routing].by_tenant or QUEUE[policies.queue].by_turns
+
 
 # what a plan may choose; of routing those that look at prefix caches only where hits may be counted on
 PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned)

@@ -1,8 +1,8 @@
 """Preble against round robin over workers with a prefix cache each: latency by rate, and what each part adds.
 
-    python benchmarks/papers/preble.py [figure3 | figure5 | figure11 | figure13 | figure14 | figure16 | figure17]
+    python benchmarks/papers/preble.py figure3
+        ... figure5, figure11, figure13, figure14, figure16, figure17, scheduler
     python benchmarks/papers/preble.py figure4 AZURE_CONV_CSV AZURE_CODE_CSV
-    python benchmarks/papers/preble.py scheduler
 
 Mistral-7B on four A6000, chunks of 1,024, the catalog's step times; the five workloads of Table 1 as
 planner/traffic/generate.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
@@ -15,8 +15,8 @@ arrive, better in mean and p99 latency, TTFT and TPOT. Figure 5, Toolbench, popu
 in place of round robin, then rebalancing and autoscaling, then prefill / decode balancing lower mean and p99,
 the priority groups p99 alone. Figure 11: over vLLM (prompts as they come), two GPUs, videos: it gains less.
 Figure 13: against the longest match whatever the load (MemServe). Figures 14 and 15: 8 and 16 GPUs carry two
-and four times as much. Figure 16: a threshold by load instead of half of the prompt loses 3 to 5 %. Figure 17:
-an oracle that deals out the key portions (tool, instruction, problem, video, document) evenly beforehand is
+and four times as much. Figure 16: a threshold by load, not half of the prompt, loses 3 to 5 %. Figure 17: an
+oracle that deals out the key portions (tool, instruction, problem, video, document) evenly beforehand is
 as good, or worse, worst for videos and programming. `scheduler`: 245 (tools) and 2,931 (videos) requests/s.
 """
 

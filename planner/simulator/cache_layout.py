@@ -50,6 +50,7 @@ PROMPT = np.dtype(
         ("hit_tokens", "i8"),  # found cached when it was first admitted, NONE before
         ("tenant", "i8"),
         ("group", "i8"),  # preble: its priority when it was last looked at
+        ("place", "f8"),  # dlpm-turns: its number, smallest first
         # e2's window: a list by time of routing
         ("next", "i8"),
         ("worker", "i8"),  # NONE: not in it
@@ -69,6 +70,7 @@ CACHE = np.dtype(
         ("known_nodes", "i8"),  # that it has, as far as the router knows
         ("last_waiting", "i8"),  # of the prompts
         ("served_tenant", "i8"),  # of the prompt admitted last, NONE before
+        ("turn", "f8"),  # dlpm-turns: the latest of which a prompt was admitted
         # e2's window
         ("routed", "i8"),  # requests
         ("finished", "i8"),  # ... of which so many
@@ -90,7 +92,9 @@ PREFIX = np.dtype(
         ("load_s", "f8"),  # scratch: of a subtree that is being split
     ]
 )
-TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8")])  # vtc's counter, dlpm's deficit
+TENANT = np.dtype(  # vtc's counter, dlpm's deficit, dlpm-turns: what was sent and what came of outputs
+    [("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")]
+)
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
 # numbers: tokens and KV blocks of a node, first free entry, e2's window and where its later half begins,

@@ -395,7 +395,7 @@ def test_e2_replicates_no_more_than_once_in_a_window() -> None:
 
 
 def test_e2_splits_what_follows_a_replicated_prefix_by_load() -> None:
-    """The prefix of the tests above, followed by one of four tools of 64 tokens in turn, then 64 of one's own:
+    """The prefix of the tests above, followed by one of four tools of 64 tokens in turn, then 64 of its own:
     (64 + 1) / 1024 s of work each, so the tools are a quarter of the load each. Once the prefix is replicated
     two of them live on each worker, though every request could go to either; a fifth tool, of which nobody
     knew then, goes to whoever has less to do.
@@ -417,10 +417,10 @@ def test_e2_splits_what_follows_a_replicated_prefix_by_load() -> None:
 
 
 def test_e2_expects_outputs_as_long_as_those_that_finished() -> None:
-    """Two workers, decode steps of a token's time. A prompt of 64 tokens with 1,000 of output goes to worker 0;
-    until it has ended at 1.04 s nobody knows of its output, so the next prompts of 32 tokens, which find less
-    to do on worker 1, go there until it has had 64 tokens too. Then that output counts, and all go to worker 1
-    until its own, of 1 token each, weigh as much.
+    """Two workers, decode steps of a token's time. A prompt of 64 tokens with 1,000 of output goes to worker
+    0; until it has ended at 1.04 s nobody knows of its output, so the next prompts of 32 tokens, which find
+    less to do on worker 1, go there until it has had 64 tokens too. Then that output counts, and all go to
+    worker 1 until its own, of 1 token each, weigh as much.
     """
     own = iter(range(0, 4000, 10))
     arrival_s = [0.0, 0.1, 0.2, 0.3, *(2.0 + 0.1 * i for i in range(20))]
@@ -433,8 +433,8 @@ def test_e2_expects_outputs_as_long_as_those_that_finished() -> None:
 
 
 def test_the_less_there_is_to_do_the_more_e2_dynamic_explores() -> None:
-    """640 of 672 tokens of a prompt are cached on worker 0, that is .95. Every 10 s one of these, 32/1024 s of
-    work, is next to nothing: more than .99 would have to be cached, so the other worker gets them by turns.
+    """640 of 672 tokens of a prompt are cached on worker 0, that is .95. One of these every 10 s, 32/1024 s
+    of work, is next to nothing: more than .99 would have to be cached, so the other worker gets them too.
     Every 1/30 s one is .94 s of work per s on one worker, half of what two could do: .75 is enough.
     """
     for gap_s, fewest, most in ((10.0, 0.4, 0.6), (1 / 30, 0.0, 0.2)):
@@ -559,6 +559,64 @@ def test_dlpm_keeps_backlogged_tenants_within_twice_u_and_the_quantum(quantum: i
         trace = adversary(seed)
         bound = 2 * (trace.input_tokens.max() + 2.0 * 8 + quantum)
         assert largest_gap(fleet, trace) <= bound
+
+
+@pytest.mark.parametrize("quantum", [16, 256, 2048])
+def test_dlpm_by_numbers_keeps_them_within_four_times_that(quantum: int) -> None:
+    """Numbered when sent, all at once: a turn of a tenant is up to Q_u + L_input of prompts; the outputs of
+    its prompts, at most as much as they are here, are charged too late to matter.
+    """
+    for seed in range(3):
+        fleet = cached_fleet(queue="dlpm-turns", quantum_tokens=quantum, kv_tokens=16 * 64, output_weight=0.0)
+        trace = adversary(seed)
+        assert (
+            largest_gap(fleet, trace) <= 2 * (trace.input_tokens.max() + quantum) + trace.input_tokens.max()
+        )
+
+
+def latency_case(seed: int) -> Trace:
+    """A tenant with a short prompt every 4 s, and two who always ask for more than there is: 1,200 short and
+    120 long prompts at once.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [(0.0, 1, [11] * 3 + rng.integers(1000, 10**6, rng.integers(1, 3)).tolist()) for _ in range(1200)]
+    rows += [(0.0, 2, [21] * 3 + rng.integers(1000, 10**6, 13).tolist()) for _ in range(120)]
+    rows += [(4.0 * k + rng.uniform(0, 2), 0, rng.integers(1000, 10**6, 2).tolist()) for k in range(8)]
+    order = sorted(range(len(rows)), key=lambda i: (rows[i][0], rng.random()))
+    return prefix_trace(
+        [rows[i][0] for i in order],
+        [rows[i][2] for i in order],
+        outputs=rng.integers(1, 8, len(rows)).tolist(),
+        tenant=[rows[i][1] for i in order],
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_dlpm_who_asks_for_little_waits_no_longer_than_the_bound(workers: int) -> None:
+    """Theorems A.2 and A.4: a request of a tenant that neither waits nor runs is admitted within
+    2 (n - 1) (U + Q_u) / a, on N workers N times that, U = w_e L_input + w_q M; a worker gives at least a =
+    1,024 of service per second, one per token. With lpm it waits longer than that: others' prefixes are
+    cached, its own never.
+    """
+    longest = 0.0
+    for seed in range(4):
+        trace = latency_case(seed)
+        fleet = cached_fleet(
+            workers, routing="d2lpm", queue="dlpm", quantum_tokens=64, worker_quantum_tokens=512, seats=4
+        )
+        bound_s = workers * 2 * 2 * (trace.input_tokens.max() + 2.0 * 8 * 4 + 64) / 1024
+        found = simulate(fleet, trace)
+        alone = [
+            i
+            for i in np.flatnonzero(trace.tenant == 0).tolist()
+            if not ((trace.tenant[:i] == 0) & (found.arrival_s + found.e2e_s > trace.arrival_s[i])[:i]).any()
+        ]
+        assert len(alone) >= 6
+        longest = max(longest, float(found.queue_s[alone].max() / bound_s))
+        if workers == 1:
+            lpm = simulate(replace(fleet, policies=replace(fleet.policies, queue="lpm")), trace)
+            assert lpm.queue_s[trace.tenant == 0].max() > bound_s
+    assert 0.02 < longest <= 1.0
 
 
 def test_vtc_keeps_backlogged_tenants_within_twice_u() -> None:

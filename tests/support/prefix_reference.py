@@ -86,6 +86,9 @@ class PrefixReference(Reference):
         self.window: list[Routed] = []
         self.replicated_s: dict[Node, float] = {}
         self.home: dict[Node, int] = {}
+        self.place: dict[int, tuple[float, int]] = {}  # turn and tokens that are not known to be cached
+        self.turn_of = [0.0 for _ in self.workers]  # the latest of which a prompt was admitted
+        self.sent = [[0.0 for _ in tenants] for _ in self.workers]
         self.turn = [0 for _ in tenants]
         self.is_told = self.policies.routing in TELLS
         self.context = float((trace.input_tokens + trace.output_tokens / 2).mean())
@@ -167,6 +170,7 @@ class PrefixReference(Reference):
         if self.policies.queue == "preble" and i not in self.was_preempted:
             self.slots[worker.index][self.group(worker, request, len(matched))] -= 1
         self.was_preempted.discard(i)
+        self.turn_of[worker.index] = max(self.turn_of[worker.index], self.place[i][0])
         self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
 
     def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
@@ -239,6 +243,14 @@ class PrefixReference(Reference):
                 ids = self.ids[request.index]
                 self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
                 self.rejoin(worker, request)
+                self.give_number(worker, request)
+
+    def give_number(self, worker: Worker, request: Request) -> None:
+        w, u, expected = worker.index, self.tenant[request.index], self.expected[request.index]
+        quantum = self.policies.quantum_tokens * self.weights[u]
+        before = max(self.sent[w][u], self.turn_of[w] * quantum)
+        self.place[request.index] = before // quantum, -expected
+        self.sent[w][u] = before + self.policies.extend_weight * (request.input - expected)
 
     def line_up(self, worker: Worker, request: Request) -> None:
         if self.policies.queue == "fcfs":
@@ -287,6 +299,7 @@ class PrefixReference(Reference):
         if request.status == "finished":
             u = self.tenant[request.index]
             self.deficit[u][request.prefill_worker] -= self.policies.output_weight * request.output
+            self.sent[request.prefill_worker][u] += self.policies.output_weight * request.output
             for row in self.window:
                 if row.request == request.index:
                     row.output = request.output
@@ -299,6 +312,8 @@ class PrefixReference(Reference):
         if queue == "lpm":
             return max(waiting, key=lambda request: len(self.matched(worker, request)))
         tenants = {self.tenant[request.index] for request in waiting}
+        if queue == "dlpm-turns":
+            return min(waiting, key=lambda request: self.place[request.index])
         if queue == "vtc":
             return min(waiting, key=lambda request: self.served[w][self.tenant[request.index]])
         if queue == "dlpm":
