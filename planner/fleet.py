@@ -214,9 +214,11 @@ class Policies:
     `queue` orders the prompts that wait: no prompt is overtaken by one that arrives more than
     `queue_window_s` later (ageing), and with `queue_batch` > 0 only prompts of one scheduling batch of so
     many overtake each other (TetriInfer). `admission` lets a sequence join the decodes by the KV cache it is
-    predicted to need. Predictions of output lengths are right for `prediction_accuracy_frac` of the requests,
-    to a bucket of 200 tokens; None: lengths are known. `pools` "flip" lets a worker that was idle for
-    `flip_after_s` change its role.
+    predicted to need. heavy-light takes outputs of more than `heavy_tokens` for heavy; it hears of loads
+    when it needs them, but not more often than once in `load_period_s`. Predictions of output lengths are
+    right for `prediction_accuracy_frac` of the requests, to a bucket of 200 tokens; None: lengths are
+    known. To predict them makes the steps of prefill workers longer by `predictor_slowdown_frac`. `pools`
+    "flip" lets a worker that was idle for `flip_after_s` change its role.
 
     For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
     is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
@@ -247,6 +249,9 @@ class Policies:
     queue_batch: int = 0
     admission: str = "greedy"
     prediction_accuracy_frac: float | None = None
+    predictor_slowdown_frac: float = 0.0
+    heavy_tokens: int = 128
+    load_period_s: float = 0.0
     pools: str = "static"
     flip_after_s: float = 60.0
     context_weight: float = 0.5

@@ -21,7 +21,7 @@ from planner.fleet import Policies, WorkerType
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
 FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
-SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
+SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT, HEAVY_LIGHT = range(8)
 # these look at caches or tenants
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL = range(3)
@@ -452,6 +452,13 @@ TABLE: tuple[Policy, ...] = (
             RAY_SERVE: Answer(EMPTIER_OF_TWO),
             KSERVE: Answer(GATEWAY, "spreads requests over the workers by its own setting"),
         },
+    ),
+    Routing(
+        name="heavy-light",
+        code=HEAVY_LIGHT,
+        words="fewer outputs of its kind, long or short as predicted, of two drawn that have room",
+        engines=ALONE,
+        draws=True,
     ),
     Routing(
         name="pending-tokens",

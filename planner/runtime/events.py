@@ -195,6 +195,7 @@ def _go_down(state, w, time_s):
     empty_cache(state, w, time_s)
     worker.used_blocks = 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.heavy = 0
     load(state, w, 0.0, 0.0, 0.0)
 
 

@@ -531,6 +531,7 @@ def _clear(state, w, time_s):
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.heavy = 0
     worker.stage_free_s[:] = 0.0
     load(state, w, 0.0, 0.0, 0.0)
 

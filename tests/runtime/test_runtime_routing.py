@@ -179,6 +179,8 @@ def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:
             tenant_weights=(("b", 2.0),),
             worker_quantum_tokens=300,
             share_window_s=0.15,
+            heavy_tokens=4,
+            load_period_s=0.02,
         )
         fleet = two_speeds(shape, policies)
         trace = prompts_trace(400, 1200.0 if shape == "mixed" else 600.0, seed=seed)
