@@ -53,15 +53,14 @@ SCHEDULERS = {
         worker_quantum_tokens=20_000,
     ),
 }
-# on one GPU there is nothing to route
+# on one GPU there is nothing to route, but numbers go by what was sent
 ALONE = {
-    name: replace(policies, routing="round-robin")
-    for name, policies in (
-        ("lpm", SCHEDULERS["round robin, lpm"]),
-        ("vtc", SCHEDULERS["vtc"]),
-        ("dlpm", SCHEDULERS["d2lpm"]),
-        ("dlpm by numbers", SCHEDULERS["d2lpm by numbers"]),
-    )
+    "lpm": SCHEDULERS["round robin, lpm"],
+    "vtc": replace(SCHEDULERS["vtc"], routing="round-robin"),
+    "dlpm": replace(SCHEDULERS["d2lpm"], routing="round-robin"),
+    "dlpm by numbers": replace(
+        SCHEDULERS["d2lpm by numbers"], routing="prefix-affinity", quantum_tokens=8000
+    ),
 }
 SMALL = "a10g-24g"
 Floats = npt.NDArray[np.float64]
