@@ -185,7 +185,12 @@ def conversations(rng: np.random.Generator, count: int, start_s: Floats) -> Trac
     turn comes 5 s after an answer, on average.
     """
     turns = rng.integers(1, 7, count)
-    ids, inputs, outputs, arrivals, edges, thinks_s = [], [], [], [], [], []
+    ids: list[npt.NDArray[np.int64]] = []
+    inputs: list[int] = []
+    outputs: list[int] = []
+    arrivals: list[float] = []
+    edges: list[tuple[int, int]] = []
+    thinks_s: list[float] = []
     for k in range(count):
         length = 200
         for turn in range(turns[k]):

@@ -84,7 +84,7 @@ def latencies_s(*runs: Simulation) -> tuple[float, float]:
 
 
 def inside(found: Simulation) -> npt.NDArray[np.bool_]:
-    return (found.arrival_s >= found.window_s[0]) & (found.status == 0)
+    return np.asarray((found.arrival_s >= found.window_s[0]) & (found.status == 0), np.bool_)
 
 
 def figure3() -> None:

@@ -70,7 +70,7 @@ def kept_s(result: Simulation) -> float:
 
 def made(seed: int, prefill: str, decode: str, n: int = N) -> Trace:
     inputs, outputs = lengths(np.random.default_rng(seed), prefill, decode, n)
-    return Trace("made", np.arange(n) * 1e-3, inputs, outputs)
+    return Trace("made", np.arange(n, dtype=np.float64) / 1000, inputs, outputs)
 
 
 def vllm(seats: int) -> Fleet:
