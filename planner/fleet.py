@@ -214,9 +214,11 @@ class Policies:
     `queue` orders the prompts that wait: no prompt is overtaken by one that arrives more than
     `queue_window_s` later (ageing), and with `queue_batch` > 0 only prompts of one scheduling batch of so
     many overtake each other (TetriInfer). `admission` lets a sequence join the decodes by the KV cache it is
-    predicted to need. Predictions of output lengths are right for `prediction_accuracy_frac` of the requests,
-    to a bucket of 200 tokens; None: lengths are known. `pools` "flip" lets a worker that was idle for
-    `flip_after_s` change its role.
+    predicted to need. heavy-light takes outputs of more than `heavy_tokens` for heavy; it hears of loads
+    when it needs them, but not more often than once in `load_period_s`. Predictions of output lengths are
+    right for `prediction_accuracy_frac` of the requests, to a bucket of 200 tokens; None: lengths are
+    known. To predict them makes the steps of prefill workers longer by `predictor_slowdown_frac`. `pools`
+    "flip" lets a worker that was idle for `flip_after_s` change its role.
 
     For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
     is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
@@ -232,7 +234,8 @@ class Policies:
     dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on every worker;
     0: twice what a request of the trace costs on average. preble has `priority_groups`. e2 looks back
     `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
-    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. e2
+    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. An
+    output token counts as its part of a step of `decode_batch` decodes (0: of every seat; Preble: 1). e2
     and cache-aware balance workers that are more than `balance_ratio` apart, the latter only beyond
     `balance_requests`, and it follows a match of more than `cache_threshold_frac`. With `kv_offload` what
     leaves the caches stays in CPU memory for a while.
@@ -246,6 +249,9 @@ class Policies:
     queue_batch: int = 0
     admission: str = "greedy"
     prediction_accuracy_frac: float | None = None
+    predictor_slowdown_frac: float = 0.0
+    heavy_tokens: int = 128
+    load_period_s: float = 0.0
     pools: str = "static"
     flip_after_s: float = 60.0
     context_weight: float = 0.5
@@ -270,6 +276,7 @@ class Policies:
     explore_decode_frac: float = 1.0
     balance_ratio: float = 1.5
     replicate_ratio: float = 2.0
+    decode_batch: int = 0
     balance_requests: int = 64
     cache_threshold_frac: float = 0.3
     kv_offload: KvOffload | None = None

@@ -19,10 +19,11 @@ from planner.fleet import Policies, WorkerType
 
 # what compiled code tells policies by
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE = range(8)  # from LPM on they look at caches or tenants
+FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
-SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
-AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED = range(16, 23)  # at caches or tenants
+SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT, HEAVY_LIGHT = range(8)
+# these look at caches or tenants
+AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL = range(3)
 
 # engines of the simulator: one for all batching step by step, and those of two papers' programs
@@ -188,11 +189,14 @@ class Batching(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(Policy):
-    """Which prompt is next. `rank` (prompt, output, longest prompt) is what vLLM's priority is made of."""
+    """Which prompt is next. `rank` (prompt, output, longest prompt) is what vLLM's priority is made of; with
+    `by_turns` it is the number that the router gives a request where it sends it.
+    """
 
     kind: ClassVar[str] = "queue"
     engines: tuple[str, ...] = ALONE
     rank: Callable[[int, int, int], int] | None = None
+    by_turns: bool = False
     at: Mapping[str, Answer] = field(default_factory=dict)
 
     @property
@@ -365,6 +369,14 @@ TABLE: tuple[Policy, ...] = (
         needs_caches=True,
     ),
     Queue(
+        name="dlpm-turns",
+        code=TURNS,
+        words="as dlpm, by a number that each prompt is given when it is sent",
+        needs_caches=True,
+        by_turns=True,
+        at={VLLM: Answer("priority", "goes by the number that `plan serve` gives each request")},
+    ),
+    Queue(
         name="preble",
         code=PREBLE,
         words="longest cached prefix first, in priority groups that share the turns",
@@ -440,6 +452,13 @@ TABLE: tuple[Policy, ...] = (
             RAY_SERVE: Answer(EMPTIER_OF_TWO),
             KSERVE: Answer(GATEWAY, "spreads requests over the workers by its own setting"),
         },
+    ),
+    Routing(
+        name="heavy-light",
+        code=HEAVY_LIGHT,
+        words="fewer outputs of its kind, long or short as predicted, of two drawn that have room",
+        engines=ALONE,
+        draws=True,
     ),
     Routing(
         name="pending-tokens",
@@ -552,6 +571,15 @@ TABLE: tuple[Policy, ...] = (
         at=_CACHES,
     ),
     Routing(
+        name="e2-dynamic",
+        code=E2_DYNAMIC,
+        words="as e2, but the less there is to do, the longer must the cached prefix be",
+        engines=ALONE,
+        needs_caches=True,
+        has_window=True,
+        at=_CACHES,
+    ),
+    Routing(
         name="d2lpm",
         code=D2LPM,
         words="the longest cached prefix of the workers where the tenant has credit",
@@ -624,6 +652,12 @@ BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
         "pools": POOLS,
     }
 )
+
+
+def by_tenant(policies: Policies) -> bool:
+    """Whether a router must know who asks."""
+    return ROUTING[policies.routing].by_tenant or QUEUE[policies.queue].by_turns
+
 
 # what a plan may choose; of routing those that look at prefix caches only where hits may be counted on
 PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned)

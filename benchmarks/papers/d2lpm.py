@@ -1,6 +1,6 @@
 """D2LPM against VTC, Preble and round robin + LPM where one client misbehaves.
 
-    python benchmarks/papers/d2lpm.py
+    python benchmarks/papers/d2lpm.py [figure7 | figure1 | figure8 | figure9 | figure10 | figure11 | figure12]
 
 Llama-3.1-8B on four A100, the catalog's step times; four clients that send programs at the same rate for two
 minutes, more than the fleet carries. S1: the first one's programs are larger (trees of 340 requests in place
@@ -10,10 +10,20 @@ longer. VTC has round robin per client. Latency: of a program to its end, of QA 
 Cao et al. 2025, Figure 7: D2LPM carries up to 2.87 times what VTC does and up to 2.22 times what round robin
 with LPM does; Jain's index (over service while all clients are active) is highest with VTC, then D2LPM,
 Preble, LPM; with Preble the well-behaved wait up to 7.18 times as long as with D2LPM.
+
+The other figures are of A10G, here with Llama-3.1-8B too (theirs is 3.2-3B), and of traffic that is drawn:
+Figure 1, one GPU: a larger quantum gives throughput, up to LPM's, and costs fairness. Figure 8: conversations
+of four clients on four GPUs; 2 and 3 ask for too much, 2 for the first half of the time: LPM starves 0 and 1,
+VTC has 2 and 3 wait up to 80 s, D2LPM serves all but 3 soon. Figure 9: trees of three branches, client 0 with
+longer questions: D2LPM is done first, then VTC, LPM, Preble; service is shared evenly. Figure 10: a larger
+quantum of workers gives throughput, and costs little fairness (Jain .855 to .83). Figure 11, one GPU, 5 to 50
+clients who ask for the same in all: DLPM's service rate is LPM's, VTC's is lower. Figure 12, one GPU, clients
+of different kinds: with LPM trees delay all others; DLPM is done first, VTC is fairer.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,7 +45,24 @@ SCHEDULERS = {
     "d2lpm": Policies(
         prefix_cache=True, routing="d2lpm", queue="dlpm", quantum_tokens=2000, worker_quantum_tokens=20_000
     ),
+    "d2lpm by numbers": Policies(
+        prefix_cache=True,
+        routing="d2lpm",
+        queue="dlpm-turns",
+        quantum_tokens=2000,
+        worker_quantum_tokens=20_000,
+    ),
 }
+# on one GPU there is nothing to route, but numbers go by what was sent
+ALONE = {
+    "lpm": SCHEDULERS["round robin, lpm"],
+    "vtc": replace(SCHEDULERS["vtc"], routing="round-robin"),
+    "dlpm": replace(SCHEDULERS["d2lpm"], routing="round-robin"),
+    "dlpm by numbers": replace(
+        SCHEDULERS["d2lpm by numbers"], routing="prefix-affinity", quantum_tokens=8000
+    ),
+}
+SMALL = "a10g-24g"
 Floats = npt.NDArray[np.float64]
 
 
@@ -100,25 +127,174 @@ def programs_s(trace: Trace, found: Simulation) -> tuple[Floats, npt.NDArray[np.
     return end_s - start_s, tenant
 
 
-def main() -> None:
-    pool = Pool("w", "mixed", worker(LLM, GPU, 1, budget=2048), WORKERS)
+def run(trace: Trace, policies: Policies, gpu: str = GPU, workers: int = WORKERS) -> Simulation:
+    pool = Pool("w", "mixed", worker(LLM, gpu, 1, budget=2048), workers)
+    return simulate(Fleet(CATALOG.llm(LLM), (pool,), policies), trace)
+
+
+def tokens_per_s(trace: Trace, found: Simulation) -> float:
+    return float((trace.input_tokens + trace.output_tokens).sum() / found.end_s)
+
+
+def show(label: str, trace: Trace, found: Simulation, waits_s: Floats, tenant: npt.NDArray[np.int64]) -> None:
+    """Hits, tokens/s, until when, Jain's index, and of each client the mean of `waits_s`."""
+    means = ", ".join(f"{waits_s[tenant == u].mean():.1f}" for u in range(len(trace.tenants)))
+    print(
+        f"{label:34} hit {found.token_hit_frac:.2f} {tokens_per_s(trace, found):8,.0f} tokens/s, "
+        f"done at {found.end_s:4.0f} s, Jain {tenant_service(found).jain_index:.3f}, waits {means} s",
+        flush=True,
+    )
+
+
+def figure7() -> None:
     for workload, (make, rate_rps, is_program) in WORKLOADS.items():
         for case in ("S1", "S2"):
             trace = traffic(make, rate_rps, case)
             for name, policies in SCHEDULERS.items():
-                found = simulate(Fleet(CATALOG.llm(LLM), (pool,), policies), trace)
+                found = run(trace, policies)
                 waits_s, tenant = programs_s(trace, found) if is_program else (found.ttft_s, trace.tenant)
                 p50_s, p99_s = np.quantile(waits_s[tenant > 0], (0.5, 0.99))
-                tokens_per_s = (trace.input_tokens + trace.output_tokens).sum() / found.end_s
                 service = tenant_service(found)
                 shown = ", ".join(f"{rate:,.0f}" for rate in service.tokens_per_s)
                 print(
                     f"{workload:16} {case} {name:16} hit {found.token_hit_frac:.2f} "
-                    f"{tokens_per_s:8,.0f} tokens/s  Jain {service.jain_index:.3f}  "
+                    f"{tokens_per_s(trace, found):8,.0f} tokens/s  Jain {service.jain_index:.3f}  "
                     f"others p50 {p50_s:6.1f} p99 {p99_s:6.1f} s  ({shown})",
                     flush=True,
                 )
 
 
+def figure1() -> None:
+    """One GPU, two clients with trees, one of which has more branches."""
+    trace = merged(
+        {
+            f"client {u}": tree_of_thoughts(40, 0.5, branches=branches, rng=np.random.default_rng(u))
+            for u, branches in enumerate((4, 2))
+        }
+    )
+    rows = [(name, policies) for name, policies in ALONE.items() if name in ("lpm", "vtc")]
+    for quantum in (500, 2000, 8000, 32_000, 128_000):
+        rows.append((f"dlpm, quantum {quantum:,}", replace(ALONE["dlpm"], quantum_tokens=quantum)))
+    for name, policies in rows:
+        found = run(trace, policies, SMALL, 1)
+        show(name, trace, found, *programs_s(trace, found))
+
+
+def conversations(rng: np.random.Generator, count: int, start_s: Floats) -> Trace:
+    """One to six turns of 20 to 200 tokens after a text of 200 that all share, answers of 50 to 350; the next
+    turn comes 5 s after an answer, on average.
+    """
+    turns = rng.integers(1, 7, count)
+    ids: list[npt.NDArray[np.int64]] = []
+    inputs: list[int] = []
+    outputs: list[int] = []
+    arrivals: list[float] = []
+    edges: list[tuple[int, int]] = []
+    thinks_s: list[float] = []
+    for k in range(count):
+        length = 200
+        for turn in range(turns[k]):
+            length += int(rng.integers(20, 201))
+            if turn > 0:
+                edges.append((len(inputs), len(inputs) - 1))
+            own = np.arange(12, -(-length // 16)) + 10_000 * (k + 1)
+            own[-1] += 5_000 * (length % 16 > 0)  # the next turn goes on in this block
+            ids.append(np.concatenate((np.arange(12), own)))
+            inputs.append(length)
+            outputs.append(int(rng.integers(50, 351)))
+            arrivals.append(start_s[k] + 1e-6 * turn)
+            thinks_s.append(float(rng.exponential(5.0)) if turn > 0 else 0.0)
+            length += outputs[-1]
+    made = Trace(
+        "conversations",
+        np.array(arrivals),
+        np.array(inputs),
+        np.array(outputs),
+        prefix_offsets=np.concatenate(([0], np.cumsum([len(one) for one in ids]))),
+        prefix_ids=np.concatenate(ids),
+        prefix_block_tokens=16,
+        after=np.array(sorted(edges, key=lambda edge: edge[1])),
+        think_s=np.array(thinks_s),
+    )
+    order = np.argsort(made.arrival_s, kind="stable")
+    return made.select(order, arrival_s=made.arrival_s[order])
+
+
+def figure8() -> None:
+    """Clients 0 and 1 begin 0.15 conversations/s; 3 begins 0.8, 2 too until 150 s, then 0.15."""
+    parts = {}
+    for u, (early_rps, late_rps) in enumerate(((0.15, 0.15), (0.15, 0.15), (0.8, 0.15), (0.8, 0.8))):
+        rng = np.random.default_rng(u)
+        starts = [rng.uniform(0, 150, round(150 * early_rps)), rng.uniform(150, 300, round(150 * late_rps))]
+        start_s = np.sort(np.concatenate(starts))
+        parts[f"client {u}"] = conversations(rng, len(start_s), start_s)
+    trace = merged(parts)
+    for name, policies in SCHEDULERS.items():
+        found = run(trace, policies, SMALL)
+        is_late = trace.arrival_s > 150
+        for label, chosen in (("first half", ~is_late), ("second half", is_late)):
+            show(f"{name}, {label}", trace, found, found.ttft_s[chosen], trace.tenant[chosen])
+
+
+def figure9() -> None:
+    """Three clients with 30 trees of three branches, 120 requests each; those of client 0 are longer."""
+    trace = merged(
+        {
+            f"client {u}": tree_of_thoughts(
+                30,
+                0.5,
+                branches=3,
+                question_tokens=(2000, 200) if u == 0 else (500, 100),
+                rng=np.random.default_rng(u),
+            )
+            for u in range(3)
+        }
+    )
+    for name, policies in SCHEDULERS.items():
+        found = run(trace, policies, SMALL)
+        show(name, trace, found, found.ttft_s, trace.tenant)
+
+
+def figure10() -> None:
+    trace = traffic(trees, 1.5, "S1")
+    for quantum in (500, 2000, 5000, 10_000, 20_000, 40_000):
+        found = run(trace, replace(SCHEDULERS["d2lpm"], worker_quantum_tokens=quantum))
+        show(f"worker quantum {quantum:,}", trace, found, *programs_s(trace, found))
+
+
+def figure11() -> None:
+    """5 requests/s in all about documents of toolbench's lengths, of which each client has its own."""
+    for clients in (5, 10, 20, 50):
+        rngs = [np.random.default_rng(u) for u in range(clients)]
+        each, rate_rps = 1500 // clients, 5.0 / clients
+        made = [preble("toolbench", each, rate_rps, rng=rng) for rng in rngs]
+        trace = merged({f"client {u}": one for u, one in enumerate(made)})
+        for name, policies in ALONE.items():
+            found = run(trace, policies, SMALL, 1)
+            print(
+                f"{clients:2} clients, {name:16} hit {found.token_hit_frac:.2f} "
+                f"{tokens_per_s(trace, found):8,.0f} tokens/s",
+                flush=True,
+            )
+
+
+def figure12() -> None:
+    """A client each with trees, articles to judge, tools, conversations."""
+    rng = [np.random.default_rng(u) for u in range(4)]
+    trace = merged(
+        {
+            "trees": tree_of_thoughts(24, 0.2, branches=4, rng=rng[0]),
+            "judges": judges(60, 0.5, dimensions=4, rng=rng[1]),
+            "tools": preble("toolbench", 240, 2.0, rng=rng[2]),
+            "conversations": conversations(rng[3], 120, np.sort(rng[3].uniform(0, 120, 120))),
+        }
+    )
+    for name, policies in ALONE.items():
+        found = run(trace, policies, SMALL, 1)
+        show(name, trace, found, found.ttft_s, trace.tenant)
+
+
+FIGURES: tuple[Callable[[], None], ...] = (figure7, figure1, figure8, figure9, figure10, figure11, figure12)
+
 if __name__ == "__main__":
-    main()
+    {each.__name__: each for each in FIGURES}[(sys.argv[1:] or ["figure7"])[0]]()

@@ -132,12 +132,15 @@ POLICY_SECONDS = {
     "tbt": "tbt_s",
     "eviction_notice": "eviction_notice_s",
     "share_window": "share_window_s",
+    "load_period": "load_period_s",
 }
 POLICY_COUNTS = {
     "queue_batch": "queue_batch",
     "reserve_tokens": "reserve_tokens",
     "patience": "patience_steps",
     "decode_batch_tokens": "decode_batch_tokens",
+    "decode_batch": "decode_batch",
+    "heavy_tokens": "heavy_tokens",
     "long_prefill_token_threshold": "long_prefill_token_threshold",
     "seed": "seed",
     "quantum_tokens": "quantum_tokens",
@@ -147,6 +150,7 @@ POLICY_COUNTS = {
 }
 POLICY_SHARES = {
     "prediction_accuracy": "prediction_accuracy_frac",
+    "predictor_slowdown": "predictor_slowdown_frac",
     "watermark": "watermark_frac",
     "headroom": "headroom_frac",
     "context_weight": "context_weight",

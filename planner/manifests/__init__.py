@@ -323,6 +323,11 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
             "priority, and whoever sends a request must give its `priority` (smallest first; for sjf the "
             "prompt's tokens). `plan serve` does; the routers of these manifests do not."
         )
+    if QUEUE[fleet.policies.queue].by_turns:
+        lines.append(
+            f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "
+            "priority, and `plan serve` numbers the requests; the routers of these manifests cannot."
+        )
     if fleet.llm.dtype_bytes != 2:
         lines.append(
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "

@@ -21,7 +21,7 @@ import aiohttp
 import numpy as np
 
 from planner.errors import InputError
-from planner.policies import ROUTING
+from planner.policies import by_tenant
 from planner.runtime.analysis import Wanted
 from planner.runtime.budget import Budget, is_spent
 from planner.runtime.endpoint import PROBE_TIMEOUT_S, Answer, Endpoint, EndpointError, put
@@ -110,7 +110,7 @@ class ToEndpoint:
         asked = dialect.prompt_of(
             trace, request, self.wanted.seed, shares_prefixes=self.wanted.shares_prefixes
         )
-        is_by_tenant = ROUTING[self.wanted.fleet.policies.routing].by_tenant  # else nobody's name goes out
+        is_by_tenant = by_tenant(self.wanted.fleet.policies)  # else nobody's name goes out
         user = trace.tenants[trace.tenant[request]] if trace.tenants and is_by_tenant else ""
         return dialect.body(self.found.model, asked, int(trace.output_tokens[request]), user)
 

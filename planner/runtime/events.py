@@ -25,7 +25,7 @@ from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.layout import BACK, BLOCK, NONE, ZERO
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
-from planner.simulator.queue_orders import settle
+from planner.simulator.queue_orders import begin_turn, give_number, settle
 from planner.simulator.routing import choose, set_pools
 from planner.simulator.slots import assign, blocks_of, load, request_blocks, seat_blocks
 
@@ -83,6 +83,7 @@ def _admit(state, r, time_s):
     worker = state.workers[w]
     request.status, request.scheduled_s = ADMITTED, time_s
     hit = _take_prefix(state, w, r, time_s)
+    begin_turn(state, w, r)
     worker.used_blocks += request_blocks(state, w, request.length_tokens) - hit // BLOCK
     worker.used_blocks += seat_blocks(state, w, r)
     evict(state, w, ZERO, time_s)
@@ -110,6 +111,7 @@ def _send(state, r, time_s):
         request.prefill_worker, request.status, request.epoch = w, ROUTED, state.workers[w].epoch
         assign(state, w, r, 1.0)
         load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
+        give_number(state, w, r)
     return w
 
 
@@ -193,6 +195,7 @@ def _go_down(state, w, time_s):
     empty_cache(state, w, time_s)
     worker.used_blocks = 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.heavy = 0
     load(state, w, 0.0, 0.0, 0.0)
 
 

@@ -289,8 +289,8 @@ class Router:
         raise refusal(502, f"request {asked.id}: {self.settings.retries + 1} tries failed on {names}")
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
-        raw = answer.asked.raw
         w = await self._choose(self.live.send, answer, failed)
+        raw = self._numbered(answer)
         async with self._at(w, answer, failed):
             if self.live.roles[w] == "mixed":
                 await self._forward(self.backends[w], answer, raw)
@@ -302,6 +302,14 @@ class Router:
         w = await self._choose(self.live.hand_off, answer, failed)
         async with self._at(w, answer, failed):
             await self._forward(self.backends[w], answer, raw)
+
+    def _numbered(self, answer: Reply) -> bytes:
+        """The body, with the place in its worker's queue where the router gives one."""
+        number = self.live.number(answer.seat)
+        if number is None:
+            return answer.asked.raw
+        answer.asked.body["priority"] = number
+        return json.dumps(answer.asked.body).encode()
 
     @asynccontextmanager
     async def _at(self, w: int, answer: Reply, failed: set[int]) -> AsyncIterator[None]:

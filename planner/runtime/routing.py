@@ -28,7 +28,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
-from planner.policies import QUEUE, ROUTING
+from planner.policies import QUEUE, ROUTING, by_tenant
 from planner.runtime import events
 from planner.runtime.prefixes import Numbers
 from planner.simulator import cache_layout, layout
@@ -68,7 +68,7 @@ class LiveFleet:
         self._more_seats(SEATS)
         self.keeps_prefixes = self.state.caches is not None
         self.has_window = ROUTING[self.policies.routing].has_window
-        self.is_by_tenant = ROUTING[self.policies.routing].by_tenant
+        self.is_by_tenant = by_tenant(self.policies)
         self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
@@ -125,6 +125,12 @@ class LiveFleet:
         fits on none that is up.
         """
         return self._choose(events.SEND, seat, time_s, without)
+
+    def number(self, seat: int) -> int | None:
+        """What its worker's order goes by, smallest first, where the router gives numbers."""
+        if not QUEUE[self.policies.queue].by_turns:
+            return None
+        return int(self.caches.prompts["place"][seat])
 
     def hand_off(self, seat: int, time_s: float, without: Collection[int] = ()) -> int | None:
         """The same of the worker that decodes, once the request has left the one with its prompt."""
@@ -189,12 +195,14 @@ class LiveFleet:
         if self.state.caches is None:
             return
         context = input_tokens + output_tokens / 2
-        output_s = {kind: cache_layout.output_token_s(kind, context) for kind in set(self.types)}
+        batch = self.policies.decode_batch
+        output_s = {kind: cache_layout.output_token_s(kind, context, batch) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
         self.caches.settings[cache_layout.WORKER_QUANTUM_TOKENS] = (
             self.policies.worker_quantum_tokens or 2 * work
         )
+        self.caches.settings[cache_layout.QUANTUM_TOKENS] = self.policies.quantum_tokens or 2 * work
 
     def _account(self, tenant: str) -> int:
         """Of a tenant; once all are taken those without one share the last."""
@@ -299,7 +307,7 @@ class LiveFleet:
 
 
 def _routing_alone(policies: Policies) -> Policies:
-    """What is left to a router: batching and the order of prompts are the engines' own."""
+    """What is left to a router: batching and the order of prompts are the engines' own, but for numbers."""
     own = Policies()
     if policies.pools != own.pools:
         raise InputError(
@@ -308,7 +316,7 @@ def _routing_alone(policies: Policies) -> Policies:
     return replace(
         policies,
         batching=own.batching,
-        queue=own.queue,
+        queue=policies.queue if QUEUE[policies.queue].by_turns else own.queue,
         admission=own.admission,
         prediction_accuracy_frac=None,
         vidur_restarts=False,
@@ -349,7 +357,7 @@ def _empty(fleet: Fleet) -> State:
 
 def _new_prefix() -> npt.NDArray[np.void]:
     prefix = np.zeros(1, cache_layout.PREFIX)
-    prefix["replicated_s"] = -np.inf
+    prefix["replicated_s"], prefix["home"] = -np.inf, layout.NONE
     return prefix
 
 

@@ -58,6 +58,8 @@ from planner.simulator.layout import (
     NONE,
     ONE,
     PARTIAL,
+    PREDICTOR,
+    PREFILL,
     READY,
     RESTING,
     UNKNOWN,
@@ -752,6 +754,13 @@ def run_length(state, l, time_s, goes_on):
     return max(steps, ONE)
 
 
+@small_jit
+def slowness(state, w):
+    """How many times as long the steps of worker w take; beside prefills a predictor of lengths may run."""
+    worker = state.workers[w]
+    return worker.slow_factor * state.policy[PREDICTOR] if worker.role == PREFILL else worker.slow_factor
+
+
 @kernel_jit
 def _launch_alone(state, l, time_s, goes_on):
     lane = state.lanes[l]
@@ -759,7 +768,7 @@ def _launch_alone(state, l, time_s, goes_on):
     worker = state.workers[w]
     kind = state.types[worker.type]
     stage_s, extra_s, send_s, growth_s, longest = engine_seconds(state, kind, lane, adapters_s(state, l))
-    slow = worker.slow_factor
+    slow = slowness(state, w)
     if slow != 1.0:
         stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow
     lane.run_start_s = time_s

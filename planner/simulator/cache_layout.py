@@ -50,12 +50,13 @@ PROMPT = np.dtype(
         ("hit_tokens", "i8"),  # found cached when it was first admitted, NONE before
         ("tenant", "i8"),
         ("group", "i8"),  # preble: its priority when it was last looked at
+        ("place", "f8"),  # dlpm-turns: its number, smallest first
         # e2's window: a list by time of routing
         ("next", "i8"),
         ("worker", "i8"),  # NONE: not in it
         ("routed_s", "f8"),
         ("prefill_s", "f8"),
-        ("decode_s", "f8"),
+        ("output_tokens", "i8"),  # NONE until it has finished
         ("prefix", "i8"),  # last node of its key portion, NONE: it shares none
         ("queue_s", "f8"),  # until it was first admitted, -1.0 before
         ("is_late", "i8"),  # routed in the later half of the window
@@ -69,17 +70,31 @@ CACHE = np.dtype(
         ("known_nodes", "i8"),  # that it has, as far as the router knows
         ("last_waiting", "i8"),  # of the prompts
         ("served_tenant", "i8"),  # of the prompt admitted last, NONE before
+        ("turn", "f8"),  # dlpm-turns: the latest of which a prompt was admitted
         # e2's window
         ("routed", "i8"),  # requests
+        ("finished", "i8"),  # ... of which so many
+        ("output_tokens", "i8"),  # of those
         ("prefill_s", "f8"),
-        ("decode_s", "f8"),
+        ("decode_s", "f8"),  # as expected when the last request was routed
         ("token_s", "f8"),  # to prefill one token
         ("output_s", "f8"),  # to decode one
+        ("split_s", "f8"),  # scratch: of a subtree that is being split
     ]
 )
-# waits of those who share a prefix, routed in the first and the second half of e2's window: sum and number
-PREFIX = np.dtype([("wait_s", "f8", 2), ("wait_count", "i8", 2), ("replicated_s", "f8")])  # -inf: never
-TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8")])  # vtc's counter, dlpm's deficit
+PREFIX = np.dtype(
+    [
+        # waits of those who share it, routed in the first and the second half of e2's window: sum and number
+        ("wait_s", "f8", 2),
+        ("wait_count", "i8", 2),
+        ("replicated_s", "f8"),  # -inf: never
+        ("home", "i8"),  # where its prompts go since what it follows was replicated, NONE: nowhere
+        ("load_s", "f8"),  # scratch: of a subtree that is being split
+    ]
+)
+TENANT = np.dtype(  # vtc's counter, dlpm's deficit, dlpm-turns: what was sent and what came of outputs
+    [("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")]
+)
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
 # numbers: tokens and KV blocks of a node, first free entry, e2's window and where its later half begins,
@@ -166,7 +181,9 @@ def make_caches(
         caches[name] = NONE
     caches["token_s"][:workers] = np.array([prefill_token_s(kind) for kind in worker_types])[kinds]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    caches["output_s"][:workers] = np.array([output_token_s(kind, context) for kind in worker_types])[kinds]
+    batch = policies.decode_batch
+    output_s = [output_token_s(kind, context, batch) for kind in worker_types]
+    caches["output_s"][:workers] = np.array(output_s)[kinds]
 
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
     notices = room if policies.eviction_notice_s > 0 else 0
@@ -187,7 +204,7 @@ def make_caches(
     numbers[OTHERS] = others
     words = -(-workers // 64)
     prefixes = np.zeros(len(uses.parent) if ROUTING[policies.routing].has_window else 0, dtype=PREFIX)
-    prefixes["replicated_s"] = -np.inf
+    prefixes["replicated_s"], prefixes["home"] = -np.inf, NONE
     return Caches(
         path=uses.node,
         used=np.zeros(len(uses.node), dtype=np.int32),
@@ -250,9 +267,9 @@ def prefill_token_s(worker_type: WorkerType) -> float:
     return float(worker_type.latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
 
 
-def output_token_s(worker_type: WorkerType, context_tokens: float) -> float:
-    """Seconds of a worker that one output token takes where every seat is taken."""
-    seats, latency = worker_type.max_num_seqs, worker_type.latency
+def output_token_s(worker_type: WorkerType, context_tokens: float, batch: int = 0) -> float:
+    """Seconds of a worker that one output token takes in a batch of so many decodes; 0: of all its seats."""
+    seats, latency = batch or worker_type.max_num_seqs, worker_type.latency
     return float(latency.step_s(seats, decodes=seats, kv_tokens=seats * context_tokens)) / seats
 
 

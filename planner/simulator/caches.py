@@ -469,14 +469,14 @@ def empty_cache(state, w, time_s):
 
 
 @kernel_jit
-def remember_routed(state, w, r, time_s, prefill_s, decode_s):
+def remember_routed(state, w, r, time_s, prefill_s):
     """Request r, to be prefilled in `prefill_s`, goes to worker w: e2's window has it for a while."""
     caches = state.caches
     prompt, cache = caches.prompts[r], caches.workers[w]
     if prompt.worker != NONE:  # routed once more after its worker went down
         return
     prompt.worker, prompt.routed_s, prompt.next = w, time_s, NONE
-    prompt.prefill_s, prompt.decode_s = prefill_s, decode_s
+    prompt.prefill_s, prompt.output_tokens = prefill_s, NONE
     if caches.numbers[FIRST_ROUTED] == NONE:
         caches.numbers[FIRST_ROUTED] = r
     else:
@@ -487,7 +487,6 @@ def remember_routed(state, w, r, time_s, prefill_s, decode_s):
     prompt.is_late, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
-    cache.decode_s += decode_s
     prompt.prefix, shares, length = NONE, ZERO, ZERO  # of the run of nodes that as many requests share
     for i in range(prompt.depth):
         node = node_at(state, r, i)
@@ -500,6 +499,17 @@ def remember_routed(state, w, r, time_s, prefill_s, decode_s):
         length += 1
         if shares > 1 and length > i + 1 - length:
             prompt.prefix = node
+
+
+@kernel_jit
+def note_output(state, r):
+    """Request r has finished: its output counts for the mean of e2's window, if it is in it."""
+    prompt = state.caches.prompts[r]
+    if prompt.worker == NONE or prompt.output_tokens != NONE:
+        return
+    prompt.output_tokens = state.requests[r].output_tokens
+    state.caches.workers[prompt.worker].finished += 1
+    state.caches.workers[prompt.worker].output_tokens += prompt.output_tokens
 
 
 @kernel_jit
@@ -555,9 +565,11 @@ def forget_routed(state):
     prompt.worker = NONE
     cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
-    cache.decode_s -= prompt.decode_s
     if cache.routed == 0:
-        cache.prefill_s, cache.decode_s = 0.0, 0.0
+        cache.prefill_s = 0.0
+    if prompt.output_tokens != NONE:
+        cache.finished -= 1
+        cache.output_tokens -= prompt.output_tokens
     for i in range(prompt.depth):
         e = find(state, w, node_at(state, r, i))
         caches.entries[e].shares -= 1

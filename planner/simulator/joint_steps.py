@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.batching import run_length, start_step
+from planner.simulator.batching import run_length, slowness, start_step
 from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
@@ -65,7 +65,7 @@ def start_ranks(state, w, time_s):
 
 @kernel_jit
 def _run_together(state, w, steps, first_s, growth_s, time_s):
-    slow = state.workers[w].slow_factor
+    slow = slowness(state, w)
     if slow != 1.0:
         first_s, growth_s = first_s * slow, growth_s * slow
     for v in range(w, w + state.dp_ranks[w].count):

@@ -93,7 +93,7 @@ from planner.simulator.offload import (
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
-from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, leave
+from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose, fits, set_pools
@@ -164,6 +164,7 @@ def arrive(state, r, time_s, cause):
     request.prefill_worker, request.decode_worker = w, NONE  # handed off before, it may stay here now
     assign(state, w, r, 1.0)
     load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
+    give_number(state, w, r)
     is_first = worker.first_waiting == NONE
     charge_running(state, w, time_s)
     kind = state.types[worker.type]
@@ -530,6 +531,7 @@ def _clear(state, w, time_s):
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.heavy = 0
     worker.stage_free_s[:] = 0.0
     load(state, w, 0.0, 0.0, 0.0)
 

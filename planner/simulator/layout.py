@@ -114,6 +114,10 @@ WORKER = np.dtype(
         ("assigned", "f8"),  # requests, until they are gone
         ("assigned_tokens", "f8"),  # prompt tokens of those
         ("future_tokens", "f8"),  # prompt and predicted output tokens of those, weighted as best-fit does
+        ("heavy", "i8"),  # of the assigned ones, with a long output as predicted
+        ("told_heavy", "i8"),  # heavy-light: as it was last heard, with the rest, and the KV blocks in use
+        ("told_light", "i8"),
+        ("told_blocks", "i8"),
         ("idle_since_s", "f8"),
         # totals
         ("busy_s", "f8"),
@@ -370,6 +374,7 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
 COUNTERS = 21
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
-# seconds from a request's arrival until it reaches an engine
-GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S = range(6)
-POLICY = 6
+# seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
+# heard of loads; how many times as long the steps of prefill workers are for the predictor
+GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
+POLICY = 10

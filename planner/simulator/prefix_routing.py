@@ -6,10 +6,14 @@ cache-aware (SGLang): the longest match if it is more than a share of the prompt
     fewest requests while workers differ in requests by more than a number and a ratio.
 e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load among the longest matches,
     else one that mostly decodes, else the least load among all. Load is seconds: prefill and decode of what
-    was routed there in the last window, what the nodes that must leave are worth (their prefill times the
-    share of requests that begin with them), the prefill of what is missed. While they are too far apart the
-    heaviest worker's prompts go to the lightest. Else a prefix whose requests wait longer and longer goes to
-    the least loaded worker too, and its requests from then on to whoever has it and the least load.
+    was routed there in the last window (outputs as long as those that have finished, on average), what the
+    nodes that must leave are worth (their prefill times the share of requests that begin with them), the
+    prefill of what is missed. While they are too far apart the heaviest worker's prompts go to the lightest.
+    Else a prefix whose requests wait longer and longer goes to the least loaded worker too, which gets its
+    part, by load, of the subtrees that follow it; requests of no such subtree go to whoever has the prefix
+    and the least load.
+e2-dynamic (there Appendix G, which leaves the rule open): e2, but of a prompt more than 1 - u / 2 must be
+    cached for the longest match, where the workers had something to do for a share u of the window.
 d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, else among
     all with credit; a tenant without any gets a quantum on every worker.
 pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of the prompt is pinned; among
@@ -25,12 +29,13 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, MIN_TTFT, PINNED, TENANT_TURNS
+from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, E2_DYNAMIC, MIN_TTFT, PINNED, TENANT_TURNS
 from planner.simulator.cache_layout import (
     BALANCE_RATIO,
     BALANCE_REQUESTS,
     DECODE_FRAC,
     EXTEND_WEIGHT,
+    FIRST_ROUTED,
     MATCH_FRAC,
     NODE_BLOCKS,
     NODE_TOKENS,
@@ -40,7 +45,7 @@ from planner.simulator.cache_layout import (
 )
 from planner.simulator.caches import cacheable, hear, move_window, node_at, promise, remember_routed
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
-from planner.simulator.layout import FRONT, NONE, ROUTING, SIZE, ZERO
+from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.routing import choose, fits
 from planner.simulator.slots import blocks_of
 from planner.simulator.step_times import UNBOUNDED
@@ -66,7 +71,7 @@ def route(state, r, time_s):
         w = choose(state, FRONT, r, time_s)
     elif how == CACHE_AWARE:
         w = _cache_aware(state, r)
-    elif how == E2:
+    elif how == E2 or how == E2_DYNAMIC:
         w = _e2(state, r, time_s)
     elif how == D2LPM:
         w = _d2lpm(state, r)
@@ -78,7 +83,7 @@ def route(state, r, time_s):
         w = _least(state, r, how == MIN_TTFT)
     if w != NONE:
         caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[NODE_TOKENS]
-        if how == AFFINITY or CACHE_AWARE <= how <= D2LPM:
+        if how == AFFINITY or CACHE_AWARE <= how <= D2LPM or how == E2_DYNAMIC:
             promise(state, w, r)
     return w
 
@@ -192,6 +197,7 @@ def _cache_aware(state, r):
 def _e2(state, r, time_s):
     caches, need, request = state.caches, _need(state, r), state.requests[r]
     move_window(state, time_s)
+    _expect_decodes(state)
     longest = NONE
     heaviest, most_s, lightest, fewest_s = NONE, -1.0, NONE, np.inf
     decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
@@ -210,9 +216,11 @@ def _e2(state, r, time_s):
             decoding, most_frac = w, cache.decode_s / window_s
     if longest == NONE:
         return NONE
-    if 2 * longest * caches.numbers[NODE_TOKENS] > request.length_tokens:
+    if longest * caches.numbers[NODE_TOKENS] > _least_frac(state, time_s) * request.length_tokens:
         shared = _prefix_nodes(state, r, longest)
-        chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
+        chosen = _home(state, r, longest)
+        if chosen == NONE:
+            chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
         if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
             chosen = lightest
         elif _waits_longer(state, r, shared, time_s):
@@ -220,16 +228,105 @@ def _e2(state, r, time_s):
             if caches.match[other] < shared:
                 chosen = other
                 caches.prefixes[node_at(state, r, shared - 1)].replicated_s = time_s
+                _split(state, r, shared, other)
     elif decoding != NONE:
         chosen = decoding
     else:
         chosen = _least_load(state, r, ZERO)
     cache = caches.workers[chosen]
     missed = request.length_tokens - caches.match[chosen] * caches.numbers[NODE_TOKENS]
-    remember_routed(
-        state, chosen, r, time_s, missed * cache.token_s, request.predicted_tokens * cache.output_s
-    )
+    remember_routed(state, chosen, r, time_s, missed * cache.token_s)
     return chosen
+
+
+@kernel_jit
+def _least_frac(state, time_s):
+    """More than this share of a prompt must be cached for it to go where that is."""
+    caches, busy_s = state.caches, 0.0
+    first = caches.numbers[FIRST_ROUTED]
+    if state.counters[ROUTING + FRONT] == E2 or first == NONE:
+        return 0.5
+    size = state.counters[SIZE + FRONT]
+    for i in range(size):
+        cache = caches.workers[state.pools[FRONT, i]]
+        busy_s += cache.prefill_s + cache.decode_s
+    all_s = size * (time_s - caches.prompts[first].routed_s)
+    return 1.0 - min(busy_s, all_s) / all_s / 2.0 if all_s > 0.0 else 0.5
+
+
+@kernel_jit
+def _expect_decodes(state):
+    """What the decodes of e2's window take on each worker: each as many tokens as those that have finished
+    there had on average; where none has, as those of all workers.
+    """
+    caches = state.caches
+    finished, tokens = ZERO, ZERO
+    for w in range(len(state.workers)):
+        finished += caches.workers[w].finished
+        tokens += caches.workers[w].output_tokens
+    for w in range(len(state.workers)):
+        cache = caches.workers[w]
+        mean = tokens / max(finished, ONE)
+        if cache.finished > 0:
+            mean = cache.output_tokens / cache.finished
+        cache.decode_s = cache.routed * mean * cache.output_s
+
+
+@kernel_jit
+def _home(state, r, longest):
+    """Where the deepest subtree of the prompt that was given a worker of its own lives; NONE where there is
+    none, or where that worker has lost what the subtree follows.
+    """
+    caches, need = state.caches, _need(state, r)
+    for i in range(min(longest, caches.prompts[r].depth - 1), 0, -1):
+        home = caches.prefixes[node_at(state, r, i)].home
+        if home != NONE and caches.match[home] >= i:
+            return home if state.workers[home].is_up == 1 and fits(state, home, need) else NONE
+    return NONE
+
+
+@kernel_jit
+def _split(state, r, nodes, newest):
+    """Divide the subtrees that follow so many nodes of request r among the workers that have these and
+    `newest`, by the load of e2's window: in order of time the others keep what comes to an equal part.
+    """
+    caches = state.caches
+    prefix, workers, load_s = node_at(state, r, nodes - 1), ONE, 0.0
+    for w in range(len(state.workers)):
+        caches.workers[w].split_s = 0.0
+        workers += caches.match[w] >= nodes
+    q = caches.numbers[FIRST_ROUTED]
+    while q != NONE:
+        if _is_below(state, q, nodes, prefix):
+            caches.prefixes[node_at(state, q, nodes)].load_s = 0.0
+        q = caches.prompts[q].next
+    q = caches.numbers[FIRST_ROUTED]
+    while q != NONE:
+        if _is_below(state, q, nodes, prefix):
+            at = caches.workers[caches.prompts[q].worker]
+            own_s = caches.prompts[q].prefill_s + at.decode_s / at.routed
+            caches.prefixes[node_at(state, q, nodes)].load_s += own_s
+            load_s += own_s
+        q = caches.prompts[q].next
+    q = caches.numbers[FIRST_ROUTED]
+    while q != NONE:
+        if _is_below(state, q, nodes, prefix):
+            subtree = caches.prefixes[node_at(state, q, nodes)]
+            if subtree.load_s >= 0.0:
+                home = subtree.home if subtree.home != NONE else caches.prompts[q].worker
+                is_full = caches.workers[home].split_s + subtree.load_s / 2 > load_s / workers
+                if is_full or caches.match[home] < nodes:
+                    home = newest
+                subtree.home = home
+                caches.workers[home].split_s += subtree.load_s
+                subtree.load_s = -1.0
+        q = caches.prompts[q].next
+
+
+@small_jit
+def _is_below(state, q, nodes, prefix):
+    """Whether the prompt of request q goes on after the prefix, which ends with its node of that number."""
+    return state.caches.prompts[q].depth > nodes and node_at(state, q, nodes - 1) == prefix
 
 
 @kernel_jit

@@ -4,6 +4,9 @@ lpm (SGLang): the prompt with most cached now; ties as they came.
 vtc (Sheng et al. 2024): the tenant served least by the worker; who comes back after a pause has no credit.
 dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
     Whoever comes back keeps his debt, but no credit.
+dlpm-turns: dlpm for engines that take a number with each request (vLLM's priority). A tenant's turn is how
+    many quanta he was sent before, those included that he let pass; in a turn the longest match goes first,
+    as the router knew it. Outputs are charged when they are complete.
 preble (Srivatsa et al. 2024): P groups by the cached part of the prompt, from each of which, best first, one
     prompt more than from the one below goes in a round.
 
@@ -15,13 +18,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, VTC
+from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, TURNS, VTC
 from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
-from planner.simulator.caches import cached_nodes
+from planner.simulator.caches import cached_nodes, note_output
 from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING
 from planner.simulator.queues import without_root
+
+TURN_TOKENS = 2.0**22  # more than any prompt has
+
+
+@small_jit
+def _goes_by_turns(state, w):
+    return state.types[state.workers[w].type].queue_order == TURNS
+
+
+@where_cached(lambda state, w, r: None)
+def give_number(state, w, r):
+    """Request r is sent to worker w, which takes prompts by turns."""
+    if not _goes_by_turns(state, w):
+        return
+    caches = state.caches
+    prompt = caches.prompts[r]
+    tenant = caches.tenants[w, prompt.tenant]
+    quantum = caches.settings[QUANTUM_TOKENS] * caches.weights[prompt.tenant]
+    tenant.sent = max(tenant.sent, caches.workers[w].turn * quantum)
+    turn = np.floor(tenant.sent / quantum)
+    tenant.sent += caches.settings[EXTEND_WEIGHT] * (state.requests[r].length_tokens - prompt.expected_tokens)
+    prompt.place = (turn + 1.0) * TURN_TOKENS - 1.0 - min(prompt.expected_tokens, TURN_TOKENS - 1.0)
+
+
+@where_cached(lambda state, w, r: None)
+def begin_turn(state, w, r):
+    """Request r is admitted by worker w: nobody who comes later has an earlier turn."""
+    if _goes_by_turns(state, w):
+        cache = state.caches.workers[w]
+        cache.turn = max(cache.turn, np.floor(state.caches.prompts[r].place / TURN_TOKENS))
 
 
 @where_cached(lambda state, w, r, is_first: None)
@@ -111,13 +144,16 @@ def next_waiting(state, w):
         return _next_by_group(state, w)
     if order == DLPM:
         _refill(state, w)
-    best, most, least = NONE, NONE, np.inf
+    best, most, least = NONE, NONE, np.inf  # the number of dlpm-turns is least, too
     r = first
     while r != NONE:
         tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
         if order == VTC:
             if tenant.served < least:
                 best, least = r, tenant.served
+        elif order == TURNS:
+            if state.caches.prompts[r].place < least:
+                best, least = r, state.caches.prompts[r].place
         elif order == LPM or tenant.credit > 0.0:
             nodes = cached_nodes(state, w, r)
             if nodes > most:
@@ -181,6 +217,7 @@ def _charge(state, w, u, service):
 @kernel_jit
 def charge_prompt(state, w, r):
     """Request r is admitted: what is not cached of its prompt will be computed."""
+    begin_turn(state, w, r)
     if _is_fair(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed)
@@ -225,10 +262,12 @@ def _charge_up_to(state, l, steps):
 
 @where_cached(lambda state, r: None)
 def settle(state, r):
-    """Request r is finished: d2lpm charges its output."""
+    """Request r is finished: its output is charged, and what e2 takes for that of others."""
     caches = state.caches
+    note_output(state, r)
+    w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant
+    service = caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
     if state.counters[ROUTING + FRONT] == D2LPM:
-        w = state.requests[r].prefill_worker
-        caches.deficits[caches.prompts[r].tenant, w] -= (
-            caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
-        )
+        caches.deficits[u, w] -= service
+    if _goes_by_turns(state, w):
+        caches.tenants[w, u].sent += service

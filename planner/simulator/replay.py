@@ -571,6 +571,10 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     numbers[layout.FRONT_END_S] = fleet.front_end_s
+    numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
+    numbers[layout.LOAD_PERIOD_S] = policies.load_period_s
+    numbers[layout.HEARD_S] = -np.inf
+    numbers[layout.PREDICTOR] = 1.0 + policies.predictor_slowdown_frac
     return numbers
 
 

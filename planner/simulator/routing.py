@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import BEST_FIT, LOWEST_BY_LOT, POWER_OF_TWO, ROUND_ROBIN, SCORE, TWO_BY_REQUESTS
+from planner.policies import (
+    BEST_FIT,
+    HEAVY_LIGHT,
+    LOWEST_BY_LOT,
+    POWER_OF_TWO,
+    ROUND_ROBIN,
+    SCORE,
+    TWO_BY_REQUESTS,
+)
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import (
     BACK,
@@ -13,6 +21,9 @@ from planner.simulator.layout import (
     FRONT,
     GAMMA,
     GROUP,
+    HEARD_S,
+    HEAVY_TOKENS,
+    LOAD_PERIOD_S,
     NONE,
     RANDOM_STATE,
     ROUTING,
@@ -83,6 +94,8 @@ def _choose(state, pool, r, time_s):
         return NONE
     if how == BEST_FIT:
         return _best_fit(state, pool, r, need, time_s)
+    if how == HEAVY_LIGHT:
+        return _heavy_light(state, pool, r, need, time_s)
     if how == TWO_BY_REQUESTS:
         return _lower_of_two(state, pool, need)
     if how == LOWEST_BY_LOT:
@@ -165,6 +178,77 @@ def _lower_of_two(state, pool, need):
             first -= 1
             second -= 1
     return other if state.score[other] < state.score[one] else one
+
+
+@kernel_jit
+def _heavy_light(state, pool, r, need, time_s):
+    """TetriInfer's dispatcher: of two workers drawn among those that had room for all of request r as it is
+    predicted, when loads were last heard, the one with fewer decodes of its kind, heavy or light, so that the
+    ratio of heavy to light is the same everywhere. If none had room, two of all it fits on.
+    """
+    request = state.requests[r]
+    if time_s - state.policy[HEARD_S] >= state.policy[LOAD_PERIOD_S]:
+        _hear_loads(state, time_s)
+    blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
+    for is_strict in (True, False):
+        count = 0
+        for i in range(state.counters[SIZE + pool]):
+            count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
+        if count == 0:
+            continue
+        first = _drawn(state, count)
+        second = first
+        if count > 1:
+            second = _drawn(state, count - 1)
+            if second >= first:
+                second += 1
+        one, other = NONE, NONE
+        for i in range(state.counters[SIZE + pool]):
+            w = state.pools[pool, i]
+            if _had_room(state, w, need, blocks, is_strict):
+                if first == 0:
+                    one = w
+                if second == 0:
+                    other = w
+                first -= 1
+                second -= 1
+        return other if _has_fewer_alike(state, other, one, r) else one
+    return NONE
+
+
+@kernel_jit
+def _hear_loads(state, time_s):
+    state.policy[HEARD_S] = time_s
+    for w in range(len(state.workers)):
+        worker = state.workers[w]
+        worker.told_heavy = worker.heavy
+        worker.told_light = np.int64(worker.assigned) - worker.heavy
+        worker.told_blocks = worker.used_blocks
+        for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
+            lane = state.lanes[l]
+            if lane.run_steps > 1:
+                worker.told_blocks += blocks_for(lane, steps_done(lane, time_s))
+
+
+@small_jit
+def _had_room(state, w, need, blocks, is_strict):
+    if not fits(state, w, need) or not is_strict:
+        return fits(state, w, need)
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    asked = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
+    return worker.told_blocks + asked + beside(kind, need) <= kind.kv_blocks
+
+
+@small_jit
+def _has_fewer_alike(state, w, other, r):
+    """Whether worker w has fewer decodes of request r's kind than another, or as many and else fewer."""
+    here, there = state.workers[w], state.workers[other]
+    if state.requests[r].predicted_tokens > state.policy[HEAVY_TOKENS]:
+        more, more_light = there.told_heavy - here.told_heavy, there.told_light - here.told_light
+        return more > 0 or (more == 0 and more_light > 0)
+    more, more_heavy = there.told_light - here.told_light, there.told_heavy - here.told_heavy
+    return more > 0 or (more == 0 and more_heavy > 0)
 
 
 @kernel_jit

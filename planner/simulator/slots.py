@@ -20,6 +20,7 @@ from planner.simulator.layout import (
     FRONT,
     GAMMA,
     GROUP,
+    HEAVY_TOKENS,
     LEAVING,
     NONE,
     ONE,
@@ -115,6 +116,7 @@ def assign(state, w, r, sign):
     """Request r is worker w's from now on (sign 1.0), or no longer (-1.0)."""
     request = state.requests[r]
     load(state, w, 0.0, sign, sign * request.input_tokens)
+    state.workers[w].heavy += np.int64(sign) * (request.predicted_tokens > state.policy[HEAVY_TOKENS])
     state.workers[w].future_tokens += sign * (
         request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
     )

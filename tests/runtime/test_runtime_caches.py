@@ -80,6 +80,29 @@ def test_d2lpm_gives_a_tenant_as_much_of_every_worker() -> None:
     assert len(set(asyncio.run(run("prefix-affinity"))[0])) == 1
 
 
+def test_engines_are_told_the_turn_of_whoever_asks() -> None:
+    """Quanta of 40, prompts of 33 tokens, of which 32 are cached from the second on, 4 tokens of output at 2
+    each: the first request of a, of turn 0, costs 33 + 8, so a's second is of turn 1, and finds 32 tokens; it
+    costs 1 + 8. b's prompt is another one: of turn 1, which has begun, and nothing cached. A turn has 2^22
+    places, the last of which is for who has nothing cached.
+    """
+    told: list[int] = []
+
+    async def answered(request: web.Request) -> web.Response:
+        told.append((await request.json())["priority"])
+        return web.json_response({"choices": [{"text": ""}], "usage": {"completion_tokens": 4}})
+
+    async def run() -> None:
+        policies = Policies(queue="dlpm-turns", prefix_cache=True, quantum_tokens=40)
+        async with a_server(answered) as backend, routed([backend], policies) as (_, url):
+            for user, first in (("a", 3), ("a", 3), ("b", 900)):
+                body = a_body(tokens=33, outputs=4, user=user) | {"prompt": list(range(first, first + 33))}
+                assert (await post(url, body))[0] == 200
+
+    asyncio.run(run())
+    assert told == [2**22 - 1, 2 * 2**22 - 1 - 32, 2 * 2**22 - 1]
+
+
 def test_workers_are_warmed_up_and_what_they_keep_draws_its_requests() -> None:
     """Document k of 320 tokens is kept by worker k % 3: engines hit 320 of each of 30 prompts' 340 tokens, on
     the worker that keeps it, from the first on. Computing the documents costs 6 x 320 tokens once."""

@@ -79,9 +79,16 @@ def events_of(s: Simulation, *, admissions: bool) -> Iterator[tuple[int, float, 
 
 
 def driven(
-    fleet: Fleet, trace: Trace, s: Simulation, *, admissions: bool = True, follows: bool = False
+    fleet: Fleet,
+    trace: Trace,
+    s: Simulation,
+    *,
+    admissions: bool = True,
+    follows: bool = False,
+    numbers: list[int] | None = None,
 ) -> tuple[LiveFleet, list[int], list[int]]:
-    """A live fleet told what happened in a simulation; where it sent every request's prompt and decodes.
+    """A live fleet told what happened in a simulation; where it sent every request's prompt and decodes. What
+    it numbers them by goes to `numbers`.
 
     With `follows` it is overruled wherever it would have chosen another worker, so that it has the same past.
     """
@@ -100,6 +107,8 @@ def driven(
             tenant = trace.tenants[trace.tenant[i]] if trace.tenants else ""
             seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s, names=names, tenant=tenant)
             front[i] = back[i] = known(live.send(seats[i], time_s))
+            if numbers is not None:
+                numbers.append(known(live.number(seats[i])))
             if follows and front[i] != s.prefill_worker[i]:
                 live.left(seats[i], time_s)
                 live.send(seats[i], time_s, set(range(fleet.workers)) - {int(s.prefill_worker[i])})
@@ -170,6 +179,8 @@ def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:
             tenant_weights=(("b", 2.0),),
             worker_quantum_tokens=300,
             share_window_s=0.15,
+            heavy_tokens=4,
+            load_period_s=0.02,
         )
         fleet = two_speeds(shape, policies)
         trace = prompts_trace(400, 1200.0 if shape == "mixed" else 600.0, seed=seed)
@@ -198,6 +209,33 @@ def test_pinned_prefixes_draw_their_requests_as_in_the_simulator() -> None:
     for k, pin in enumerate(pins):
         assert set(np.array(front)[first == 100 * k]) == set(pin.workers)
     assert live.workers["used_blocks"].tolist() == [3, 3, 0, 3, 3]
+
+
+@pytest.mark.parametrize("routing", ["jsq", "d2lpm"])
+def test_numbers_order_prompts_as_in_the_simulator(routing: str) -> None:
+    """An engine by dlpm-turns in the simulator admits, whenever it does, that of the prompts that wait with
+    the smallest number of the router, told what happens there. They do wait: 900 prompts at once, four seats.
+    """
+    policies = prefix_policies(
+        routing,
+        queue="dlpm-turns",
+        quantum_tokens=150,
+        worker_quantum_tokens=300,
+        tenant_weights=(("b", 2.0),),
+    )
+    fleet = two_speeds("mixed", policies).with_types(lambda kind: replace(kind, max_num_seqs=4))
+    trace = prompts_trace(900, 20_000.0, seed=3)
+    found = simulate(fleet, trace)
+    numbers: list[int] = []
+    _, front, _ = driven(fleet, trace, found, numbers=numbers)
+    assert front == found.prefill_worker.tolist() and not found.preemptions.any()
+    worker, number = np.array(front), np.array(numbers)
+    start_s, by_arrival = found.arrival_s + found.queue_s, 0
+    for i in np.flatnonzero(found.queue_s > 0.0).tolist():
+        waits = (worker == worker[i]) & (found.arrival_s < start_s[i]) & (start_s > start_s[i] + 1e-9)
+        assert (number[waits] >= number[i]).all()
+        by_arrival += bool((found.arrival_s[waits] < found.arrival_s[i]).any())
+    assert by_arrival > 100
 
 
 @pytest.mark.parametrize("routing", [*WITHOUT_CACHES, "cache-aware", "d2lpm", "tenant-round-robin"])

@@ -440,6 +440,57 @@ def test_power_of_two_balances_better_than_one_draw() -> None:
     assert run("power-of-two", seed=2).prefill_worker.tobytes() != two.prefill_worker.tobytes()
 
 
+def test_heavy_outputs_are_spread_whatever_is_shorter() -> None:
+    """Two workers, so both are drawn, and ten heavy outputs (above 128) and ten light ones in turn. Each
+    worker gets half of either; jsq, which counts prompts and requests, puts every second one on the same.
+    """
+    outputs = [400, 20] * 10
+    pool = make_pool(make_latency(), count=2)
+    trace = make_trace(np.arange(20) * 1e-3, [16] * 20, outputs)
+
+    def heavy_each(policies: Policies) -> tuple[int, int]:
+        sent = simulate(Fleet(LLM, (pool,), policies), trace).prefill_worker
+        assert np.bincount(sent, minlength=2).tolist() == [10, 10]
+        heavy = sent[np.array(outputs) > 128]
+        return int((heavy == 0).sum()), int((heavy == 1).sum())
+
+    assert heavy_each(Policies(routing="jsq")) == (10, 0)
+    for seed in range(5):
+        assert heavy_each(Policies(routing="heavy-light", seed=seed)) == (5, 5)
+
+
+def test_loads_are_heard_no_more_often_than_said() -> None:
+    """100 heavy outputs of 200 s, one a second, two workers: heard every time they differ by one request at
+    most. Heard every 10 s, of what came in between nothing is known, and one worker gets the next ten.
+    """
+    pool = make_pool(make_latency(), count=2)
+    trace = make_trace(np.arange(100.0), [16] * 100, [200] * 100)
+    runs = {}
+    for period_s in (0.0, 10.0):
+        policies = Policies(routing="heavy-light", load_period_s=period_s)
+        sent = simulate(Fleet(LLM, (pool,), policies), trace).prefill_worker
+        runs[period_s] = np.abs(np.cumsum(2 * sent - 1)).max()
+    assert runs[0.0] == 1 and 5 <= runs[10.0] <= 15
+
+
+def test_heavy_light_asks_for_room_for_all_of_the_output() -> None:
+    """Worker 1 has 4 blocks, worker 0 has 20: 16 + 200 tokens have room on worker 0 alone, so it gets two of
+    them, though then it has all the heavy ones; where none has room any fits does."""
+    pools = tuple(make_pool(make_latency(), kv_tokens=16 * blocks, count=1) for blocks in (30, 14))
+    fleet = Fleet(LLM, pools, Policies(routing="heavy-light"))
+    trace = make_trace([0.0, 0.001, 0.002], [16] * 3, [200] * 3)
+    sent = simulate(fleet, trace).prefill_worker.tolist()
+    assert sorted(sent[:2]) == [0, 1] and sent[2] == 0
+
+
+def test_a_predictor_slows_prefill_workers_alone() -> None:
+    """1 s steps, 10 % longer where lengths are predicted: first token after 1.1 s, then 1 s each."""
+    trace = make_trace([0.0], [8], [4])
+    plain, slow = simulate(split(1, 1), trace), simulate(split(1, 1, predictor_slowdown_frac=0.1), trace)
+    assert slow.ttft_s[0] == pytest.approx(1.1 * plain.ttft_s[0])
+    assert slow.e2e_s[0] - slow.ttft_s[0] == pytest.approx(plain.e2e_s[0] - plain.ttft_s[0])
+
+
 def test_the_fewer_requests_of_two_drawn() -> None:
     """Of two workers it is always the one with fewer: four at once go two and two. Idle ones are drawn
     evenly: of 20 each gets a twentieth, within four standard deviations.

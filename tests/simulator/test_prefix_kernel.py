@@ -76,6 +76,7 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
         balance_ratio=float(rng.choice([1.5, np.inf])),
         replicate_ratio=float(rng.choice([0.5, 2.0, np.inf])),
         explore_decode_frac=float(rng.choice([0.5, 1.0])),
+        decode_batch=int(rng.choice([0, 1])),
     ), trace
 
 
@@ -393,6 +394,58 @@ def test_e2_replicates_no_more_than_once_in_a_window() -> None:
     assert len(set(workers[trace.arrival_s < 110].tolist())) == 2
 
 
+def test_e2_splits_what_follows_a_replicated_prefix_by_load() -> None:
+    """The prefix of the tests above, followed by one of four tools of 64 tokens in turn, then 64 of its own:
+    (64 + 1) / 1024 s of work each, so the tools are a quarter of the load each. Once the prefix is replicated
+    two of them live on each worker, though every request could go to either; a fifth tool, of which nobody
+    knew then, goes to whoever has less to do.
+    """
+    arrival_s = [float(s) for s in range(60)] + [60.0 + s for s in range(60) for _ in range(12)]
+    tools = [i % 4 if s < 110 else i % 5 for i, s in enumerate(arrival_s)]
+    blocks = [
+        [*range(32), *range(100 + 4 * tool, 104 + 4 * tool), *range(1000 + 4 * i, 1004 + 4 * i)]
+        for i, tool in enumerate(tools)
+    ]
+    fleet = cached_fleet(2, routing="e2", balance_ratio=np.inf, share_window_s=60.0)
+    found = simulate(fleet, prefix_trace(arrival_s, blocks))
+    workers = found.prefill_worker
+    split_s = found.arrival_s[np.flatnonzero(workers != workers[0])[0]]
+    late, tool = found.arrival_s > split_s, np.array(tools)
+    homes = [set(workers[late & (tool == k)].tolist()) for k in range(5)]
+    assert 60.0 < split_s < 110.0
+    assert sorted(map(sorted, homes[:4])) == [[0], [0], [1], [1]] and homes[4] == {0, 1}
+
+
+def test_e2_expects_outputs_as_long_as_those_that_finished() -> None:
+    """Two workers, decode steps of a token's time. A prompt of 64 tokens with 1,000 of output goes to worker
+    0; until it has ended at 1.04 s nobody knows of its output, so the next prompts of 32 tokens, which find
+    less to do on worker 1, go there until it has had 64 tokens too. Then that output counts, and all go to
+    worker 1 until its own, of 1 token each, weigh as much.
+    """
+    own = iter(range(0, 4000, 10))
+    arrival_s = [0.0, 0.1, 0.2, 0.3, *(2.0 + 0.1 * i for i in range(20))]
+    blocks = [
+        [start + k for k in range(4 if i == 0 else 2)] for i, start in zip(range(24), own, strict=False)
+    ]
+    trace = prefix_trace(arrival_s, blocks, outputs=[1000] + [1] * 23)
+    found = simulate(cached_fleet(2, routing="e2", decode_batch=1), trace)
+    assert found.prefill_worker.tolist() == [0, 1, 1, 0, *[1] * 20]
+
+
+def test_the_less_there_is_to_do_the_more_e2_dynamic_explores() -> None:
+    """640 of 672 tokens of a prompt are cached on worker 0, that is .95. One of these every 10 s, 32/1024 s
+    of work, is next to nothing: more than .99 would have to be cached, so the other worker gets them too.
+    Every 1/30 s one is .94 s of work per s on one worker, half of what two could do: .75 is enough.
+    """
+    for gap_s, fewest, most in ((10.0, 0.4, 0.6), (1 / 30, 0.0, 0.2)):
+        arrival_s = [gap_s * i for i in range(200)]
+        blocks = [[*range(40), 1000 + 2 * i, 1001 + 2 * i] for i in range(200)]
+        trace = prefix_trace(arrival_s, blocks)
+        fleet = cached_fleet(2, routing="e2-dynamic", balance_ratio=np.inf, replicate_ratio=np.inf)
+        workers = simulate(fleet, trace).prefill_worker
+        assert fewest <= (workers != workers[100]).mean() <= most, gap_s
+
+
 def test_a_request_that_e2_routes_again_after_its_window_has_not_waited_yet() -> None:
     """Of two long outputs on worker 0 the second shares a prefix in the window, and its wait is counted; the
     window of 2 s is long past when the worker dies at 4 s. Worker 1 has to compute both prompts again.
@@ -508,6 +561,64 @@ def test_dlpm_keeps_backlogged_tenants_within_twice_u_and_the_quantum(quantum: i
         assert largest_gap(fleet, trace) <= bound
 
 
+@pytest.mark.parametrize("quantum", [16, 256, 2048])
+def test_dlpm_by_numbers_keeps_them_within_four_times_that(quantum: int) -> None:
+    """Numbered when sent, all at once: a turn of a tenant is up to Q_u + L_input of prompts; the outputs of
+    its prompts, at most as much as they are here, are charged too late to matter.
+    """
+    for seed in range(3):
+        fleet = cached_fleet(queue="dlpm-turns", quantum_tokens=quantum, kv_tokens=16 * 64, output_weight=0.0)
+        trace = adversary(seed)
+        assert (
+            largest_gap(fleet, trace) <= 2 * (trace.input_tokens.max() + quantum) + trace.input_tokens.max()
+        )
+
+
+def latency_case(seed: int) -> Trace:
+    """A tenant with a short prompt every 4 s, and two who always ask for more than there is: 1,200 short and
+    120 long prompts at once.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [(0.0, 1, [11] * 3 + rng.integers(1000, 10**6, rng.integers(1, 3)).tolist()) for _ in range(1200)]
+    rows += [(0.0, 2, [21] * 3 + rng.integers(1000, 10**6, 13).tolist()) for _ in range(120)]
+    rows += [(4.0 * k + rng.uniform(0, 2), 0, rng.integers(1000, 10**6, 2).tolist()) for k in range(8)]
+    order = sorted(range(len(rows)), key=lambda i: (rows[i][0], rng.random()))
+    return prefix_trace(
+        [rows[i][0] for i in order],
+        [rows[i][2] for i in order],
+        outputs=rng.integers(1, 8, len(rows)).tolist(),
+        tenant=[rows[i][1] for i in order],
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_dlpm_who_asks_for_little_waits_no_longer_than_the_bound(workers: int) -> None:
+    """Theorems A.2 and A.4: a request of a tenant that neither waits nor runs is admitted within
+    2 (n - 1) (U + Q_u) / a, on N workers N times that, U = w_e L_input + w_q M; a worker gives at least a =
+    1,024 of service per second, one per token. With lpm it waits longer than that: others' prefixes are
+    cached, its own never.
+    """
+    longest = 0.0
+    for seed in range(4):
+        trace = latency_case(seed)
+        fleet = cached_fleet(
+            workers, routing="d2lpm", queue="dlpm", quantum_tokens=64, worker_quantum_tokens=512, seats=4
+        )
+        bound_s = workers * 2 * 2 * (trace.input_tokens.max() + 2.0 * 8 * 4 + 64) / 1024
+        found = simulate(fleet, trace)
+        alone = [
+            i
+            for i in np.flatnonzero(trace.tenant == 0).tolist()
+            if not ((trace.tenant[:i] == 0) & (found.arrival_s + found.e2e_s > trace.arrival_s[i])[:i]).any()
+        ]
+        assert len(alone) >= 6
+        longest = max(longest, float(found.queue_s[alone].max() / bound_s))
+        if workers == 1:
+            lpm = simulate(replace(fleet, policies=replace(fleet.policies, queue="lpm")), trace)
+            assert lpm.queue_s[trace.tenant == 0].max() > bound_s
+    assert 0.02 < longest <= 1.0
+
+
 def test_vtc_keeps_backlogged_tenants_within_twice_u() -> None:
     for seed in range(3):
         trace = adversary(seed)
@@ -591,6 +702,7 @@ def test_policies_come_back_from_the_file_they_are_written_to(tmp_path: Path) ->
         "policies: {prefix_cache: true, routing: e2, queue: dlpm, share_window: 60 s, quantum_tokens: 5000,\n"
         "  worker_quantum_tokens: 7, priority_groups: 4, balance_ratio: 3, balance_requests: 8,\n"
         "  replicate_ratio: 4, eviction_notice: 2 s, explore_decode: 0.7, cache_threshold: 0.5,\n"
+        "  decode_batch: 1,\n"
         "  extend_weight: 2, output_weight: 3,\n"
         "  tenant_weights: {a: 2, b: 0.5}}\n"
     )

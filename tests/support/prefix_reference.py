@@ -18,7 +18,7 @@ from planner.simulator.cache_layout import output_token_s, prefill_token_s
 from planner.traffic.trace import Trace
 
 Node = tuple[int, ...]
-TELLS = ("prefix-affinity", "cache-aware", "e2", "d2lpm")  # take for cached what they have sent
+TELLS = ("prefix-affinity", "cache-aware", "e2", "e2-dynamic", "d2lpm")  # take for cached what they have sent
 
 
 @dataclass(eq=False)
@@ -49,7 +49,8 @@ class Routed:
     time_s: float
     worker: int
     request: int
-    seconds: float
+    prefill_s: float
+    output: int | None = None  # once it has finished
     prefix: Node | None = None
     wait_s: float | None = None
 
@@ -84,6 +85,10 @@ class PrefixReference(Reference):
         self.deficit = [[0.0 for _ in self.workers] for _ in tenants]
         self.window: list[Routed] = []
         self.replicated_s: dict[Node, float] = {}
+        self.home: dict[Node, int] = {}
+        self.place: dict[int, tuple[float, int]] = {}  # turn and tokens that are not known to be cached
+        self.turn_of = [0.0 for _ in self.workers]  # the latest of which a prompt was admitted
+        self.sent = [[0.0 for _ in tenants] for _ in self.workers]
         self.turn = [0 for _ in tenants]
         self.is_told = self.policies.routing in TELLS
         self.context = float((trace.input_tokens + trace.output_tokens / 2).mean())
@@ -165,6 +170,7 @@ class PrefixReference(Reference):
         if self.policies.queue == "preble" and i not in self.was_preempted:
             self.slots[worker.index][self.group(worker, request, len(matched))] -= 1
         self.was_preempted.discard(i)
+        self.turn_of[worker.index] = max(self.turn_of[worker.index], self.place[i][0])
         self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
 
     def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
@@ -237,6 +243,14 @@ class PrefixReference(Reference):
                 ids = self.ids[request.index]
                 self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
                 self.rejoin(worker, request)
+                self.give_number(worker, request)
+
+    def give_number(self, worker: Worker, request: Request) -> None:
+        w, u, expected = worker.index, self.tenant[request.index], self.expected[request.index]
+        quantum = self.policies.quantum_tokens * self.weights[u]
+        before = max(self.sent[w][u], self.turn_of[w] * quantum)
+        self.place[request.index] = before // quantum, -expected
+        self.sent[w][u] = before + self.policies.extend_weight * (request.input - expected)
 
     def line_up(self, worker: Worker, request: Request) -> None:
         if self.policies.queue == "fcfs":
@@ -285,6 +299,10 @@ class PrefixReference(Reference):
         if request.status == "finished":
             u = self.tenant[request.index]
             self.deficit[u][request.prefill_worker] -= self.policies.output_weight * request.output
+            self.sent[request.prefill_worker][u] += self.policies.output_weight * request.output
+            for row in self.window:
+                if row.request == request.index:
+                    row.output = request.output
 
     def next_waiting(self, worker: Worker) -> Request:
         self.evict(worker)
@@ -294,6 +312,8 @@ class PrefixReference(Reference):
         if queue == "lpm":
             return max(waiting, key=lambda request: len(self.matched(worker, request)))
         tenants = {self.tenant[request.index] for request in waiting}
+        if queue == "dlpm-turns":
+            return min(waiting, key=lambda request: self.place[request.index])
         if queue == "vtc":
             return min(waiting, key=lambda request: self.served[w][self.tenant[request.index]])
         if queue == "dlpm":
@@ -335,7 +355,7 @@ class PrefixReference(Reference):
             return min(able, key=lambda worker: queue_s[worker.index] - token_s * match[worker.index])
         if name == "cache-aware":
             return self.cache_aware(able, match, request)
-        return self.e2(able, match, request) if name == "e2" else self.d2lpm(able, match, request)
+        return self.d2lpm(able, match, request) if name == "d2lpm" else self.e2(able, match, request)
 
     def in_turn(self, tenant: int, request: Request) -> Worker:
         while True:
@@ -363,9 +383,14 @@ class PrefixReference(Reference):
         policies, tokens = self.policies, request.input
         self.window = [row for row in self.window if row.time_s >= self.now - policies.share_window_s]
         longest = max(match.values())
-        token_s, output_s = prefill_token_s(able[0].type), output_token_s(able[0].type, self.context)
+        token_s, output_s = (
+            prefill_token_s(able[0].type),
+            output_token_s(able[0].type, self.context, policies.decode_batch),
+        )
+        decodes_s = self.decodes_s(output_s)
         past_s = {
-            worker.index: sum(row.seconds for row in self.window if row.worker == worker.index)
+            worker.index: sum(row.prefill_s for row in self.window if row.worker == worker.index)
+            + decodes_s[worker.index]
             for worker in able
         }
 
@@ -385,25 +410,37 @@ class PrefixReference(Reference):
             return past_s[w] + (tokens - match[w]) * token_s + lost_s
 
         heaviest, lightest = max(past_s, key=past_s.__getitem__), min(past_s, key=past_s.__getitem__)
-        if longest > tokens - longest:
+        least_frac = 0.5
+        if policies.routing == "e2-dynamic" and self.window:
+            all_s = len(self.front) * (self.now - self.window[0].time_s)
+            busy_s = sum(
+                sum(row.prefill_s for row in self.window if row.worker == worker.index)
+                + decodes_s[worker.index]
+                for worker in self.front
+            )
+            least_frac = 1.0 - min(busy_s, all_s) / all_s / 2.0 if all_s > 0 else 0.5
+        if longest > least_frac * tokens:
             prefix = self.counted_prefix(request, longest)
             need = len(prefix) * self.block if prefix in self.replicated_s else longest
-            chosen = min((worker for worker in able if match[worker.index] >= need), key=load_s)
+            home = self.home_of(request, match, longest)
+            near = [worker for worker in able if match[worker.index] >= need]
+            chosen = min(near, key=load_s) if home is None else self.workers[home]
             if chosen.index == heaviest and past_s[heaviest] > policies.balance_ratio * past_s[lightest]:
                 chosen = self.workers[lightest]
             elif self.waits_longer(prefix):
                 other = min(able, key=load_s)
                 if match[other.index] < len(prefix) * self.block:
                     chosen, self.replicated_s[prefix] = other, self.now
+                    self.split(prefix, match, other.index, decodes_s)
         else:
-            decode_frac = {worker.index: self.decode_frac(worker.index, output_s) for worker in able}
+            decode_frac = {w: decodes_s[w] / past_s[w] if past_s[w] else 0.0 for w in past_s}
             most = max(decode_frac.values())
             if most > policies.explore_decode_frac:
                 chosen = next(worker for worker in able if decode_frac[worker.index] == most)
             else:
                 chosen = min(able, key=load_s)
-        seconds = (tokens - match[chosen.index]) * token_s + request.output * output_s
-        self.window.append(Routed(self.now, chosen.index, request.index, seconds))
+        prefill_s = (tokens - match[chosen.index]) * token_s
+        self.window.append(Routed(self.now, chosen.index, request.index, prefill_s))
         self.window[-1].prefix = self.key_portion(chosen.index, request)
         return chosen
 
@@ -445,11 +482,45 @@ class PrefixReference(Reference):
             return False
         return sum(now) * len(before) >= self.policies.replicate_ratio * sum(before) * len(now)
 
-    def decode_frac(self, w: int, output_s: float) -> float:
-        rows = [row for row in self.window if row.worker == w]
-        total_s = sum(row.seconds for row in rows)
-        decode_s = sum(self.requests[row.request].output * output_s for row in rows)
-        return decode_s / total_s if rows else 0.0
+    def decodes_s(self, output_s: float) -> list[float]:
+        """Of every worker: its requests of the window, as long as those that have finished, on average."""
+        everywhere = [row.output for row in self.window if row.output is not None]
+        seconds = []
+        for worker in self.workers:
+            rows = [row for row in self.window if row.worker == worker.index]
+            done = [row.output for row in rows if row.output is not None] or everywhere
+            seconds.append(len(rows) * (sum(done) / max(len(done), 1)) * output_s)
+        return seconds
+
+    def home_of(self, request: Request, match: dict[int, int], longest: int) -> int | None:
+        ids = self.ids[request.index]
+        for k in range(min(longest // self.block, len(ids) - 1), 0, -1):
+            home = self.home.get(ids[: k + 1])
+            if home is not None and match.get(home, -1) >= k * self.block:
+                return home
+        return None
+
+    def split(self, prefix: Node, match: dict[int, int], newest: int, decodes_s: list[float]) -> None:
+        """The subtrees below a prefix, in order of time: who has the prefix keeps an equal part of them."""
+        have = {w for w, tokens in match.items() if tokens >= len(prefix) * self.block}
+        many = Counter(row.worker for row in self.window)
+        load_s: dict[Node, float] = {}
+        first: dict[Node, int] = {}
+        for row in self.window:
+            ids = self.ids[row.request]
+            if len(ids) > len(prefix) and ids[: len(prefix)] == prefix:
+                below = ids[: len(prefix) + 1]
+                own_s = row.prefill_s + decodes_s[row.worker] / many[row.worker]
+                load_s[below] = load_s.get(below, 0.0) + own_s
+                first.setdefault(below, row.worker)
+        part_s = sum(load_s.values()) / (len(have) + 1)
+        given_s = [0.0 for _ in self.workers]
+        for below, worker in first.items():
+            w = self.home.get(below, worker)
+            if w not in have or given_s[w] + load_s[below] / 2 > part_s:
+                w = newest
+            self.home[below] = w
+            given_s[w] += load_s[below]
 
     def d2lpm(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
         u = self.tenant[request.index]
