@@ -215,13 +215,15 @@ class Policies:
     `queue_window_s` later (ageing), and with `queue_batch` > 0 only prompts of one scheduling batch of so
     many overtake each other (TetriInfer). `admission` lets a sequence join the decodes by the KV cache it is
     predicted to need. Predictions of output lengths are right for `prediction_accuracy_frac` of the requests,
-    to a bucket of 200 tokens; None: lengths are known. `pools` "flip" lets a worker that was idle for
-    `flip_after_s` change its role.
+    to a bucket of 200 tokens; None: lengths are known. With `prediction_buckets` > 0 they are means of the
+    trace's outputs, by so many buckets of prompts, and once outlived means of the longer ones. `pools`
+    "flip" lets a worker that was idle for `flip_after_s` change its role.
 
-    For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
-    is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
-    request by faster-transformer, and by orca unless it is 0. A batch of distserve's decodes holds
-    `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
+    For best-fit, rebalanced or not: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what
+    a worker can hold is used, and no worker is packed beyond `ttft_s` and `tbt_s`; errors of predictions are
+    counted over `heartbeat_s`. `reserve_tokens` of KV are set aside per request by faster-transformer, and by
+    orca unless it is 0. A batch of distserve's decodes
+    holds `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
     lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur. vLLM
     computes at most `long_prefill_token_threshold` tokens of a prompt in a step, unless the request is alone;
     0: as many as fit.
@@ -246,12 +248,14 @@ class Policies:
     queue_batch: int = 0
     admission: str = "greedy"
     prediction_accuracy_frac: float | None = None
+    prediction_buckets: int = 0
     pools: str = "static"
     flip_after_s: float = 60.0
     context_weight: float = 0.5
     headroom_frac: float = 1.0
     ttft_s: float = math.inf
     tbt_s: float = math.inf
+    heartbeat_s: float = 1.0
     reserve_tokens: int = 0
     patience_steps: int = 10
     decode_batch_tokens: int = 0

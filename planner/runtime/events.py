@@ -24,6 +24,7 @@ from planner.simulator.caches import (
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.layout import BACK, BLOCK, NONE, ZERO
 from planner.simulator.pointers import pointer_to
+from planner.simulator.predictions import forget_errors, note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import settle
 from planner.simulator.routing import choose, set_pools
@@ -149,6 +150,7 @@ def _grow(state, r, tokens, time_s):
         request.length_tokens
     )
     request.length_tokens = request.input_tokens + tokens
+    outlive_if_longer(state, w, r, tokens)
     if request.status != DECODING:
         evict(state, w, ZERO, time_s)
 
@@ -177,6 +179,7 @@ def _leave(state, r, tokens):
         elif request.status == ADMITTED:
             load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         assign(state, w, r, -1.0)
+        note_end(state, w, r, tokens)
         if request.status != ROUTED:
             blocks = request_blocks(state, w, request.length_tokens) + seat_blocks(state, w, r)
             state.workers[w].used_blocks -= blocks
@@ -193,6 +196,7 @@ def _go_down(state, w, time_s):
     empty_cache(state, w, time_s)
     worker.used_blocks = 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    forget_errors(worker)
     load(state, w, 0.0, 0.0, 0.0)
 
 
@@ -227,11 +231,8 @@ def _entries(sources):
         request = state.requests[r]
         request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
         request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
-        request.output_tokens, request.predicted_tokens, request.predicted_later_tokens = (
-            outputs,
-            outputs,
-            outputs,
-        )
+        request.output_tokens = outputs
+        request.predicted_tokens = request.predicted_later_tokens = predicted_at_first(state, r)
         request.prefill_worker, request.decode_worker, request.status = NONE, NONE, ASKED
         _new_prompt(state, r, start, depth, tenant)
 

@@ -114,6 +114,9 @@ WORKER = np.dtype(
         ("assigned", "f8"),  # requests, until they are gone
         ("assigned_tokens", "f8"),  # prompt tokens of those
         ("future_tokens", "f8"),  # prompt and predicted output tokens of those, weighted as best-fit does
+        # ... and, for best-fit-rebalanced, by how much predictions were wrong: Aladdin's l^e and b^e
+        ("error_tokens", "f8"),
+        ("error_sequences", "f8"),
         ("idle_since_s", "f8"),
         # totals
         ("busy_s", "f8"),
@@ -345,6 +348,7 @@ class State(NamedTuple):
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
+    outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
 
 
@@ -370,6 +374,6 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
 COUNTERS = 21
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
-# seconds from a request's arrival until it reaches an engine
-GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S = range(6)
-POLICY = 6
+# seconds from a request's arrival until it reaches an engine; Aladdin's heartbeat, and when the next begins
+GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEARTBEAT_S, NEXT_BEAT_S = range(8)
+POLICY = 8

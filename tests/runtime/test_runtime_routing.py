@@ -179,7 +179,7 @@ def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:
         assert front == simulation.prefill_worker.tolist()
         assert back == simulation.decode_worker.tolist()
         assert is_idle(live)
-        if routing != "best-fit":  # which packs
+        if not ROUTING[routing].by_formula:  # those pack
             assert len(set(front)) == (5 if shape == "mixed" else 3)
 
 
