@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import REBALANCED
 from planner.simulator.cache_layout import FIRST_ROUTED, NODE_TOKENS
 from planner.simulator.caches import (
     empty_cache,
@@ -22,7 +23,7 @@ from planner.simulator.caches import (
     take_prefix,
 )
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
-from planner.simulator.layout import BACK, BLOCK, NONE, ZERO
+from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import forget_errors, note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
@@ -102,9 +103,25 @@ def _forget_window(state, limit):
 
 
 @kernel_jit
+def _see_saved(state, time_s):
+    """As the simulator's: by how much the answers of each worker are ahead of the limit per token."""
+    for worker in state.workers:
+        worker.least_saved_s = np.inf
+    for r in range(len(state.requests)):
+        request = state.requests[r]
+        if (request.status == COMPUTED or request.status == DECODING) and _is_there(state, r):
+            tokens = max(request.length_tokens - request.input_tokens, 1)
+            saved_s = state.policy[TBT_S] * tokens - (time_s - request.first_token_s)
+            worker = state.workers[_worker_of(state, r)]
+            worker.least_saved_s = min(worker.least_saved_s, saved_s)
+
+
+@kernel_jit
 def _send(state, r, time_s):
     """The worker that takes request r, NONE if it fits on none that is up."""
     set_pools(state)
+    if state.counters[ROUTING + FRONT] == REBALANCED:
+        _see_saved(state, time_s)
     w = route(state, r, time_s)
     if w != NONE:
         request = state.requests[r]
@@ -137,7 +154,7 @@ def _compute(state, r, time_s):
         _admit(state, r, _admitted_s(state, w, r, time_s))
     if request.status == ADMITTED:
         load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
-        request.status = COMPUTED
+        request.status, request.first_token_s = COMPUTED, time_s
         request.computed_tokens = request.length_tokens
         show_prefix(state, w, r)
 

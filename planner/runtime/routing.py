@@ -67,6 +67,7 @@ class LiveFleet:
     ) -> None:
         self.policies = _routing_alone(fleet.policies)
         self.state = _empty(replace(fleet, policies=self.policies, disturbances=(), pinned=()))
+        self.state.policy[layout.LIVE] = 1.0
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)

@@ -117,6 +117,8 @@ WORKER = np.dtype(
         # ... and, for best-fit-rebalanced, by how much predictions were wrong: Aladdin's l^e and b^e
         ("error_tokens", "f8"),
         ("error_sequences", "f8"),
+        # ... and the least that one of its decodes is ahead of the limit per token, where anybody looks
+        ("least_saved_s", "f8"),
         ("idle_since_s", "f8"),
         # totals
         ("busy_s", "f8"),
@@ -374,6 +376,7 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
 COUNTERS = 21
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
-# seconds from a request's arrival until it reaches an engine; Aladdin's heartbeat, and when the next begins
-GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEARTBEAT_S, NEXT_BEAT_S = range(8)
-POLICY = 8
+# seconds from a request's arrival until it reaches an engine; Aladdin's heartbeat, and when the next begins;
+# 1: of a router, which simulates nothing (planner/runtime)
+GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEARTBEAT_S, NEXT_BEAT_S, LIVE = range(9)
+POLICY = 9

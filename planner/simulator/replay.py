@@ -484,6 +484,7 @@ def _workers(
     workers["type"] = kinds
     workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
     workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, np.inf
+    workers["least_saved_s"] = np.inf
     workers["first_lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE
     lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)

@@ -21,6 +21,7 @@ from planner.simulator.layout import (
     FRONT,
     GAMMA,
     GROUP,
+    LIVE,
     NONE,
     RANDOM_STATE,
     ROUTING,
@@ -93,6 +94,8 @@ def _choose(state, pool, r, time_s):
     if how == BEST_FIT:
         return _best_fit(state, pool, r, need, time_s)
     if how == REBALANCED:
+        if state.policy[LIVE] == 0.0:
+            _see_saved(state, pool, time_s)
         planned = _best_fit(state, pool, r, need, time_s)
         beat(state, time_s)  # what is longer than predicted was so before
         return _rebalanced(state, pool, r, need, planned)
@@ -255,7 +258,8 @@ def _keeps(state, w, r):
     tokens = worker.pending_tokens + request.input_tokens
     whole = int(tokens) // kind.token_budget
     wait_s = whole * tables[at + kind.token_budget] + tables[at + int(tokens) - whole * kind.token_budget]
-    return wait_s <= state.policy[TTFT_S]  # (c); (d) is (b) where decodes go on during prefill
+    # (c); and, of best-fit-rebalanced, (d): without it (d) is (b), as where decodes go on during prefill
+    return wait_s <= state.policy[TTFT_S] and wait_s <= theta * worker.least_saved_s
 
 
 @kernel_jit
@@ -271,6 +275,23 @@ def _predict_again(state, w, time_s):
             generated = request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
             if generated >= request.predicted_tokens:
                 outlive(state, w, r, generated)
+
+
+@kernel_jit
+def _see_saved(state, pool, time_s):
+    """By how much the decodes of each worker are ahead of the limit per token: the least of them."""
+    for i in range(state.counters[SIZE + pool]):
+        worker = state.workers[state.pools[pool, i]]
+        worker.least_saved_s = np.inf
+        for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
+            lane = state.lanes[l]
+            done = steps_done(lane, time_s)
+            for slot in range(lane.decodes):
+                request = state.requests[state.slots[l, slot].request]
+                left = state.slots[l, slot].finish_step - lane.decode_step - done
+                saved_s = state.policy[TBT_S] * (request.output_tokens - left)
+                saved_s -= time_s - request.first_token_s
+                worker.least_saved_s = min(worker.least_saved_s, saved_s)
 
 
 @kernel_jit

@@ -174,7 +174,7 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
     """Requests come, grow, outlive their prediction and end early on six workers. Each new one goes where
     `packing.rebalance`, the exact model, leaves the errors of all workers as small, from where best fit had
     put it; where ongoing requests keep the limit."""
-    live, rng = a_live(6, 100.0), np.random.default_rng(2)
+    live, rng = a_live(6, 1e-4), np.random.default_rng(2)
     engine = Engine(
         prefill_s_per_token=1e-12,
         prefill_s=0.0,
@@ -195,7 +195,7 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
         return sum(abs(TOKEN_S * each.tokens + SEQUENCE_S * each.sequences) for each in corrections)
 
     for k in range(700):
-        now_s = float(k)
+        now_s = 1e-6 * k  # no decode has used up anything: constraint d lets every prompt in
         if rng.random() < 0.45 or not on:
             inputs = int(rng.integers(20, 900))
             is_free = live.workers["assigned"] == 0
@@ -254,6 +254,32 @@ def _best_fit(live: LiveFleet, new: Request) -> int | None:
         if norm > fullest and BASE_S + SEQUENCE_S * batch + TOKEN_S * context <= TBT_S:
             best, fullest = w, norm
     return best
+
+
+def test_prompts_wait_for_decodes_that_have_nothing_to_spare() -> None:
+    """Constraint d. A prompt of 1000 tokens takes 2 s, more than a decode of 16 tokens has saved after 0.1 s
+    of the 0.32 s it may take; one of 50 tokens takes 0.1 s. With 200 tokens after 1 s 3 s are to spare."""
+    latency = StepLatency((1.0, 1001.0), (0.002, 2.002), 0, 1e-5, 1e-9, 0, 0, "made")
+    kind = replace(worker_type(kv_tokens=10**6), latency=latency, max_num_batched_tokens=2000)
+    policies = Policies(routing="best-fit-rebalanced", tbt_s=TBT_S, prediction_buckets=1)
+    live = LiveFleet(Fleet(LLM, (Pool("w", "mixed", kind, 2),), policies), history=([1], [300]))
+    live.up(0)
+    live.up(1)
+
+    def sent(tokens: int, time_s: float) -> int | None:
+        seat = live.ask(tokens, LIMIT, time_s)
+        worker = live.send(seat, time_s)
+        live.left(seat, time_s)
+        live.gone(seat)
+        return worker
+
+    first = live.ask(10, LIMIT, 0.0)
+    assert live.send(first, 0.0) == 0
+    live.computed(first, 0.1)
+    live.grew(first, 16, 0.2)
+    assert (sent(1000, 0.2), sent(50, 0.2)) == (1, 0)
+    live.grew(first, 200, 1.1)
+    assert sent(1000, 1.1) == 0
 
 
 def test_outputs_are_learnt_from_those_that_ended() -> None:
