@@ -25,7 +25,8 @@ from planner.simulator.cache_layout import WORKER_QUANTUM_TOKENS
 from planner.traffic.trace import Trace
 
 ELSEWHERE = ("kv-token-jsq", "least-waiting")  # of other batchings
-LIVE = [name for name in ROUTING if name not in ELSEWHERE]
+BY_TOKENS = ("best-fit-rebalanced",)  # of running outputs: tests/runtime/test_runtime_predictions.py
+LIVE = [name for name in ROUTING if name not in (*ELSEWHERE, *BY_TOKENS)]
 WITHOUT_CACHES = [name for name in LIVE if not ROUTING[name].needs_caches]
 ARRIVES, FINISHES, IS_COMPUTED, IS_ADMITTED = range(4)
 
