@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InfeasibleError
 from planner.fleet import WorkerType
 from planner.models.families.aladdin import AladdinGpus, AladdinKv, AladdinSteps
-from planner.models.latency import Array
 
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS_TOKENS = (64, 256, 1024, 2048)
@@ -46,9 +46,9 @@ class Size:
         return min(self.by_memory_tokens_per_s, self.by_limit_tokens_per_s)
 
 
-def kv_of_requests(input_tokens: Array, output_tokens: Array) -> AladdinKv:
+def kv_of_requests(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> AladdinKv:
     """Eq. 1, learned from the whole blocks that requests take [tokens]."""
-    lengths = np.column_stack([input_tokens, output_tokens]).astype(float)
+    lengths = np.array([input_tokens, output_tokens], float).T
     blocks = np.ceil(lengths.sum(axis=1) / KV_BLOCK_TOKENS)
     return AladdinKv(beyond="extrapolate").fit(lengths, KV_BLOCK_TOKENS * blocks)
 
@@ -62,7 +62,7 @@ def decode_times(worker: WorkerType) -> AladdinSteps:
 
 
 def sizes(
-    workers: Sequence[WorkerType], input_tokens: Array, output_tokens: Array, tpot_s: float
+    workers: Sequence[WorkerType], input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, tpot_s: float
 ) -> tuple[Size, ...]:
     """Eq. 6 for workers of one GPU type, by number of GPUs; those without room for a request are left out.
 
@@ -70,8 +70,8 @@ def sizes(
     can decode within the limit.
     """
     kv = kv_of_requests(input_tokens, output_tokens)
-    request_tokens = float(kv.predict(np.column_stack([input_tokens, output_tokens])).mean())
-    context_tokens = float(np.mean(input_tokens) + np.mean(output_tokens) / 2)
+    request_tokens = float(kv.predict(np.array([input_tokens, output_tokens], float).T).mean())
+    context_tokens = float(np.mean(np.asarray(input_tokens)) + np.mean(np.asarray(output_tokens)) / 2)
     roomy = sorted((w for w in workers if w.kv_tokens >= request_tokens), key=lambda w: w.gpus)
     times = {worker.gpus: decode_times(worker) for worker in roomy}
     found = []
