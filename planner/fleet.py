@@ -217,13 +217,16 @@ class Policies:
     predicted to need. heavy-light takes outputs of more than `heavy_tokens` for heavy; it hears of loads
     when it needs them, but not more often than once in `load_period_s`. Predictions of output lengths are
     right for `prediction_accuracy_frac` of the requests, to a bucket of 200 tokens; None: lengths are
-    known. To predict them makes the steps of prefill workers longer by `predictor_slowdown_frac`. `pools`
+    known. With `prediction_buckets` > 0 they are means of the trace's outputs, by so many buckets of
+    prompts, and once outlived means of the longer ones. To predict makes the steps of prefill workers
+    longer by `predictor_slowdown_frac`. `pools`
     "flip" lets a worker that was idle for `flip_after_s` change its role.
 
-    For best-fit: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what a worker can hold
-    is used, and no worker is packed beyond `ttft_s` and `tbt_s`. `reserve_tokens` of KV are set aside per
-    request by faster-transformer, and by orca unless it is 0. A batch of distserve's decodes holds
-    `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
+    For best-fit, rebalanced or not: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what
+    a worker can hold is used, and no worker is packed beyond `ttft_s` and `tbt_s`; errors of predictions are
+    counted over `heartbeat_s`. `reserve_tokens` of KV are set aside per request by faster-transformer, and by
+    orca unless it is 0. A batch of distserve's decodes
+    holds `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
     lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur. vLLM
     computes at most `long_prefill_token_threshold` tokens of a prompt in a step, unless the request is alone;
     0: as many as fit.
@@ -252,12 +255,14 @@ class Policies:
     predictor_slowdown_frac: float = 0.0
     heavy_tokens: int = 128
     load_period_s: float = 0.0
+    prediction_buckets: int = 0
     pools: str = "static"
     flip_after_s: float = 60.0
     context_weight: float = 0.5
     headroom_frac: float = 1.0
     ttft_s: float = math.inf
     tbt_s: float = math.inf
+    heartbeat_s: float = 1.0
     reserve_tokens: int = 0
     patience_steps: int = 10
     decode_batch_tokens: int = 0

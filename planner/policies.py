@@ -21,7 +21,8 @@ from planner.fleet import Policies, WorkerType
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
 FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
-SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT, HEAVY_LIGHT = range(8)
+SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
+HEAVY_LIGHT, REBALANCED = 7, 8
 # these look at caches or tenants
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL = range(3)
@@ -500,6 +501,13 @@ TABLE: tuple[Policy, ...] = (
         name="best-fit",
         code=BEST_FIT,
         words="the fullest worker that keeps its limits",
+        engines=ALONE,
+        by_formula=True,
+    ),
+    Routing(
+        name="best-fit-rebalanced",
+        code=REBALANCED,
+        words="as best-fit, then from where outputs outlived their prediction to where they ended early",
         engines=ALONE,
         by_formula=True,
     ),

@@ -124,6 +124,23 @@ def simulate(
         _print_seeds(answer, found.slo, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
 
 
+def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
+    """A row for people of what `--json` has under pools."""
+
+    def share(key: str) -> str:
+        return "-" if pool[key] is None else f"{100 * pool[key]:.1f} %"
+
+    batch = "-" if pool["decodes_mean"] is None else f"{pool['decodes_mean']:.1f} ({pool['decodes_p99']:.0f})"
+    return {
+        "pool": pool["pool"],
+        "in a step": share("busy_frac"),
+        "MFU": share("mfu_frac"),
+        "bandwidth": share("bandwidth_frac"),
+        "KV cache (most)": f"{share('kv_mean_frac')} ({share('kv_most_frac')})",
+        "decodes in a step (p99)": batch,
+    }
+
+
 def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
     from planner.reports.facts import queue_text
 
@@ -134,6 +151,7 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
                 {"metric": name[:-2], **{key: seconds_cell(value) for key, value in summary[name].items()}}
             )
     print_rows(rows, title)
+    print_rows([_use_cells(pool) for pool in summary["pools"]], "")
     counts = {
         key: summary[key] for key in ("finished", "rejected", "unfinished", "preemptions") if summary[key]
     }

@@ -127,6 +127,7 @@ WORKER_KEYS = (
 )
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
+    "heartbeat": "heartbeat_s",
     "flip_after": "flip_after_s",
     "ttft": "ttft_s",
     "tbt": "tbt_s",
@@ -138,6 +139,7 @@ POLICY_COUNTS = {
     "queue_batch": "queue_batch",
     "reserve_tokens": "reserve_tokens",
     "patience": "patience_steps",
+    "prediction_buckets": "prediction_buckets",
     "decode_batch_tokens": "decode_batch_tokens",
     "decode_batch": "decode_batch",
     "heavy_tokens": "heavy_tokens",

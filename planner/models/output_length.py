@@ -9,6 +9,8 @@ for a predictor of any accuracy, to ask what it would be worth.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +23,54 @@ Ints = npt.NDArray[np.int64]
 BUCKET_TOKENS = 200
 FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
 DAY_S = 86400.0
+
+
+class OutputTable(NamedTuple):
+    """Outputs that ended, by how long their prompts were: what E[output | input, output > generated] is read
+    from (Aladdin, arXiv:2405.06856, 2.3 and 4.3). All are tokens.
+
+    Bucket g has prompts up to `edges[g]` and outputs[start[g] : start[g + 1]], shortest first; the last one
+    has those of any prompt. `sums[k]` is what `outputs[k]` and those behind it in its bucket are together.
+    """
+
+    edges: Floats  # (G - 1,)
+    start: Ints  # (G + 2,)
+    outputs: Floats  # (2 n,)
+    sums: Floats  # (2 n,)
+
+    def expected(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
+        """Mean output of requests that have made so many tokens and go on; of prompts alike where one went
+        on, else of any, else one token more.
+        """
+        generated = np.asarray(generated_tokens, float)
+        bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
+        expected = generated + 1
+        last = len(self.start) - 2
+        for g in (last, *range(last)):
+            outputs = self.outputs[self.start[g] : self.start[g + 1]]
+            chosen = (bucket == g) | (g == last)
+            rows = np.flatnonzero(chosen & (generated < (outputs[-1] if len(outputs) else 0.0)))
+            shorter = np.searchsorted(outputs, generated[rows], side="right")
+            expected[rows] = self.sums[self.start[g] + shorter] / (len(outputs) - shorter)
+        return expected
+
+
+def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buckets: int = 8) -> OutputTable:
+    """Of requests (n,) that ended, in buckets of prompts that hold equally many, so far as they can."""
+    inputs, outputs = np.asarray(input_tokens, float), np.asarray(output_tokens, float)
+    if buckets < 1:
+        raise InputError(f"buckets of prompts: {buckets}, must be >= 1")
+    if not len(outputs) or not (outputs >= 1).all():
+        least = f"has {outputs.min():g} tokens" if len(outputs) else "is missing"
+        raise InputError(f"output length: an output {least}, must be >= 1")
+    quantiles = np.linspace(0, 1, buckets + 1)[1:-1]
+    edges = np.unique(np.quantile(inputs, quantiles)) if len(quantiles) else np.zeros(0)
+    bucket = np.searchsorted(edges, inputs, side="left")
+    groups = [np.sort(outputs[bucket == g]) for g in range(len(edges) + 1)] + [np.sort(outputs)]
+    start = np.cumsum([0, *map(len, groups)])
+    return OutputTable(
+        edges, start, np.concatenate(groups), np.concatenate([np.cumsum(g[::-1])[::-1] for g in groups])
+    )
 
 
 def bucket_of(output_tokens: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> Ints:

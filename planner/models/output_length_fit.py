@@ -14,7 +14,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.errors import ExtrapolationError, InputError
-from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, features
+from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, features, output_table
 from planner.traffic.trace import Trace
 
 
@@ -37,13 +37,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 f"output length: X has {X.shape[1]} columns, expected input and generated tokens"
             )
-        if not (y >= 1).all():
-            raise InputError(f"output length: an output has {y.min():g} tokens, must be >= 1")
-        quantiles = np.linspace(0, 1, self.input_buckets + 1)[1:-1]
-        self.edges_ = np.unique(np.quantile(X[:, 0], quantiles)) if len(quantiles) else np.zeros(0)
-        bucket = np.searchsorted(self.edges_, X[:, 0], side="left")
-        groups = [y[bucket == k] for k in range(len(self.edges_) + 1)]
-        self.outputs_ = [np.sort(group) for group in (*groups, y)]  # by input bucket; last: of any input
+        self.table_ = output_table(X[:, 0], y, self.input_buckets)
         self.longest_ = float(y.max())
         return self
 
@@ -56,16 +50,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"output length: asked beyond {generated.max():g} tokens, the longest output fitted has "
                 f"{self.longest_:g}; fit on longer ones, or with beyond='extrapolate'"
             )
-        bucket = np.searchsorted(self.edges_, X[:, 0], side="left")
-        expected = generated + 1
-        for k in (len(self.outputs_) - 1, *range(len(self.outputs_) - 1)):
-            outputs = self.outputs_[k]
-            chosen = (k == len(self.outputs_) - 1) | (bucket == k)
-            rows = np.flatnonzero(chosen & (generated < (outputs[-1] if len(outputs) else 0.0)))
-            shorter = np.searchsorted(outputs, generated[rows], side="right")
-            tail = np.concatenate((np.cumsum(outputs[::-1])[::-1], [0.0]))
-            expected[rows] = tail[shorter] / (len(outputs) - shorter)
-        return np.asarray(expected)
+        return self.table_.expected(X[:, 0], generated)
 
 
 class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.metrics import InWindow, Verdict, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
+from planner.simulator.utilisation import PoolUse
 from planner.solvers.placement import Placement
 from planner.traffic.jsonlines import to_jsonl
 
@@ -301,6 +302,11 @@ def to_json(plan: Plan) -> Document:
         }
     )
     return document
+
+
+def use_rows(uses: Sequence[PoolUse]) -> list[Document]:
+    """Of each pool how much of its GPUs is used, and its batches; null where no step ran."""
+    return [plain(dataclasses.asdict(use)) for use in uses]
 
 
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:

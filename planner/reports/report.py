@@ -102,7 +102,7 @@ def _slo(plan: Plan) -> str:
 
 
 def _running(plan: Plan) -> str:
-    usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 7))
+    usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 10))
     percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
     tables = "".join(f"<div class=below>{one}</div>" for one in (usage, percentiles))
     return charts(figures.beside(plan)) + tables

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from planner.documents.certificate import Alternative
@@ -38,6 +40,7 @@ from planner.search.plan import Plan, served_s
 from planner.simulator.energy import run_seconds
 from planner.simulator.metrics import InWindow, Verdict, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
+from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.units import clock, percentile_name, show_s
 
 
@@ -260,8 +263,12 @@ def usage_rows(plan: Plan) -> Rows:
         "Decodes in a step",
         "Fullest KV cache",
         "Expected of provisioned power",
+        "KV cache in use",
+        "FLOP in use (MFU)",
+        "Memory bandwidth in use",
     )
     rows: list[tuple[str, ...]] = []
+    uses = {use.pool: use for use in (pool_uses(plan.fleet, simulation) if power is not None else ())}
     first = 0
     for pool in plan.fleet.running:
         workers = slice(first, first + pool.count)
@@ -281,9 +288,26 @@ def usage_rows(plan: Plan) -> Rows:
             watts = power.worker_w[workers].sum() / (pool.count * pool.type.power_w)
             drawn = _share(watts)
         rows.append(
-            (pool.name, _share(busy.mean()), _share(busy.max()), f"{tokens:,.0f}", decodes, fullest, drawn)
+            (
+                pool.name,
+                _share(busy.mean()),
+                _share(busy.max()),
+                f"{tokens:,.0f}",
+                decodes,
+                fullest,
+                drawn,
+                *_used(uses.get(pool.name)),
+            )
         )
     return head, rows
+
+
+def _used(use: PoolUse | None) -> tuple[str, str, str]:
+    """KV cache while steps run; FLOP and bandwidth of all the measured time."""
+    if use is None:
+        return "–", "–", "–"
+    kv = "–" if math.isnan(use.kv_mean_frac) else _share(use.kv_mean_frac)
+    return kv, _share(use.mfu_frac), _share(use.bandwidth_frac)
 
 
 def _share(frac: float) -> str:

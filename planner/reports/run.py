@@ -9,6 +9,7 @@ from planner.fleet import Fleet
 from planner.reports import output
 from planner.simulator import Simulation, Verdict, judge, simulate
 from planner.simulator.energy import ExpectedPower, expected_power
+from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.traffic.trace import Trace
 
 
@@ -19,11 +20,13 @@ class Outcome:
     simulation: Simulation
     verdict: Verdict | None
     power: ExpectedPower | None
+    uses: tuple[PoolUse, ...]
 
     def summary(self) -> output.Document:
         """What `plan simulate --json` prints: plain values, null for what never happened."""
         power = output.power_document(self.power)
-        return output.simulation_summary(self.simulation, self.verdict) | {"power": power}
+        found = output.simulation_summary(self.simulation, self.verdict)
+        return found | {"power": power, "pools": output.use_rows(self.uses)}
 
 
 def outcome(
@@ -37,4 +40,4 @@ def outcome(
     limits = slo.limits if slo is not None else ()
     simulation = simulate(fleet, requests, limits=limits, record=True, closed_loop=closed_loop)
     verdict = judge(simulation, slo) if slo is not None else None
-    return Outcome(simulation, verdict, expected_power(fleet, simulation))
+    return Outcome(simulation, verdict, expected_power(fleet, simulation), pool_uses(fleet, simulation))

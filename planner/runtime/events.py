@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.policies import REBALANCED
 from planner.simulator.cache_layout import FIRST_ROUTED, NODE_TOKENS
 from planner.simulator.caches import (
     empty_cache,
@@ -22,8 +23,9 @@ from planner.simulator.caches import (
     take_prefix,
 )
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
-from planner.simulator.layout import BACK, BLOCK, NONE, ZERO
+from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.pointers import pointer_to
+from planner.simulator.predictions import forget_errors, note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import begin_turn, give_number, settle
 from planner.simulator.routing import choose, set_pools
@@ -102,9 +104,25 @@ def _forget_window(state, limit):
 
 
 @kernel_jit
+def _see_saved(state, time_s):
+    """As the simulator's: by how much the answers of each worker are ahead of the limit per token."""
+    for worker in state.workers:
+        worker.least_saved_s = np.inf
+    for r in range(len(state.requests)):
+        request = state.requests[r]
+        if (request.status == COMPUTED or request.status == DECODING) and _is_there(state, r):
+            tokens = max(request.length_tokens - request.input_tokens, 1)
+            saved_s = state.policy[TBT_S] * tokens - (time_s - request.first_token_s)
+            worker = state.workers[_worker_of(state, r)]
+            worker.least_saved_s = min(worker.least_saved_s, saved_s)
+
+
+@kernel_jit
 def _send(state, r, time_s):
     """The worker that takes request r, NONE if it fits on none that is up."""
     set_pools(state)
+    if state.counters[ROUTING + FRONT] == REBALANCED:
+        _see_saved(state, time_s)
     w = route(state, r, time_s)
     if w != NONE:
         request = state.requests[r]
@@ -138,7 +156,7 @@ def _compute(state, r, time_s):
         _admit(state, r, _admitted_s(state, w, r, time_s))
     if request.status == ADMITTED:
         load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
-        request.status = COMPUTED
+        request.status, request.first_token_s = COMPUTED, time_s
         request.computed_tokens = request.length_tokens
         show_prefix(state, w, r)
 
@@ -151,6 +169,7 @@ def _grow(state, r, tokens, time_s):
         request.length_tokens
     )
     request.length_tokens = request.input_tokens + tokens
+    outlive_if_longer(state, w, r, tokens)
     if request.status != DECODING:
         evict(state, w, ZERO, time_s)
 
@@ -179,6 +198,7 @@ def _leave(state, r, tokens):
         elif request.status == ADMITTED:
             load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         assign(state, w, r, -1.0)
+        note_end(state, w, r, tokens)
         if request.status != ROUTED:
             blocks = request_blocks(state, w, request.length_tokens) + seat_blocks(state, w, r)
             state.workers[w].used_blocks -= blocks
@@ -196,6 +216,7 @@ def _go_down(state, w, time_s):
     worker.used_blocks = 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
+    forget_errors(worker)
     load(state, w, 0.0, 0.0, 0.0)
 
 
@@ -230,11 +251,8 @@ def _entries(sources):
         request = state.requests[r]
         request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
         request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
-        request.output_tokens, request.predicted_tokens, request.predicted_later_tokens = (
-            outputs,
-            outputs,
-            outputs,
-        )
+        request.output_tokens = outputs
+        request.predicted_tokens = request.predicted_later_tokens = predicted_at_first(state, r)
         request.prefill_worker, request.decode_worker, request.status = NONE, NONE, ASKED
         _new_prompt(state, r, start, depth, tenant)
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
+import numpy.typing as npt
 from aiohttp import web
 
 from planner.documents.warm_up import WarmPrompt
@@ -96,7 +97,7 @@ class WorkerDiedError(WorkerError):
 
 class Router:
     """Forwards requests for the fleet's LLM to `backends`, the fleet's workers in its order; `app` is the
-    aiohttp application that does. `lengths` are those of a `LiveFleet`."""
+    aiohttp application that does. `lengths` and `history` are those of a `LiveFleet`."""
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Router:
         settings: Settings | None = None,
         *,
         lengths: tuple[float, float] | None = None,
+        history: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         warm_up: Sequence[WarmPrompt] = (),
     ) -> None:
         if warm_up and not ROUTING[fleet.policies.routing].pins:
@@ -117,7 +119,7 @@ class Router:
             raise InputError(
                 f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of {known}"
             )
-        self.live = LiveFleet(fleet, lengths=lengths)
+        self.live = LiveFleet(fleet, lengths=lengths, history=history)
         self.backends = list(backends)
         self.warm_prompts = tuple(warm_up)
         self.warm: list[str | None] = [None] * len(self.backends)  # identities of those that were warmed up

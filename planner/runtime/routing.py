@@ -9,7 +9,8 @@ workers what they know in a simulation, but for what a router cannot see:
   moment; e2 takes for its wait what it did not need to compute.
 - The KV that requests hold is that of their prompts and of as many tokens as have come. An engine that is
   short of it preempts, and which blocks it then keeps nobody says. Blocks of outputs count for no prompt.
-- The output a request will have is its limit, `max_tokens`.
+- The output a request will have is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
+  outputs, where that is less.
 - Engines drop blocks as the simulator's do, least recently used first; what else they drop is not heard of.
 - Means of lengths, where a policy needs them (e2's cost of an output, the quantum of d2lpm), are those of the
   requests so far, the recent ones first.
@@ -18,6 +19,7 @@ workers what they know in a simulation, but for what a router cannot see:
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +30,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
+from planner.models.output_length import OutputTable, output_table
 from planner.policies import QUEUE, ROUTING, by_tenant
 from planner.runtime import events
 from planner.runtime.prefixes import Numbers
@@ -50,13 +53,21 @@ class LiveFleet:
     """The workers of `fleet`, in its order, and the requests they have; all workers are down at first.
 
     A request has a seat from `ask` to `gone`. Times are of one clock that never falls. `lengths` are the mean
-    tokens of prompts and outputs where they are known; else they are learnt. Raises InputError for policies
+    tokens of prompts and outputs where they are known, `history` what prompts and outputs requests had, which
+    outputs are predicted from; else they are learnt. Raises InputError for policies
     that the simulator does not know, or that real engines cannot follow.
     """
 
-    def __init__(self, fleet: Fleet, *, lengths: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        lengths: tuple[float, float] | None = None,
+        history: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    ) -> None:
         self.policies = _routing_alone(fleet.policies)
         self.state = _empty(replace(fleet, policies=self.policies, disturbances=(), pinned=()))
+        self.state.policy[layout.LIVE] = 1.0
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
@@ -73,6 +84,11 @@ class LiveFleet:
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)
+        self.ended: deque[tuple[int, int]] | None = None  # prompts and outputs of the latest; None: unread
+        if self.policies.prediction_buckets and history is None:
+            self.ended, self.ends = deque(maxlen=RECENT), 0
+        elif history is not None and self.policies.prediction_buckets:
+            self._predict_from(*history)
         if self.keeps_prefixes:
             self.nodes = Numbers(len(self.caches.holders))
             self.users = np.full(len(self.nodes), -1, np.int32)  # seats by node; -1: the number is free
@@ -159,6 +175,16 @@ class LiveFleet:
     def left(self, seat: int, time_s: float, tokens: int = 0) -> None:
         """It is on its worker no longer, done or not, after so many tokens of output."""
         events.tell(self.state, events.LEAVE, seat, tokens, time_s)
+        if self.ended is not None and tokens > 0:
+            self.ended.append((int(self.state.requests["input_tokens"][seat]), tokens))
+            self.ends += 1
+            if self.ends & (self.ends - 1) == 0 or self.ends % (RECENT // 4) == 0:
+                self._predict_from(*np.array(self.ended).T)
+
+    def _predict_from(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> None:
+        """Predict outputs from those of requests that ended."""
+        table = output_table(input_tokens, output_tokens, self.policies.prediction_buckets)
+        self.state = self.state._replace(outputs=table)
 
     def gone(self, seat: int) -> None:
         """The seat of a request that is on no worker is given back."""
@@ -348,6 +374,9 @@ def _empty(fleet: Fleet) -> State:
     workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
     state = fresh_state(workers, trace)
     state = state._replace(requests=state.requests[:0])
+    if state.outputs is not None:  # nobody knows any yet
+        none = np.zeros(0)
+        state = state._replace(outputs=OutputTable(none, np.zeros(2, np.int64), none, none))
     if state.caches is not None:
         blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
         caches = state.caches._replace(prompts=state.caches.prompts[:0])

@@ -193,6 +193,7 @@ async def _measure(
             wanted.fleet,
             Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
             lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
+            history=(wanted.trace.input_tokens, wanted.trace.output_tokens),
             warm_up=_pinned_prompts(wanted),
         )
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:

@@ -58,6 +58,11 @@ def where_lora(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
     return _where("adapters", otherwise)
 
 
+def where_predicted(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same for fleets whose outputs are predicted from others' (`State.outputs`)."""
+    return _where("outputs", otherwise)
+
+
 def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """The same for fleets with CPU memory behind prefix caches (`State.offload`)."""
     return _where("offload", otherwise)

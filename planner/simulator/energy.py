@@ -64,14 +64,9 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     if not len(simulation.runs):
         return None
     power = shipped_power() if power is None else power
-    start_s, end_s = simulation.window_s
-    if not end_s > start_s:
-        end_s = max(simulation.end_s, start_s + 1e-9)  # one request, or all at once: until the last token
     types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
-    is_step = (simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)
-    runs = simulation.runs[is_step]  # the others are gaps of single requests, no engine time
+    runs, inside_s, (start_s, end_s) = measured_runs(simulation)
     seconds = run_seconds(runs)
-    inside_s = np.clip(runs["start_s"] + seconds, start_s, end_s) - np.clip(runs["start_s"], start_s, end_s)
     gpu_w = np.zeros(len(runs))
     owner = np.array([types.index(worker) for worker in types])[runs["worker"]]
     for first in np.unique(owner):
@@ -97,24 +92,36 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     )
 
 
+def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, tuple[float, float]]:
+    """Recorded runs of engine steps, the seconds of each inside the measured window, and the window."""
+    start_s, end_s = simulation.window_s
+    if not end_s > start_s:
+        end_s = max(simulation.end_s, start_s + 1e-9)  # one request, or all at once: until the last token
+    is_step = (simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)
+    runs = simulation.runs[is_step]  # the others are gaps of single requests, no engine time
+    ends_s = np.clip(runs["start_s"] + run_seconds(runs), start_s, end_s)
+    return runs, ends_s - np.clip(runs["start_s"], start_s, end_s), (start_s, end_s)
+
+
 def run_seconds(runs: npt.NDArray[np.void]) -> Floats:
     """Seconds of runs of layout.RUN: the j-th of their steps lasts first + j growth."""
     steps = runs["steps"]
     return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
 
 
-def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats, power: Power) -> Floats:
-    """Mean Watts of one GPU of `worker` in each of its runs."""
+def run_load(
+    worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Mean seconds, tokens and KV tokens read of a step of `worker` in each of its runs."""
     steps, sequences = runs["steps"], runs["decodes"]
     kv_tokens = np.where(
         sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2, 0.0
     )
-    return power.busy_w(
-        llm,
-        worker.gpu,
-        worker.gpus,
-        seconds / steps,
-        worker.dp
-        * (runs["prefill_tokens"] + worker.step_tokens * sequences),  # the others' are about as many
-        worker.dp * kv_tokens,
-    )
+    # the other ranks have about as much
+    tokens = worker.dp * (runs["prefill_tokens"] + worker.step_tokens * sequences)
+    return seconds / steps, tokens, worker.dp * kv_tokens
+
+
+def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats, power: Power) -> Floats:
+    """Mean Watts of one GPU of `worker` in each of its runs."""
+    return power.busy_w(llm, worker.gpu, worker.gpus, *run_load(worker, runs, seconds))

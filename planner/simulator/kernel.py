@@ -92,6 +92,7 @@ from planner.simulator.offload import (
     store_ended_step,
 )
 from planner.simulator.pointers import pointer_to
+from planner.simulator.predictions import forget_errors
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
@@ -532,6 +533,7 @@ def _clear(state, w, time_s):
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
+    forget_errors(worker)
     worker.stage_free_s[:] = 0.0
     load(state, w, 0.0, 0.0, 0.0)
 

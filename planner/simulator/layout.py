@@ -118,6 +118,11 @@ WORKER = np.dtype(
         ("told_heavy", "i8"),  # heavy-light: as it was last heard, with the rest, and the KV blocks in use
         ("told_light", "i8"),
         ("told_blocks", "i8"),
+        # ... and, for best-fit-rebalanced, by how much predictions were wrong: Aladdin's l^e and b^e
+        ("error_tokens", "f8"),
+        ("error_sequences", "f8"),
+        # ... and the least that one of its decodes is ahead of the limit per token, where anybody looks
+        ("least_saved_s", "f8"),
         ("idle_since_s", "f8"),
         # totals
         ("busy_s", "f8"),
@@ -349,6 +354,7 @@ class State(NamedTuple):
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
+    outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
 
 
@@ -375,6 +381,8 @@ COUNTERS = 21
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
-# heard of loads; how many times as long the steps of prefill workers are for the predictor
+# heard of loads; how many times as long the steps of prefill workers are for the predictor; Aladdin's
+# heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime)
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
-POLICY = 10
+HEARTBEAT_S, NEXT_BEAT_S, LIVE = range(10, 13)
+POLICY = 13

@@ -206,6 +206,19 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
         raise InputError(
             f"policies.{name} is {row.name!r}, must be one of {possible} with batching {batching.name!r}"
         )
+    if policies.prediction_accuracy_frac is not None and policies.prediction_buckets:
+        raise InputError(
+            "policies: prediction_accuracy and prediction_buckets are two predictors; drop one of the two"
+        )
+    if not policies.heartbeat_s > 0:
+        raise InputError(f"policies.heartbeat_s is {policies.heartbeat_s:g}, must be > 0")
+    if policies.prediction_buckets < 0:
+        raise InputError(f"policies.prediction_buckets is {policies.prediction_buckets}, must be >= 0")
+    if policies.prediction_buckets and not batching.predicts:
+        raise InputError(
+            f"policies.prediction_buckets is {policies.prediction_buckets}, must be 0 with batching "
+            f"{batching.name!r}"
+        )
     if policies.prediction_accuracy_frac is not None and not batching.predicts:
         raise InputError(
             f"policies.prediction_accuracy_frac is {policies.prediction_accuracy_frac!r}, must be None with "

@@ -14,7 +14,7 @@ from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.llm import Llm
-from planner.models.output_length import bucket_range, synthetic_buckets
+from planner.models.output_length import bucket_range, output_table, synthetic_buckets
 from planner.policies import (
     ADMISSION,
     BATCHING,
@@ -270,7 +270,8 @@ def keeps(
     ):
         found = results(state, fleet, trace, tuple(limits))
     by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
-    as_given = fleet.policies.prediction_accuracy_frac is None  # else `_predict` has touched them all
+    # else all have been given predictions
+    as_given = fleet.policies.prediction_accuracy_frac is None and not fleet.policies.prediction_buckets
     touched = int(state.counters[layout.ENTERED]) if by_arrival and as_given else n
     requests.give_back(state.requests, touched)
     return found
@@ -357,6 +358,11 @@ def _state(
         requests["arrival_s"] = 0.0
     if policies.prediction_accuracy_frac is not None:
         _predict(requests, policies.prediction_accuracy_frac, policies.seed)
+    outputs = None
+    if policies.prediction_buckets:
+        outputs = output_table(trace.input_tokens, trace.output_tokens, policies.prediction_buckets)
+        expected = outputs.expected(requests["input_tokens"], np.zeros(n)).astype(np.int64)
+        requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
 
     types, tables = _types(pools, fleet, trace)
     kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
@@ -399,6 +405,7 @@ def _state(
         caches=_caches(fleet, trace, kinds, worker_types, offload),
         dp_ranks=dp_ranks,
         adapters=make_adapters(fleet, trace, kinds, worker_types),
+        outputs=outputs,
         offload=offload,
     )
     _list_pools(state)
@@ -477,6 +484,7 @@ def _workers(
     workers["type"] = kinds
     workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
     workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, np.inf
+    workers["least_saved_s"] = np.inf
     workers["first_lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE
     lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
@@ -575,6 +583,7 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.LOAD_PERIOD_S] = policies.load_period_s
     numbers[layout.HEARD_S] = -np.inf
     numbers[layout.PREDICTOR] = 1.0 + policies.predictor_slowdown_frac
+    numbers[layout.HEARTBEAT_S] = policies.heartbeat_s
     return numbers
 
 

@@ -9,6 +9,7 @@ from planner.policies import (
     HEAVY_LIGHT,
     LOWEST_BY_LOT,
     POWER_OF_TWO,
+    REBALANCED,
     ROUND_ROBIN,
     SCORE,
     TWO_BY_REQUESTS,
@@ -23,6 +24,7 @@ from planner.simulator.layout import (
     GROUP,
     HEARD_S,
     HEAVY_TOKENS,
+    LIVE,
     LOAD_PERIOD_S,
     NONE,
     RANDOM_STATE,
@@ -33,6 +35,7 @@ from planner.simulator.layout import (
     TTFT_S,
     TURN,
 )
+from planner.simulator.predictions import beat, forget_errors, outlive
 from planner.simulator.ranks import leads, rank_for_new
 from planner.simulator.slots import beside, blocks_for, blocks_of, steps_done
 
@@ -96,6 +99,12 @@ def _choose(state, pool, r, time_s):
         return _best_fit(state, pool, r, need, time_s)
     if how == HEAVY_LIGHT:
         return _heavy_light(state, pool, r, need, time_s)
+    if how == REBALANCED:
+        if state.policy[LIVE] == 0.0:
+            _see_saved(state, pool, time_s)
+        planned = _best_fit(state, pool, r, need, time_s)
+        beat(state, time_s)  # what is longer than predicted was so before
+        return _rebalanced(state, pool, r, need, planned)
     if how == TWO_BY_REQUESTS:
         return _lower_of_two(state, pool, need)
     if how == LOWEST_BY_LOT:
@@ -326,7 +335,8 @@ def _keeps(state, w, r):
     tokens = worker.pending_tokens + request.input_tokens
     whole = int(tokens) // kind.token_budget
     wait_s = whole * tables[at + kind.token_budget] + tables[at + int(tokens) - whole * kind.token_budget]
-    return wait_s <= state.policy[TTFT_S]  # (c); (d) is (b) where decodes go on during prefill
+    # (c); and, of best-fit-rebalanced, (d): without it (d) is (b), as where decodes go on during prefill
+    return wait_s <= state.policy[TTFT_S] and wait_s <= theta * worker.least_saved_s
 
 
 @kernel_jit
@@ -337,9 +347,66 @@ def _predict_again(state, w, time_s):
         lane = state.lanes[l]
         done = steps_done(lane, time_s)
         for slot in range(lane.decodes):
-            request = state.requests[state.slots[l, slot].request]
+            r = state.slots[l, slot].request
+            request = state.requests[r]
             generated = request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
             if generated >= request.predicted_tokens:
-                later = max(request.predicted_later_tokens, generated + 1)
-                worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)
-                request.predicted_tokens = later
+                outlive(state, w, r, generated)
+
+
+@kernel_jit
+def _see_saved(state, pool, time_s):
+    """By how much the decodes of each worker are ahead of the limit per token: the least of them."""
+    for i in range(state.counters[SIZE + pool]):
+        worker = state.workers[state.pools[pool, i]]
+        worker.least_saved_s = np.inf
+        for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
+            lane = state.lanes[l]
+            done = steps_done(lane, time_s)
+            for slot in range(lane.decodes):
+                request = state.requests[state.slots[l, slot].request]
+                left = state.slots[l, slot].finish_step - lane.decode_step - done
+                saved_s = state.policy[TBT_S] * (request.output_tokens - left)
+                saved_s -= time_s - request.first_token_s
+                worker.least_saved_s = min(worker.least_saved_s, saved_s)
+
+
+@kernel_jit
+def _rebalanced(state, pool, r, need, planned):
+    """Aladdin's Algorithm 2, for request r alone: from the worker that best fit has `planned` to the one that
+    keeps every constraint and brings the errors of both closest to none; it stays where that is no closer.
+
+    How far a worker is from none is the distance of its line k2 l^e + c2 b^e = 0 from the origin.
+    """
+    if planned == NONE or not _keeps(state, planned, r):
+        return planned
+    predicted = float(state.requests[r].predicted_tokens)
+    leaves = _distance(state, planned, -predicted, -1.0) - _distance(state, planned, 0.0, 0.0)
+    best, change = planned, 0.0
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        if w == planned or not fits(state, w, need) or not _keeps(state, w, r):
+            continue
+        moved = leaves + _distance(state, w, predicted, 1.0) - _distance(state, w, 0.0, 0.0)
+        if moved < change - 1e-9:
+            best, change = w, moved
+    if best != planned:
+        state.workers[planned].error_tokens -= predicted
+        state.workers[planned].error_sequences -= 1.0
+        state.workers[best].error_tokens += predicted
+        state.workers[best].error_sequences += 1.0
+    return best
+
+
+@kernel_jit
+def _distance(state, w, tokens, sequences):
+    """Of worker w, with an error of so many tokens and sequences more."""
+    worker = state.workers[w]
+    if worker.assigned == 0.0:
+        forget_errors(worker)
+    kind = state.types[worker.type]
+    at, token_s = kind.table_at[0], kind.numbers[2]
+    most = min(kind.seats, kind.table_width[0] - 1)
+    sequence_s = (state.tables[at + most] - state.tables[at + 1]) / most + kind.numbers[1]
+    error_s = token_s * (worker.error_tokens + tokens) + sequence_s * (worker.error_sequences + sequences)
+    return abs(error_s) / np.sqrt(token_s**2 + sequence_s**2)

@@ -32,6 +32,7 @@ from planner.simulator.layout import (
     ZERO,
 )
 from planner.simulator.offload import leave_memory
+from planner.simulator.predictions import note_end
 from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
@@ -130,6 +131,7 @@ def finish(state, w, r, time_s):
     request.status = FINISHED
     request.generated_tokens = request.output_tokens
     assign(state, w, r, -1.0)
+    note_end(state, w, r, request.output_tokens)
     settle(state, r)
     state.counters[DONE] += 1
     if len(state.after) > 0:
@@ -485,7 +487,7 @@ def foreseen_blocks(state, w, r, time_s):
     """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).
 
     reserve-static: now, with all that r is predicted to need. reserve-dynamic: when the running decode
-    predicted to end first does so. None where nothing runs.
+    predicted to end first does so. None where nothing runs; what is set aside for a request does not grow.
     """
     worker, new = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -508,6 +510,6 @@ def foreseen_blocks(state, w, r, time_s):
         steps = steps_done(lane, time_s)
         if kind.admission != RESERVE_STATIC:
             steps += left
-        if lane.decodes > 0:
+        if lane.decodes > 0 and kind.reserved_blocks == 0:
             total += blocks_for(lane, steps)
     return total

@@ -72,8 +72,8 @@ def test_factors_move_both_parts() -> None:
 
 
 def test_what_the_digits_of_a_file_lose_does_not_grow_with_a_factor() -> None:
-    """f - g falls by 1e-9 s of 1e-3, as rounded numbers do. Compute three times as long, the floor at a third:
-    it would fall by 3e-9 of a third of that, and no future of a plan could be drawn.
+    """f - g falls by 1e-9 s of 1e-3, as rounded numbers do. Compute three times as long, the floor at a
+    third: it would fall by 3e-9 of a third of that, and no future of a plan could be drawn.
     """
     f_s, joint_s = (0.002, 0.0022), (0.001, 0.001200001)
     latency = StepLatency((1.0, 9.0), f_s, 0.0, 0.0, 0.0, 0.0, 0.0, "by hand", joint_s=joint_s)

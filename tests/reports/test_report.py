@@ -427,7 +427,7 @@ def test_use_of_a_pool_is_over_its_own_workers() -> None:
     assert prefill[:4] == ("pre", "14.4 %", "14.4 %", "25")
     assert decode[0] == "dec"
     still = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
-    assert rows.usage_rows(still)[1][0][4:] == ("–", "–", "–")
+    assert rows.usage_rows(still)[1][0][4:] == ("–",) * 6
 
 
 def test_other_draws_are_told_with_what_they_decide() -> None:

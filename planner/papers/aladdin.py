@@ -1,0 +1,102 @@
+"""Aladdin's worker: how many GPUs it has (Nie et al. 2024, arXiv:2405.06856, section 4.1).
+
+Sets   N   GPUs of a worker, by tensor parallelism
+Data   kv(l)     KV cache of a request with l tokens:  h l + j                 (eq. 1)  [tokens]
+       t_d(b, l) decode iteration of b requests:  k2 l + c2 b + c3             (eq. 3)  [s]
+       t(N)      the same at a given batch on N GPUs:  k4 / N + c4             (eq. 5)  [s]
+       m_r       mean of kv at the end of a request;  M_N  KV cache of a worker         [tokens]
+       T         limit on the time per token                                            [s]
+
+  max   T_max(N) = min( M_N / (N m_r t(N)),  B / (N T) ),    t_d(B, l) = T    (eq. 6)  [tokens/s and GPU]
+
+Where memory binds the batch is M_N / m_r, where the limit does it is B. The paper adds to eq. 5 what an
+all-reduce takes, c (N - 1) / N = c - c / N, which leaves its form as it is. All coefficients are learned,
+from the step times of workers and from the blocks that requests take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InfeasibleError
+from planner.fleet import WorkerType
+from planner.models.families.aladdin import AladdinGpus, AladdinKv, AladdinSteps
+
+BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS_TOKENS = (64, 256, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a worker of so many GPUs gives: tokens per second and GPU, by memory and by the limit."""
+
+    gpus: int
+    batch_by_memory: float
+    batch_by_limit: float
+    by_memory_tokens_per_s: float
+    by_limit_tokens_per_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return min(self.by_memory_tokens_per_s, self.by_limit_tokens_per_s)
+
+
+def kv_of_requests(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> AladdinKv:
+    """Eq. 1, learned from the whole blocks that requests take [tokens]."""
+    lengths = np.array([input_tokens, output_tokens], float).T
+    blocks = np.ceil(lengths.sum(axis=1) / KV_BLOCK_TOKENS)
+    return AladdinKv(beyond="extrapolate").fit(lengths, KV_BLOCK_TOKENS * blocks)
+
+
+def decode_times(worker: WorkerType) -> AladdinSteps:
+    """Eq. 3, learned from the step times of a worker over `BATCHES` and `CONTEXTS_TOKENS`."""
+    batch, context = (grid.ravel() for grid in np.meshgrid(BATCHES, CONTEXTS_TOKENS))
+    nothing = np.zeros_like(batch)
+    X = np.column_stack([batch, nothing, batch, batch * context, nothing]).astype(float)
+    return AladdinSteps(beyond="extrapolate").fit(X, worker.latency.step_s(*X.T))
+
+
+def sizes(
+    workers: Sequence[WorkerType], input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, tpot_s: float
+) -> tuple[Size, ...]:
+    """Eq. 6 for workers of one GPU type, by number of GPUs; those without room for a request are left out.
+
+    A request's context is its prompt and half of its output, on average. Raises InfeasibleError if no worker
+    can decode within the limit.
+    """
+    kv = kv_of_requests(input_tokens, output_tokens)
+    request_tokens = float(kv.predict(np.array([input_tokens, output_tokens], float).T).mean())
+    context_tokens = float(np.mean(np.asarray(input_tokens)) + np.mean(np.asarray(output_tokens)) / 2)
+    roomy = sorted((w for w in workers if w.kv_tokens >= request_tokens), key=lambda w: w.gpus)
+    times = {worker.gpus: decode_times(worker) for worker in roomy}
+    found = []
+    for worker in roomy:
+        batch = worker.kv_tokens / request_tokens
+        step = times[worker.gpus]
+        of_gpus = AladdinGpus().fit(
+            np.array([[gpus] for gpus in times], float),
+            np.array([_decode_s(each, batch, context_tokens) for each in times.values()]),
+        )
+        step_s = float(of_gpus.predict(np.array([[worker.gpus]], float))[0])
+        most = (tpot_s - step.c3_s_) / (step.c2_s_ + step.k2_s_ * context_tokens)
+        if most >= 1:
+            per_gpu = 1 / worker.gpus
+            found.append(Size(worker.gpus, batch, most, per_gpu * batch / step_s, per_gpu * most / tpot_s))
+    if not found:
+        raise InfeasibleError(
+            f"no worker has room for a request of {request_tokens:.0f} tokens and decodes within "
+            f"{tpot_s:g} s; allow more time or more GPUs",
+            kind="latency",
+            constraint="tpot",
+            relaxation="more time, or more GPUs per worker",
+        )
+    return tuple(found)
+
+
+def _decode_s(step: AladdinSteps, batch: float, context_tokens: float) -> float:
+    return float(step.predict(np.array([[batch, 0.0, batch, batch * context_tokens, 0.0]]))[0])

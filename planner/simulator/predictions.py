@@ -1,0 +1,101 @@
+"""How long outputs are believed to be: predicted again once they are longer, and how wrong that was.
+
+Aladdin (Nie et al. 2024, arXiv:2405.06856, section 4.3 and Algorithm 2): an output that outlives its
+prediction gets the mean of those that do, and its worker has a sequence of so many tokens more than was
+planned; where an output ends early its worker has a sequence less, and the tokens that do not come. These are
+the errors b^e and l^e of a heartbeat, which best-fit-rebalanced goes by (routing.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.compiled import kernel_jit, small_jit, where_predicted
+from planner.simulator.layout import GAMMA, HEARTBEAT_S, NEXT_BEAT_S, ONE, ZERO
+
+
+@kernel_jit
+def _expected(table, input_tokens, generated):
+    """`OutputTable.expected`, in whole tokens."""
+    first, last = ZERO, len(table.edges)
+    while first < last:
+        middle = (first + last) // 2
+        if table.edges[middle] < input_tokens:
+            first = middle + ONE
+        else:
+            last = middle
+    any_prompt = len(table.start) - 2
+    for attempt in range(2):
+        bucket = first if attempt == 0 else any_prompt
+        low, high = table.start[bucket], table.start[bucket + 1]
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            if table.outputs[middle] > generated:
+                high = middle
+            else:
+                low = middle + 1
+        if low < end:
+            return int(table.sums[low] / (end - low))
+    return generated + ONE
+
+
+@where_predicted(lambda state, r: state.requests[r].output_tokens)
+def predicted_at_first(state, r):
+    """Of a request of which only the longest output that it may have is known."""
+    request = state.requests[r]
+    if len(state.outputs.outputs) == 0:
+        return request.output_tokens
+    return min(_expected(state.outputs, request.input_tokens, ZERO), request.output_tokens)
+
+
+@where_predicted(lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1))
+def _predicted_again(state, r, generated):
+    """More than `generated`: the mean of outputs that outlive each prediction that was too short."""
+    request = state.requests[r]
+    later = request.predicted_tokens
+    while later <= generated:
+        later = _expected(state.outputs, request.input_tokens, later)
+    return later
+
+
+@kernel_jit
+def outlive(state, w, r, generated):
+    """Request r goes on, on worker w, after as many tokens as it was predicted to have, or more."""
+    worker, request = state.workers[w], state.requests[r]
+    later = _predicted_again(state, r, generated)
+    worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)
+    worker.error_tokens += later
+    worker.error_sequences += 1.0
+    request.predicted_tokens = later
+
+
+@where_predicted(lambda state, w, r, generated: None)
+def outlive_if_longer(state, w, r, generated):
+    """The same, where outputs are predicted from others' and request r may have made fewer."""
+    if generated >= state.requests[r].predicted_tokens:
+        outlive(state, w, r, generated)
+
+
+@small_jit
+def note_end(state, w, r, tokens):
+    """Request r is on worker w no longer, after so many tokens of output; none: it will come back."""
+    worker, request = state.workers[w], state.requests[r]
+    if 0 < tokens < request.predicted_tokens:
+        worker.error_tokens += tokens - request.predicted_tokens
+        worker.error_sequences -= 1.0
+
+
+@small_jit
+def forget_errors(worker):
+    worker.error_tokens, worker.error_sequences = 0.0, 0.0
+
+
+@kernel_jit
+def beat(state, time_s):
+    """The first look at the errors in a heartbeat: they begin anew."""
+    if time_s >= state.policy[NEXT_BEAT_S]:
+        for worker in state.workers:
+            forget_errors(worker)
+        beats = np.floor(time_s / state.policy[HEARTBEAT_S]) + 1.0
+        state.policy[NEXT_BEAT_S] = beats * state.policy[HEARTBEAT_S]

@@ -1,0 +1,54 @@
+"""Aladdin's equations 1, 5 and 6: coefficients planted and recovered, sizes by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.documents.catalog import read_catalog
+from planner.errors import InfeasibleError
+from planner.fleet import WorkerType
+from planner.models.latency import StepLatency
+from planner.papers.aladdin import decode_times, kv_of_requests, sizes
+
+GPU = read_catalog().gpu("a100-80g")
+
+
+def worker(gpus: int, step_s: float, kv_tokens: int) -> WorkerType:
+    """A decode iteration takes `step_s`, 0.1 ms per sequence and 1 us per token of context."""
+    latency = StepLatency((1.0, 1000.0), (step_s, step_s), 0.0, 1e-4, 1e-6, 0.0, 0.0, "planted")
+    return WorkerType(GPU, gpus, latency, kv_tokens, 2048, 256)
+
+
+def test_eq_1_takes_whole_blocks() -> None:
+    """Blocks of 16 tokens: a request has one token per token and half a block more, on average."""
+    rng = np.random.default_rng(0)
+    kv = kv_of_requests(rng.integers(1, 2000, 20_000), rng.integers(1, 500, 20_000))
+    assert kv.h_ == pytest.approx(1.0, abs=3e-3) and 5 < kv.j_ < 9
+
+
+def test_eq_3_is_recovered() -> None:
+    found = decode_times(worker(1, 0.01, 10_000))
+    assert (found.k2_s_, found.c2_s_, found.c3_s_) == pytest.approx((1e-6, 1e-4, 0.01))
+
+
+def test_eq_6_by_hand() -> None:
+    """Prompts of 64, outputs of 64: 128 tokens of KV and 96 of context at a time, 0.196 ms per sequence.
+
+    1 GPU: 1280 tokens are 10 sequences, a step of 20 + 1.96 ms, 455.4 tokens/s; the limit of 40 ms holds 102
+    sequences, 2551 tokens/s. 4 GPUs: 10,240 tokens are 80 sequences, 5 + 15.68 ms, 967 per GPU; within 40 ms
+    178.6 sequences, 1116 per GPU. Between them 20, 10 and 5 ms are k4 / N + c4 with k4 = 20 ms, c4 = 0."""
+    rows = [worker(1, 0.02, 1280), worker(2, 0.01, 100), worker(4, 0.005, 10_240)]
+    lengths = np.full(50, 64)
+    one, four = sizes(rows, lengths, lengths, 0.04)  # on two GPUs there is no room for a request
+    assert (one.gpus, four.gpus) == (1, 4)
+    assert one.batch_by_memory == pytest.approx(10) and four.batch_by_memory == pytest.approx(80)
+    assert one.by_memory_tokens_per_s == pytest.approx(10 / 0.02196, rel=1e-6)
+    assert one.by_limit_tokens_per_s == pytest.approx(0.02 / 0.000196 / 0.04, rel=1e-6)
+    assert four.tokens_per_s == pytest.approx(80 / 0.02068 / 4, rel=1e-6)
+
+
+def test_a_limit_that_no_worker_keeps_is_refused() -> None:
+    lengths = np.full(5, 64)
+    with pytest.raises(InfeasibleError, match=r"decodes within 0\.002 s"):
+        sizes([worker(1, 0.02, 1280)], lengths, lengths, 0.002)
