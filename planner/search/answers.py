@@ -50,8 +50,8 @@ from planner.traffic.scaling import SAME_FRAC
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
-BESIDE_REQUESTS, BESIDE_LEAST = 1_000_000, 10
-BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
+BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
+BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
@@ -208,7 +208,9 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     limits of `found.asked`.
     """
     best, kept_in = found.best, found.kept_in
-    on_paper = found.test.of(paper.best, min(kept_in.futures, found.test.beside))
+    assert problem.searched is not None
+    of_search = replace(found.test, futures=problem.searched, first=0)  # which it was not found in
+    on_paper = of_search.of(paper.best, problem.searched.count)
     answers = [
         _answered(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
