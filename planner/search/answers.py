@@ -33,6 +33,7 @@ from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, paid
 from planner.search.problem import Problem
 from planner.search.production import (
+    HARDEST,
     LEAST_SEARCH,
     cheaper_kept,
     cheapest_kept,
@@ -52,6 +53,7 @@ TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
+LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
@@ -279,7 +281,9 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     with one worker type per pool, then with a few workers of other types beside production.
     """
     asked = production.asked
-    lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
+    may_miss = asked.oracle.may_miss
+    hard = in_most(asked, asked.oracle.futures[: may_miss + LOSS_FUTURES], may_miss)
+    lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
     more = owned_first(asked, with_more(production.best, 1))
     known = more if asked.allows(more) else None
     found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
