@@ -209,6 +209,10 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     """The fleet for production with the answers beside it; one that stands a loss is looked for within the
     limits of `found.asked`.
     """
+    answer, lossy = None, None
+    if not problem.oracle.has_losses and not problem.out_of_time():
+        answer, lossy = _with_a_loss(found, paper)
+        found = _if_cheaper(found, lossy)
     best, kept_in = found.best, found.kept_in
     assert problem.searched is not None
     of_search = replace(found.test, futures=problem.searched, first=0)  # which it was not found in
@@ -217,14 +221,22 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
         _answered(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
     ]
-    lossy = None
-    if not problem.oracle.has_losses and not problem.out_of_time():
-        answer, lossy = _with_a_loss(found, paper)
-        answers.append(answer)
+    answers += [] if answer is None else [answer]
     assert problem.task.safety is not None
     is_tested = is_passed(kept_in, problem.task.safety)
     drawn = _drawn(problem, best, len(found.asked.oracle.futures))
     return Production(best, tuple(answers), drawn, is_tested, lossy)
+
+
+def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
+    """The fleet that stands a loss where it costs less than what was found, and passes the test."""
+    if lossy is None or objective(lossy) >= objective(found.best) * (1 - SAME_FRAC):
+        return found
+    said = found.test.run(lossy)
+    if not is_passed(said, found.test.safety):
+        return found
+    best, kept_in = _shrunk(found.asked, found.test, lossy, said)
+    return replace(found, best=best, kept_in=kept_in)
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
