@@ -53,7 +53,7 @@ TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
-LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
+LOSS_FUTURES = 4 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
@@ -214,18 +214,30 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
         answer, lossy = _with_a_loss(found, paper)
         found = _if_cheaper(found, lossy)
     best, kept_in = found.best, found.kept_in
-    assert problem.searched is not None
-    of_search = replace(found.test, futures=problem.searched, first=0)  # which it was not found in
-    on_paper = of_search.of(paper.best, problem.searched.count)
-    answers = [
-        _answered(problem, "on-paper", paper.best, on_paper),
+    answers = (
+        _answered(problem, "on-paper", paper.best, _kept_on_paper(problem, paper, found)),
         _answered(problem, "production", best, kept_in),
-    ]
-    answers += [] if answer is None else [answer]
+        *([] if answer is None else [answer]),
+    )
     assert problem.task.safety is not None
     is_tested = is_passed(kept_in, problem.task.safety)
     drawn = _drawn(problem, best, len(found.asked.oracle.futures))
-    return Production(best, tuple(answers), drawn, is_tested, lossy)
+    return Production(best, answers, drawn, is_tested, lossy)
+
+
+def first_two(problem: Problem, paper: Found, found: Tried) -> tuple[Answered, ...]:
+    """On paper and production, without how far they hold: nothing is simulated for them."""
+    on_paper = _kept_on_paper(problem, paper, found)
+    return (
+        _bought(problem, "on-paper", paper.best, on_paper),
+        _bought(problem, "production", found.best, found.kept_in),
+    )
+
+
+def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
+    """In the futures that production was searched in, and the fleet on paper was not."""
+    assert problem.searched is not None
+    return replace(found.test, futures=problem.searched, first=0).of(paper.best, problem.searched.count)
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
@@ -341,19 +353,19 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
-    fleet = problem.oracle.fleet(counts)
     end = ends(problem.oracle, counts)
-    return Answered(
-        name,
-        bought(fleet),
-        paid(problem, counts),
-        fleet.price_usd_per_h,
-        kept_in,
-        end.headroom,
-        end.by_traffic,
-        end.by_steps,
-        bill(fleet).usd_per_h,
+    return replace(
+        _bought(problem, name, counts, kept_in),
+        headroom=end.headroom,
+        breaks_by_traffic=end.by_traffic,
+        breaks_by_steps=end.by_steps,
     )
+
+
+def _bought(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    fleet = problem.oracle.fleet(counts)
+    value, paid_usd_per_h = paid(problem, counts), bill(fleet).usd_per_h
+    return Answered(name, bought(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h)
 
 
 def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:

@@ -155,9 +155,7 @@ def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
     return _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
 
 
-def _mean_of(
-    asked: Percentiles, scores: FloatArray, logs: FloatArray
-) -> Callable[[float, float], float]:
+def _mean_of(asked: Percentiles, scores: FloatArray, logs: FloatArray) -> Callable[[float, float], float]:
     """The mean by the last slope and the bend."""
     first = float((logs[1] - logs[0]) / (scores[1] - scores[0]))
 
