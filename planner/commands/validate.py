@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
@@ -252,6 +251,8 @@ def serve(
     from planner.face.validating import need_aiohttp
 
     need_aiohttp()
+    import asyncio  # here: a twentieth of a second, for every command
+
     from planner.io.files import check_output_directory
     from planner.manifests.engine import undeployable
     from planner.runtime.door import Limits, bind

@@ -67,8 +67,8 @@ def what_if(
             document = whatif.change(document, text)
         changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        before = study.ask(task)
-        moved = whatif.ask_again(study, before, changed, ", ".join(changes))
+        before = study.ask(task, with_loss=True)
+        moved = whatif.ask_again(study, before, changed, ", ".join(changes), with_loss=True)
         bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
     if json_output:
         print_json(
@@ -218,6 +218,7 @@ def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
         "fleet": found["fleet"],
         "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in found["workers"]),
         "USD/h": f"{found['cost_usd_per_h']:.2f}",
+        **_answers(found["answers"]),
         "USD per million tokens": f"{found['usd_per_million_tokens']:.3g}",
         "kW": f"{found['power_w'] / 1e3:.1f}",
         "GPUs": str(found["gpus"]),
@@ -226,6 +227,19 @@ def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
         "bound": f"{bound:.4g}",
         "level 0": level0_proof(is_exact=found["level0_exact"], is_exhausted=found["level0_exhausted"]),
     }
+
+
+def _answers(found: list[dict[str, Any]]) -> dict[str, str]:
+    """What the answers beside production cost, and in how many futures each is kept."""
+    said = {}
+    for answer in found:
+        name = answer["name"].replace("-", " ")
+        if answer["name"] != "production":
+            cost = answer["cost_usd_per_h"]
+            said[f"{name}, USD/h"] = "none found" if cost is None else f"{cost:.2f}"
+        if answer["kept"] is not None:
+            said[f"{name}, kept in"] = f"{answer['kept']} of {answer['futures']} futures"
+    return said
 
 
 def verdict_on(moved: Moved) -> str:

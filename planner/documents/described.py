@@ -298,7 +298,7 @@ def _percentiles(given: Mapping[str, Any], where: str) -> Lengths:
         raise InputError(f"{where}: one percentile alone says too little; add mean, or another percentile")
     lengths = Percentiles(fracs, tokens, mean, most)
     try:
-        lengths.mean_tokens  # noqa: B018 - refuses what cannot be
+        lengths.check()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return lengths

@@ -33,6 +33,7 @@ from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, paid
 from planner.search.problem import Problem
 from planner.search.production import (
+    HARDEST,
     LEAST_SEARCH,
     cheaper_kept,
     cheapest_kept,
@@ -50,8 +51,9 @@ from planner.traffic.scaling import SAME_FRAC
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
-BESIDE_REQUESTS, BESIDE_LEAST = 1_000_000, 10
-BESIDE_FUTURES = 32  # of those tested at most, in which the fleets beside production are simulated
+BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
+BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
+LOSS_FUTURES = 4 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
@@ -207,20 +209,46 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     """The fleet for production with the answers beside it; one that stands a loss is looked for within the
     limits of `found.asked`.
     """
-    best, kept_in = found.best, found.kept_in
-    on_paper = found.test.of(paper.best, min(kept_in.futures, found.test.beside))
-    answers = [
-        _answered(problem, "on-paper", paper.best, on_paper),
-        _answered(problem, "production", best, kept_in),
-    ]
-    lossy = None
+    answer, lossy = None, None
     if not problem.oracle.has_losses and not problem.out_of_time():
         answer, lossy = _with_a_loss(found, paper)
-        answers.append(answer)
+        found = _if_cheaper(found, lossy)
+    best, kept_in = found.best, found.kept_in
+    answers = (
+        _answered(problem, "on-paper", paper.best, _kept_on_paper(problem, paper, found)),
+        _answered(problem, "production", best, kept_in),
+        *([] if answer is None else [answer]),
+    )
     assert problem.task.safety is not None
     is_tested = is_passed(kept_in, problem.task.safety)
     drawn = _drawn(problem, best, len(found.asked.oracle.futures))
-    return Production(best, tuple(answers), drawn, is_tested, lossy)
+    return Production(best, answers, drawn, is_tested, lossy)
+
+
+def first_two(problem: Problem, paper: Found, found: Tried) -> tuple[Answered, ...]:
+    """On paper and production, without how far they hold: nothing is simulated for them."""
+    on_paper = _kept_on_paper(problem, paper, found)
+    return (
+        _bought(problem, "on-paper", paper.best, on_paper),
+        _bought(problem, "production", found.best, found.kept_in),
+    )
+
+
+def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
+    """In the futures that production was searched in, and the fleet on paper was not."""
+    assert problem.searched is not None
+    return replace(found.test, futures=problem.searched, first=0).of(paper.best, problem.searched.count)
+
+
+def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
+    """The fleet that stands a loss where it costs less than what was found, and passes the test."""
+    if lossy is None or objective(lossy) >= objective(found.best) * (1 - SAME_FRAC):
+        return found
+    said = found.test.run(lossy)
+    if not is_passed(said, found.test.safety):
+        return found
+    best, kept_in = _shrunk(found.asked, found.test, lossy, said)
+    return replace(found, best=best, kept_in=kept_in)
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
@@ -278,7 +306,9 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     with one worker type per pool, then with a few workers of other types beside production.
     """
     asked = production.asked
-    lossy = replace(asked, oracle=replace(asked.oracle, spare_workers=1))
+    may_miss = asked.oracle.may_miss
+    hard = in_most(asked, asked.oracle.futures[: may_miss + LOSS_FUTURES], may_miss)
+    lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
     more = owned_first(asked, with_more(production.best, 1))
     known = more if asked.allows(more) else None
     found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
@@ -324,19 +354,19 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
-    fleet = problem.oracle.fleet(counts)
     end = ends(problem.oracle, counts)
-    return Answered(
-        name,
-        bought(fleet),
-        paid(problem, counts),
-        fleet.price_usd_per_h,
-        kept_in,
-        end.headroom,
-        end.by_traffic,
-        end.by_steps,
-        bill(fleet).usd_per_h,
+    return replace(
+        _bought(problem, name, counts, kept_in),
+        headroom=end.headroom,
+        breaks_by_traffic=end.by_traffic,
+        breaks_by_steps=end.by_steps,
     )
+
+
+def _bought(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    fleet = problem.oracle.fleet(counts)
+    value, paid_usd_per_h = paid(problem, counts), bill(fleet).usd_per_h
+    return Answered(name, bought(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h)
 
 
 def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:

@@ -1,7 +1,8 @@
 """What holds around the fleet of a plan, after it was found: what the first screen of its report draws.
 
     workers   the plan's pools in their proportion, with fewer and more workers, in futures of its test
-    traffic   less and more of it in the hardest of these: the plan's pools, each as small as holds
+    traffic   less and more of it in the future that binds: the hardest that must be kept. The plan's pools,
+              each as small as holds
     breaks    how much more traffic, how much longer steps and prompts, one worker less, other prices
 
 It may simulate BUDGET_REQUESTS, and BUDGET_TIMES the traffic, so that equal questions give equal answers;
@@ -28,9 +29,8 @@ from planner.search.problem import Problem
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
 
-BUDGET_REQUESTS, BUDGET_TIMES = 2_000_000, 4  # some 2 CPU s
+BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4  # less than a CPU second
 FUTURES_LEAST, FUTURES_MOST = 4, 10
-ASKED = 4  # of these, the hardest, about other traffic
 TRAFFIC_FRACS = (0.2, 0.5, 1.0, -0.2, -0.5, 0.35, 0.75)  # more than is written, the most wanted first
 WORKERS_BESIDE = 2  # fewer, and more
 STEP_FRAC = 0.1  # of a large fleet's workers, from one number of them to the next
@@ -114,11 +114,13 @@ class _Around:
     # -- numbers of workers
 
     def _at_workers(self) -> tuple[tuple[AtWorkers, ...], list[Oracle]]:
-        """Each with the futures in order, the hardest first, as the plan's fleet says."""
+        """Each, and the hardest futures, as many as may be missed and one more: that one first, as it decides
+        for a fleet that keeps the SLO in it. How hard they are says the plan's fleet.
+        """
         planned = [count for _, count in self.best]
         order = self.oracles
         if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in order)):
-            return (), self.oracles[:ASKED]
+            return (), self.oracles[: self.may_miss + 1]
         found = []
         for counts in numbers_beside(planned):
             if not self.problem.allows(self._with(counts)):
@@ -128,7 +130,7 @@ class _Around:
             if counts == tuple(planned):
                 hard = np.argsort([_room(verdict) for verdict in verdicts], kind="stable")
                 order = [self.oracles[i] for i in hard]
-        return tuple(found), order[:ASKED]
+        return tuple(found), order[self.may_miss :: -1]
 
     def _worst(self, oracle: Oracle, counts: Counts) -> Verdict | None:
         """After the loss that leaves the least; None where no worker of a role is left."""
@@ -167,6 +169,8 @@ class _Around:
             return True
 
         planned = tuple(count for _, count in self.best)
+        if more_frac > 0 and holds(self.best):  # with fewer it does not hold at its own traffic
+            return self.best
         fleets = [counts for counts in self.others if named(counts) != named(self.best)]
         counts = least_in_proportion(planned, 1 + more_frac, lambda counts: holds(self._with(counts)))
         best = None if counts is None else self._stripped(self._with(counts), holds)

@@ -30,7 +30,7 @@ from planner.traffic.trace import Trace, spread
 SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
 SEARCH_REQUESTS = 1_000_000  # of all futures that a search sees,
 SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
-KEPT_REQUESTS = 4_000_000  # of all futures of one kind
+KEPT_REQUESTS = 7_000_000  # of all futures of one kind: those of one test, and more
 
 
 @dataclass(frozen=True, slots=True, eq=False)

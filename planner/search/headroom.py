@@ -72,14 +72,18 @@ def most_that_holds(
     failing = oracle.failing_loss(counts)
     if failing is None:
         return good, ()
-    _, verdict = failing[0].verdict(failing[0].fleet(failing[1]), record=True)
-    return good, tuple(line.limit for line in verdict.missed)
+    return good, tuple(line.limit for line in failing[0].judgement(failing[1]).missed)
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same question of the same requests by a faster clock; a slower one for less than 0."""
-    trace = oracle.trace
-    return replace(oracle, trace=sped_up(trace, 1 + more_frac), answers=Answers())
+    """The same question of the same requests by a faster clock; a slower one for less than 0. What was asked
+    at this speed before is known.
+    """
+    faster, trace = oracle.answers.faster, oracle.trace
+    if (trace, more_frac) not in faster:
+        faster[trace, more_frac] = sped_up(trace, 1 + more_frac), Answers()
+    trace, answers = faster[trace, more_frac]
+    return replace(oracle, trace=trace, answers=answers)
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:

@@ -78,6 +78,7 @@ class Answers:
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # how far fleets hold
+    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # a trace, sped up
 
     def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
         for other, holds in self.known.get(key, ()):
@@ -307,11 +308,15 @@ class Oracle:
             roles = {option.role for option, count in left if count > 0}
             if not roles or ("prefill" in roles) != ("decode" in roles):
                 return None
-            record = self.slo.every_s is not None
-            fleet = self._at(self.fleet(left))
-            simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
-            found.append(judge(simulation, self.slo, values=False))
+            found.append(self.judgement(left))
         return min(found, key=lambda said: (said.holds, *sorted(line.kept_frac for line in said.lines)))
+
+    def judgement(self, counts: Counts) -> Verdict:
+        """What the whole simulation of what is left of a fleet says, without percentiles."""
+        record = self.slo.every_s is not None
+        fleet = self._at(self.fleet(counts))
+        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        return judge(simulation, self.slo, values=False)
 
     def _survives(self, counts: Counts) -> bool:
         return all(self._simulated(left) for left in self._losses(counts))

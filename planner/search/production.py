@@ -3,7 +3,8 @@
     S futures are drawn (futures.py), of which a fleet may miss the SLO in `may_miss`, beside what is written
     grow    the cheapest fleet on paper, until it misses no more: an incumbent, and how hard each future is
     search  level 0 as on paper, below that price: a fleet holds if it misses no more. First in the hardest
-            alone; those that the fleet found misses of the others join them, until it keeps enough of all
+            alone; those that the fleet found misses of the others join them, until it keeps enough of all.
+            One that misses too many grows too, and may be the next incumbent
 
 Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
 join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
@@ -108,6 +109,10 @@ def cheaper_kept(
         missed = _missed(oracle, found)
         if len(missed) <= oracle.may_miss:
             return found
+        more = grown(problem, found)[1]  # it holds in the hardest: little is short
+        if more is not None and (best is None or not _is_no_cheaper(more, best)):
+            best = more
+            known.append(oracle.fleet(best))
         hard |= set(sorted(missed - hard)[:HARDEST])
 
 

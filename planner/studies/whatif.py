@@ -19,7 +19,7 @@ from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.dotted import keys_of, with_value
-from planner.documents.facts import AskedAgain, Headroom, PromisedAt
+from planner.documents.facts import Answered, AskedAgain, Headroom, PromisedAt
 from planner.documents.task import Robust, Task
 from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
@@ -27,7 +27,7 @@ from planner.fleet import Fleet, Policies
 from planner.io.files import yaml_value
 from planner.reports.facts import moved_text
 from planner.reports.words import describe
-from planner.search.answers import tried
+from planner.search.answers import first_two, tried, with_answers
 from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bill import bill
@@ -51,13 +51,14 @@ BY_FRAC = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The best fleet for one question, simulated to the end."""
+    """The best fleet for one question, simulated to the end. With safety it has `answers`, as a plan."""
 
     problem: Problem
     found: Found
     fleet: Fleet
     verdict: Verdict
     served_s: float  # for so long the fleet is paid: plan.served_s
+    answers: tuple[Answered, ...] = ()
 
     @property
     def value(self) -> float:
@@ -123,23 +124,28 @@ class Study:
             asked=self.asked(task),
         )
 
-    def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
+    def ask(self, task: Task, start: Sequence[Fleet] = (), *, with_loss: bool = False) -> Answer:
         """The best fleet, for production where safety is asked for; raises what `pose.pose`,
         `best_fleet.search` and `answers.tried` raise, and OutOfTimeError.
 
-        Those of `start` are tried first.
+        Those of `start` are tried first. With `with_loss` a fleet that stands a loss is looked for too.
         """
         problem, found = best_of(search_policies(self.pose(task), start))
+        answers: tuple[Answered, ...] = ()
         if task.safety is not None:
             if (made := tried(problem, found, start)) is None:
                 raise OutOfTimeError(
                     f"no fleet for production was found within {self.time_limit_s:g} s; raise --time-limit, "
                     "or ask with safety: none"
                 )
-            found = replace(found, best=made.best, value=objective(made.best))
+            best, answers = made.best, () if with_loss else first_two(problem, found, made)
+            if with_loss:
+                whole = with_answers(problem, found, made)
+                best, answers = whole.best, whole.answers
+            found = replace(found, best=best, value=objective(best))
         fleet = problem.oracle.fleet(found.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
-        return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation))
+        return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation), answers)
 
     def bound(self, answer: Answer) -> float:
         """What any fleet costs at least, under any policy."""
@@ -176,8 +182,8 @@ class Moved:
     under: str = ""
 
 
-def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
-    """The changed question, from the fleet of before."""
+def ask_again(study: Study, before: Answer, task: Task, label: str, *, with_loss: bool = False) -> Moved:
+    """The changed question, from the fleet of before; `with_loss` as for `Study.ask`."""
     study.progress(label)
     try:
         problem = study.pose(task)
@@ -190,7 +196,7 @@ def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
     if fleet is not None and under is not None and under != fleet.policies:
         said = policies_label(under, (under, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=said)
+        return Moved(label, task, kept, study.ask(task, (before.fleet,), with_loss=with_loss), under=said)
     except InfeasibleError as error:
         return Moved(label, task, kept, None, str(error), said)
 
@@ -385,6 +391,18 @@ def document(answer: Answer) -> dict[str, Any]:
         ],
         "requests": len(tokens),
         "rate_rps": tokens.rate_rps,
+        "answers": [_answer_document(each) for each in answer.answers],
+    }
+
+
+def _answer_document(answer: Answered) -> dict[str, Any]:
+    said = answer.kept_in
+    return {
+        "name": answer.name,
+        "value": answer.value,
+        "cost_usd_per_h": answer.paid_usd_per_h,
+        "kept": None if said is None else said.kept,
+        "futures": None if said is None else said.futures,
     }
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -105,6 +106,15 @@ class Percentiles:
     def mean_tokens(self) -> float:
         return _over_scores(_curve(self)(_SCORES))
 
+    def check(self) -> None:
+        """Raise InputError where the mean cannot be, with what the percentiles allow; no curve is fitted."""
+        normal = NormalDist().inv_cdf  # of the standard library: a catalog is read by every command
+        scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
+        if len(scores) == 1:
+            _sigma(float(scores[0]), float(logs[0]), self.asked_mean_tokens)
+        elif self.asked_mean_tokens:
+            _check_mean(self, _mean_of(self, scores, logs))
+
     def of_scores(self, scores: FloatArray) -> IntArray:
         return _tokens(_curve(self)(scores))
 
@@ -131,20 +141,10 @@ def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
         sigma = _sigma(float(scores[0]), float(logs[0]), mean)
         return _tail(scores, logs, sigma, sigma, 1.0, asked.most_tokens)
     slopes = np.diff(logs) / np.diff(scores)
-
-    def mean_of(steep: float, bend: float) -> float:
-        made = _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
-        return _over_scores(made(_SCORES))
-
+    mean_of = _mean_of(asked, scores, logs)
     steep, bend = float(slopes[-1]), 1.0
     if mean:
-        least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1 / BEND)
-        if not least <= mean <= most:
-            raise InputError(
-                f"mean: {mean:g} tokens cannot be with these percentiles"
-                f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to "
-                f"{most:.0f}"
-            )
+        _check_mean(asked, mean_of)
         if mean < mean_of(0.0, 1.0):
             steep, bend = 0.0, _where(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
         elif mean <= mean_of(STEEPEST, 1.0):
@@ -153,6 +153,25 @@ def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
             steep, bend = STEEPEST, _where(lambda each: mean_of(STEEPEST, 1 / each), mean, 1.0, BEND)
             bend = 1 / bend
     return _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
+
+
+def _mean_of(asked: Percentiles, scores: FloatArray, logs: FloatArray) -> Callable[[float, float], float]:
+    """The mean by the last slope and the bend."""
+    first = float((logs[1] - logs[0]) / (scores[1] - scores[0]))
+
+    def mean_of(steep: float, bend: float) -> float:
+        return _over_scores(_tail(scores, logs, first, steep, bend, asked.most_tokens)(_SCORES))
+
+    return mean_of
+
+
+def _check_mean(asked: Percentiles, mean_of: Callable[[float, float], float]) -> None:
+    least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1 / BEND)
+    if not least <= asked.asked_mean_tokens <= most:
+        raise InputError(
+            f"mean: {asked.asked_mean_tokens:g} tokens cannot be with these percentiles"
+            f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to {most:.0f}"
+        )
 
 
 def _tail(

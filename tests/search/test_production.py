@@ -11,11 +11,12 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.facts import Answered
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.spread import Factor, Spread
 from planner.reports.facts import sentences
-from planner.search.answers import tried
+from planner.search.answers import tried, with_answers
 from planner.search.best_fleet import Found, best_of
 from planner.search.bill import bill
 from planner.search.certify import plan, search_llm
@@ -24,7 +25,7 @@ from planner.search.futures import TESTED, Futures
 from planner.search.headroom import ends, holds_with
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, Problem
-from planner.search.production import cheapest_kept, in_most, in_production
+from planner.search.production import cheaper_kept, cheapest_kept, in_most, in_production, with_more
 from planner.traffic.scaling import same_requests
 
 SAFE = {"safety": {"kept_in": 0.9}}
@@ -78,6 +79,36 @@ def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:
     assert planned().status == "certified"
     assert planned().value == production.value == pytest.approx(bill(planned().fleet).usd_per_h)
     assert planned().certificate.value == paper.value
+
+
+def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times production stands for a search that ran out of effort: it is not what is bought, where one
+    worker more of each pool stands a loss, and passes the test.
+    """
+    problem, paper = searched()
+    made = tried(problem, paper)
+    assert made is not None
+    lossy = with_more(made.best, 1)
+    missing = Answered("with-a-loss", (), None, None, None)
+    monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_: (missing, lossy))
+    dear = replace(made, best=tuple((option, 10 * count) for option, count in made.best))
+    said = with_answers(problem, paper, dear)
+    assert objective(said.best) <= objective(lossy) and said.is_tested
+
+
+def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that finds the fleet on paper and then nothing more: that grows until it is kept in enough
+    futures, and is the answer in place of the dear one that was known before.
+    """
+    problem, paper = searched()
+    asked = in_production(problem)
+    assert asked.oracle.missed(paper.best, 99) > asked.oracle.may_miss
+    found = iter([paper.best, None])
+    monkeypatch.setattr("planner.search.production.search_again", lambda *_, **__: next(found))
+    known = with_more(paper.best, 40)
+    best = cheaper_kept(asked, paper, known)
+    assert best is not None and objective(best) < objective(known)
+    assert asked.oracle.missed(best, 99) <= asked.oracle.may_miss
 
 
 def test_other_futures_agree() -> None:

@@ -25,7 +25,16 @@ from planner.reports.facts import sentence, sentences
 from planner.search.certify import plan
 from planner.search.oracle import Answers, is_looser
 from planner.simulator import judge, simulate
-from planner.studies.whatif import Study, ask_again, change, difference, explain, headroom, sensitivity
+from planner.studies.whatif import (
+    Study,
+    ask_again,
+    change,
+    difference,
+    document,
+    explain,
+    headroom,
+    sensitivity,
+)
 from planner.traffic.scaling import rescale
 from planner.units import show_s
 
@@ -56,6 +65,22 @@ def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> 
     assert moved.answer.value == pytest.approx(scratch.value)
     assert moved.answer.is_exact and scratch.level0_exact
     assert study.bound(moved.answer) == pytest.approx(scratch.bound)
+
+
+def test_an_answer_knows_the_three_of_a_plan() -> None:
+    """What `plan` says of the same question: on paper, production, with a loss; without it the first two."""
+    task = question(safety={"kept_in": 0.9})
+    study = Study(traffic(), CATALOG)
+    answer, made = study.ask(task, with_loss=True), plan(task, traffic(), CATALOG).certificate
+    assert [(each.name, each.value) for each in answer.answers] == [
+        (each.name, pytest.approx(each.value)) for each in made.answers
+    ]
+    said = document(answer)["answers"]
+    assert [each["kept"] for each in said] == [
+        None if each.kept_in is None else each.kept_in.kept for each in made.answers
+    ]
+    assert [each.name for each in study.ask(task).answers] == ["on-paper", "production"]
+    assert document(study.ask(question()))["answers"] == []
 
 
 def test_of_equal_offers_the_fleet_of_before_stays() -> None:
