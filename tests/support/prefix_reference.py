@@ -243,7 +243,8 @@ class PrefixReference(Reference):
                 ids = self.ids[request.index]
                 self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
                 self.rejoin(worker, request)
-                self.give_number(worker, request)
+                if self.policies.queue == "dlpm-turns":
+                    self.give_number(worker, request)
 
     def give_number(self, worker: Worker, request: Request) -> None:
         w, u, expected = worker.index, self.tenant[request.index], self.expected[request.index]
