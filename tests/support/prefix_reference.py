@@ -170,7 +170,8 @@ class PrefixReference(Reference):
         if self.policies.queue == "preble" and i not in self.was_preempted:
             self.slots[worker.index][self.group(worker, request, len(matched))] -= 1
         self.was_preempted.discard(i)
-        self.turn_of[worker.index] = max(self.turn_of[worker.index], self.place[i][0])
+        if i in self.place:
+            self.turn_of[worker.index] = max(self.turn_of[worker.index], self.place[i][0])
         self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
 
     def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
@@ -243,7 +244,8 @@ class PrefixReference(Reference):
                 ids = self.ids[request.index]
                 self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
                 self.rejoin(worker, request)
-                self.give_number(worker, request)
+                if self.policies.queue == "dlpm-turns":
+                    self.give_number(worker, request)
 
     def give_number(self, worker: Worker, request: Request) -> None:
         w, u, expected = worker.index, self.tenant[request.index], self.expected[request.index]
