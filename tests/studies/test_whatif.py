@@ -72,9 +72,8 @@ def test_an_answer_knows_the_three_of_a_plan() -> None:
     task = question(safety={"kept_in": 0.9})
     study = Study(traffic(), CATALOG)
     answer, made = study.ask(task, with_loss=True), plan(task, traffic(), CATALOG).certificate
-    assert [(each.name, each.value) for each in answer.answers] == [
-        (each.name, pytest.approx(each.value)) for each in made.answers
-    ]
+    assert [each.name for each in answer.answers] == [each.name for each in made.answers]
+    assert [each.value for each in answer.answers] == pytest.approx([each.value for each in made.answers])
     said = document(answer)["answers"]
     assert [each["kept"] for each in said] == [
         None if each.kept_in is None else each.kept_in.kept for each in made.answers
