@@ -64,6 +64,7 @@ from planner.search import certify
 from planner.search.asked import asked_traffic
 from planner.search.bill import bill
 from planner.search.day import SAME_FRAC
+from planner.search.oracle import Answers
 from planner.search.plan import Plan
 from planner.search.problem import Standing, Watch
 from planner.simulator.replay import Simulation
@@ -166,12 +167,14 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _tell_first(request: Request, tell: Tell) -> None:
-    """The cheapest fleet on the traffic as it is written; the search for production knows its simulations."""
+    """The cheapest fleet on the traffic as it is written. What it simulates is forgotten again: a search that
+    finds it done goes further than the command's for the same effort.
+    """
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
     if task.safety is None or task.objective == "throughput":
         return
-    brief = replace(study, time_limit_s=FIRST_FRAC * study.time_limit_s)
+    brief = replace(study, time_limit_s=FIRST_FRAC * study.time_limit_s, answers=Answers())
     with contextlib.suppress(PlannerError):  # the whole question says what is wrong
         found = planned(brief, replace(task, safety=None), watch=_told(tell), around=False)
         texts = [screen_page.strip(screen.verdict(found), "h3"), screen_page.cards(screen.cards(found))]

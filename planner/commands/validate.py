@@ -269,11 +269,13 @@ def serve(
         console.print(text, markup=False)
 
     file = plan_file(plan)
-    fleet, longest = read_fleet(file, catalog), read_max_model_len(file)
-    kept = _to_keep(warm_up, fleet, file)
-    longest, keys = max_model_len or longest or fleet.llm.context_tokens, _keys(api_keys)
-    limits = Limits(connections=connections, connections_per_client=per_client)
-    settings = Settings(keys=keys, longest_tokens=longest, limits=limits)
+    fleet = read_fleet(file, catalog)
+    kept, keys = _to_keep(warm_up, fleet, file), _keys(api_keys)
+    settings = Settings(
+        keys=keys,
+        longest_tokens=max_model_len or read_max_model_len(file) or fleet.llm.context_tokens,
+        limits=Limits(connections=connections, connections_per_client=per_client),
+    )
     if not workers and engine != "rehearsal" and (why := undeployable(fleet)):
         raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
     log_to_stderr()
@@ -285,11 +287,11 @@ def serve(
         else:
             check_output_directory(logs)
             how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
-            served = _served(how, fleet, longest, seed)
+            served = _served(how, fleet, settings.longest_tokens, seed)
             work = run(served, logs, settings, sockets, drain_s=drain, say=say, warm_up=kept)
         with suppress(asyncio.CancelledError):
             asyncio.run(until_signalled(work))
-        say("stopped")
+    say("stopped")
 
 
 def _to_keep(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:

@@ -729,8 +729,9 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
     assert not at.exception and not at.error
     again = opened("several", "5" * 32)  # a reload
     assert again.number_input(key="llm1_rate").value == 1.0
-    assert any("chat and code on" in line for line in shown(again.subheader))
-    assert any("gives way" in line for line in shown(again.markdown))
+    verdict = next(str(part.value) for part in again.html if "class=verdict" in str(part.value))
+    assert "chat" in verdict and "code" in verdict
+    assert any("no shared limit binds" in line for line in shown(again.markdown))
     kept = Store(folder).kept("5" * 32, "several result")
     assert kept is not None
     files = Store(folder).files(kept["result"])
