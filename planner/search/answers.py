@@ -30,7 +30,7 @@ from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
-from planner.search.owned import owned_beside, owned_first, paid
+from planner.search.owned import of_machines, one_more, owned_beside, owned_first, paid, thinned, with_idle
 from planner.search.problem import Problem
 from planner.search.production import (
     HARDEST,
@@ -40,6 +40,7 @@ from planner.search.production import (
     grown,
     in_most,
     in_production,
+    limited,
     may_miss,
     with_more,
 )
@@ -54,11 +55,13 @@ TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
 LOSS_FUTURES = 4 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
+LOSS_SEARCH = LEAST_SEARCH / 2  # simulated requests that each of its searches may cost
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
 NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
 BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000  # of other types, beside production, that stand a loss
+MOVED, MOST_MOVED = 2, 4  # workers more or fewer of up to so many machines, in a fleet that stands a loss
 MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
 
 
@@ -302,21 +305,89 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 
 
 def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | None]:
-    """Production with one worker more in each pool stands any loss; searched is what does and costs less,
-    with one worker type per pool, then with a few workers of other types beside production.
+    """Production with one worker more of each machine stands any loss; searched is what does and costs less:
+    with fewer of them beside owned GPUs that idle, and fleets that are known; with one worker type per pool;
+    with a few workers more or fewer than production, then with a few of other types beside it.
+
+    First the futures are given up that are hardest for production, so that one simulation refutes a fleet.
     """
     asked = production.asked
-    may_miss = asked.oracle.may_miss
-    hard = in_most(asked, asked.oracle.futures[: may_miss + LOSS_FUTURES], may_miss)
+    futures, may_miss = asked.oracle.futures, asked.oracle.may_miss
+    hard = in_most(asked, futures[: may_miss + LOSS_FUTURES], may_miss)
     lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
-    more = owned_first(asked, with_more(production.best, 1))
-    known = more if asked.allows(more) else None
-    found = cheaper_kept(lossy, paper, known, any_mix=False, most=LEAST_SEARCH)
+    strict = in_most(lossy, lossy.oracle.futures[may_miss:], 0)
+    found = _spared(strict, asked, paper, production.best)
+    for question in (strict, lossy):
+        found = cheaper_kept(question, paper, found, any_mix=False, most=LOSS_SEARCH)
+    found = _moved(lossy, paper, production.best, found)
     found = _with_other_types(lossy, paper, production.best, found)
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)
     return _answered(lossy, "with-a-loss", found, kept_in), found
+
+
+def _spared(lossy: Problem, asked: Problem, paper: Found, best: Counts) -> Counts | None:
+    """The cheapest of: production with a worker more of each machine; the same and owned GPUs that idle, with
+    as few as stand a loss; the fleet on paper with a worker more; MOST_OTHERS that keep enough of `asked`.
+    """
+    lossy = limited(lossy, LOSS_SEARCH)
+    more = one_more(asked, best)
+    known = [more] if asked.allows(more) else []
+    filled = with_idle(asked, paper.level0, more)
+    is_more = sorted(named(filled)) != sorted(named(more))
+    if is_more and asked.allows(filled) and lossy.oracle.holds([filled])[0]:
+        known.append(owned_first(asked, thinned(filled, lossy)))
+    below = min(map(objective, known), default=math.inf)
+    told = [counts_named(fleet, paper.level0.options) for fleet, holds in asked.oracle.told.items() if holds]
+    cheapest = sorted((each for each in told if each and asked.allows(each)), key=objective)
+    likely = [each for each in cheapest if objective(each) > objective(best) * (1 + SAME_FRAC)]
+    for counts in (one_more(asked, paper.best), *likely[:MOST_OTHERS]):
+        is_open = objective(counts) < below and asked.allows(counts) and not lossy.out_of_time()
+        if is_open and lossy.oracle.holds([counts])[0]:
+            known.append(counts)
+    return min(known, key=objective, default=None)
+
+
+def _moved(lossy: Problem, paper: Found, best: Counts, known: Counts | None) -> Counts | None:
+    """The cheapest fleet found that stands a loss and has up to MOVED workers more or fewer of each machine
+    of production, or of owned GPUs that it leaves idle. Of those that cost less than what is known only the
+    largest are tried: if one fails, so do all below it.
+    """
+    lossy = limited(lossy, LOSS_SEARCH)
+    own = of_machines(best)
+    idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
+    pools = [*own, *idle[: max(MOST_MOVED - len(own), 0)]]
+    options = [option for option, _ in pools]
+    ranges = [range(max(count - MOVED, 0), count + MOVED + 1) for _, count in pools]
+    fleets: dict[tuple[int, ...], Counts] = {}
+    for vector in itertools.islice(itertools.product(*ranges), MOST_WAYS):
+        counts = owned_first(lossy, in_order(zip(options, vector, strict=True), paper.level0.options))
+        if _roles(counts) == _roles(best) and lossy.allows(counts):
+            fleets[vector] = counts
+    while not lossy.out_of_time():
+        below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
+        fleets = {vector: counts for vector, counts in fleets.items() if objective(counts) < below}
+        if not fleets:
+            break
+        vector = min(_largest([*fleets]), key=lambda vector: objective(fleets[vector]))
+        if lossy.oracle.holds([fleets[vector]])[0]:
+            known = owned_first(lossy, thinned(fleets[vector], lossy))
+        else:
+            fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
+    return known
+
+
+def _roles(counts: Counts) -> set[str]:
+    return {option.role for option, _ in counts}
+
+
+def _largest(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those to which none of the others adds workers alone."""
+    every = np.array(vectors)
+    return [
+        vector for vector, row in zip(vectors, every, strict=True) if (every >= row).all(axis=1).sum() == 1
+    ]
 
 
 def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts | None) -> Counts | None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.search.bill import paid_whole_usd_per_h
-from planner.search.fleets import Counts, objective
+from planner.search.fleets import Counts, in_order, objective
 from planner.search.level0 import Level0, search_level0
 from planner.search.options import OWNED_USD_PER_H, option_of
 from planner.search.problem import Problem
@@ -88,6 +88,18 @@ def workers_by_machine(counts: Counts) -> dict[tuple[object, ...], int]:
     return found
 
 
+def of_machines(counts: Counts) -> Counts:
+    """One pool of each machine, of owned and rented workers together."""
+    workers = workers_by_machine(counts)
+    first = {_machine(option): option for option, _ in reversed(counts)}
+    return tuple((first[machine], count) for machine, count in workers.items())
+
+
+def one_more(problem: Problem, counts: Counts) -> Counts:
+    """A worker more of each machine, owned and rented ones together: after any loss no fewer are left."""
+    return owned_first(problem, tuple((option, count + 1) for option, count in of_machines(counts)))
+
+
 def paid(problem: Problem, counts: Counts) -> float:
     """What a fleet adds up to in the objective's unit: what is paid, without the hairs that decide between
     fleets of one price.
@@ -148,7 +160,7 @@ def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:
     rows = {row_of(option.type.gpu.name) for option, _ in filled}
     rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in rows]
     if rented and not problem.out_of_time():
-        found.append(_thinned(owned_first(problem, (*rented, *filled)), problem))
+        found.append(thinned(owned_first(problem, (*rented, *filled)), problem))
     return [counts for counts in found if problem.allows(counts) and problem.oracle.holds([counts])[0]]
 
 
@@ -174,6 +186,14 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
     return tuple((option, left[row] // option.type.gpus) for (row, _), (_, option) in best.items())
 
 
+def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
+    """A fleet with the owned GPUs that it leaves idle, as many of a row in each of its roles."""
+    found, roles = dict(counts), len({option.role for option, _ in counts})
+    for option, most in owned_beside(problem, level0, counts):
+        found[option] = found.get(option, 0) + most // roles
+    return in_order(found.items(), level0.options)
+
+
 def _smallest(problem: Problem, row: str) -> Counts | None:
     """The smallest fleet of this GPU alone at level 0, as if there were as many as one likes.
 
@@ -196,7 +216,7 @@ def _filled(smallest: Counts, owned: int) -> Counts:
     return counts if all(count for _, count in counts) else ()
 
 
-def _thinned(counts: Counts, problem: Problem) -> Counts:
+def thinned(counts: Counts, problem: Problem) -> Counts:
     """With as few of each option as hold beside the others, the dearest first."""
     found = dict(counts)
     for option, most in sorted(counts, key=lambda pool: -pool[0].objective):

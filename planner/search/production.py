@@ -63,7 +63,7 @@ def limited(problem: Problem, most: float) -> Problem:
 def _effort(problem: Problem, most: float) -> float:
     """What a search may cost."""
     of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.futures)
-    return float(np.clip(of_fleets, LEAST_SEARCH, most))
+    return min(max(of_fleets, LEAST_SEARCH), most)
 
 
 def cheapest_kept(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from plans import CATALOG
@@ -12,12 +13,14 @@ from planner.domain import OWNED, row_of
 from planner.errors import InfeasibleError
 from planner.reports.output import to_json
 from planner.reports.words import answer
-from planner.search.best_fleet import search
+from planner.search.answers import tried, with_answers
+from planner.search.best_fleet import best_of, search
 from planner.search.bounds import lower_bound
-from planner.search.certify import plan
+from planner.search.certify import plan, search_llm
 from planner.search.owned import owned_beside, owned_first, paid, paid_at_least
 from planner.search.plan import Plan
 from planner.search.pose import pose
+from planner.search.problem import Conditions
 from planner.solvers.master import Option
 
 H100 = {"h100-80g": 64}
@@ -136,3 +139,37 @@ def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
         ("decode", "a100-80g@owned"),
     ]
     assert all(option.type.gpus * count <= 12 < option.type.gpus * (count + 1) for option, count in beside)
+
+
+def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> None:
+    """Brute force: every fleet with up to two workers more or fewer of each machine of production, owned ones
+    first, that keeps the SLO after any loss in the futures that production was searched in.
+    """
+    fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": {"a100-80g": 24}}
+    slo = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
+    task = question(fleet=fleet, slo=slo, safety={"kept_in": 0.9})
+    asked = traffic(1, requests=300, rate_rps=40.0)
+    problem, paper = best_of(search_llm(task, asked, CATALOG, seed=0, conditions=Conditions()))
+    found = tried(problem, paper)
+    assert found is not None
+    made = with_answers(problem, paper, found)
+    assert made.with_loss is not None
+    lossy = replace(found.asked.oracle, spare_workers=1)
+    workers: dict[tuple[str, str, int], tuple[Option, int]] = {}
+    for option, count in found.best:  # owned and rented ones together
+        alike = option.role, row_of(option.type.gpu.name), option.type.tp
+        workers[alike] = option, workers.get(alike, (option, 0))[1] + count
+    near = [
+        owned_first(
+            problem, tuple((option, n) for (option, _), n in zip(workers.values(), each, strict=True))
+        )
+        for each in itertools.product(*(range(max(n - 2, 1), n + 3) for _, n in workers.values()))
+    ]
+    below = 3 * 8 * PRICE  # what five workers of four H100 cost, which stand a loss too
+    stand = [
+        paid(problem, counts)
+        for counts in near
+        if paid(problem, counts) < below and problem.allows(counts) and lossy.holds([counts])[0]
+    ]
+    assert stand and paid(problem, made.with_loss) <= min(stand) + 1e-9
+    assert lossy.holds([made.with_loss])[0]
