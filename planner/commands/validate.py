@@ -53,6 +53,23 @@ ConfigOption = Annotated[
     ),
 ]
 WeightsOption = Annotated[str, typer.Option("--weights", help="dummy, or real: loaded as vLLM finds them.")]
+WorkersOption = Annotated[
+    list[str] | None,
+    typer.Option("--workers", metavar="POOL=URL,...", help="Start no engine: these run already."),
+]
+DrainOption = Annotated[
+    float, typer.Option("--drain", min=0.0, help="Seconds that requests have to end after SIGTERM.")
+]
+ConnectionsOption = Annotated[
+    int, typer.Option("--connections", min=1, help="Most open connections of clients.")
+]
+PerClientOption = Annotated[
+    int, typer.Option("--per-client", min=1, help="Most of one address, loopback excepted.")
+]
+WarmUpOption = Annotated[
+    Path | None,
+    typer.Option("--warm-up", readable=False, help="Prompts that workers keep: warm-up.json with them."),
+]
 EngineOption = Annotated[
     str, typer.Option("--engine", help="vllm, or rehearsal: processes that only keep time, as the fit says.")
 ]
@@ -225,23 +242,11 @@ def serve(
     config: ConfigOption = None,
     weights: WeightsOption = "real",
     engine: EngineOption = "vllm",
-    workers: Annotated[
-        list[str] | None,
-        typer.Option("--workers", metavar="POOL=URL,...", help="Start no engine: these run already."),
-    ] = None,
-    drain: Annotated[
-        float, typer.Option("--drain", min=0.0, help="Seconds that requests have to end after SIGTERM.")
-    ] = 30.0,
-    connections: Annotated[
-        int, typer.Option("--connections", min=1, help="Most open connections of clients.")
-    ] = 10_000,
-    per_client: Annotated[
-        int, typer.Option("--per-client", min=1, help="Most of one address, loopback excepted.")
-    ] = 1_000,
-    warm_up: Annotated[
-        Path | None,
-        typer.Option("--warm-up", readable=False, help="Prompts that workers keep: warm-up.json with them."),
-    ] = None,
+    workers: WorkersOption = None,
+    drain: DrainOption = 30.0,
+    connections: ConnectionsOption = 10_000,
+    per_client: PerClientOption = 1_000,
+    warm_up: WarmUpOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
 ) -> None:
