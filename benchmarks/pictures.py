@@ -54,7 +54,7 @@ def ui_what_if(browser: Any, address: str) -> None:
     page = browsing.opened(browser, address)
     browsing.planned(page)
     browsing.go(page, "What if")
-    page.locator(".st-key-what_factor [role=slider]").focus()
+    page.get_by_role("slider").first.focus()
     for _ in range(2):
         page.keyboard.press("ArrowRight")
     page.get_by_role("button", name="Keep this plan").wait_for()
