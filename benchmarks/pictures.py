@@ -18,10 +18,10 @@ from typing import Any
 
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests/support"))
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 import browsing
 
+ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 SLO, TRACE = ROOT / "examples" / "slo.yaml", ROOT / "examples" / "traces" / "azure-conversation-sample.csv"
 COLOURS = 128

@@ -76,6 +76,7 @@ def test_browser_first_plan_in_three_clicks_to_a_manifest(browser: Any, address:
     looked_at(page, "start")
     same_blocks(page, PICTURES / "start.png")
     planned(page)
+    page.locator("[data-knob=traffic]").wait_for()  # with them the page is drawn anew, which ends a download
     page.get_by_role("tab", name="Downloads").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="Download manifests.zip").click()

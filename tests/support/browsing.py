@@ -24,6 +24,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = os.environ.get("FLEETPLAN_AXE")
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 PATIENCE_S = 240.0  # a busy machine is slow, not wrong
+LOST_S = 20.0  # a click after which nothing runs by then was lost
 DESK, PHONE = 1440, 390
 CELLS = (36, 25)  # of a picture that is compared
 FAR, MOST_FAR_FRAC = 40, 0.08  # of 255: a cell this far off is another; so many may be
@@ -128,9 +129,17 @@ def answer(page: Any) -> Any:
 
 
 def planned(page: Any) -> None:
-    """Press Plan and wait for the answer of the inputs."""
+    """Press Plan and wait for the answer of the inputs; again where the click came while the script ran."""
+    from playwright.sync_api import TimeoutError
+
+    ready = page.locator(".st-key-answer_now").get_by_role("tab", name="Downloads")
+    running = page.get_by_role("button", name="Cancel")
     plan_button(page).click()
-    page.locator(".st-key-answer_now").get_by_role("tab", name="Downloads").wait_for()
+    try:
+        running.or_(ready).first.wait_for(timeout=LOST_S * 1000)
+    except TimeoutError:
+        plan_button(page).click()
+    ready.wait_for()
 
 
 def settled(page: Any) -> None:
