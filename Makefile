@@ -78,9 +78,8 @@ test-wheel: $(VENV)/installed  ## what `pip install fleetplan-*.whl` gives, in a
 AXE_PIN := axe-core@4.14.1
 AXE := $(VENV)/package/axe.min.js
 IN_BROWSER = FLEETPLAN_BROWSER=1 FLEETPLAN_AXE="$$(ls $(abspath $(AXE)) 2>/dev/null)" $(BIN)/python -m pytest -v
-# what fails is tried once more alone: a browser and a server on a busy machine lose a click now and then
 test-browser: $(VENV)/installed-browser  ## the app and the report in a real Chromium, some minutes
-	$(IN_BROWSER) -n 2 --dist loadfile tests/browser || $(IN_BROWSER) -n 0 --last-failed tests/browser
+	$(IN_BROWSER) -n 2 --dist loadfile tests/browser
 
 $(VENV)/installed-browser: pyproject.toml $(VENV)/installed-dev
 	$(INSTALL) --editable . --group browser
