@@ -25,6 +25,7 @@ from planner.models.llm import (
     StateAttention,
 )
 
+MOST_LAYERS = 1000  # each is looked at by itself; the deepest LLMs have some 130
 COUNT = f"expected a whole number > 0 and at most {MOST}"
 WORDING = Wording(whole=COUNT, most=COUNT)
 BLOCKS = {"M": ("state", None), "*": ("full", None), "E": (None, "experts"), "-": (None, "dense")}
@@ -59,7 +60,10 @@ def count(shape: Section, *keys: str, default: int | None = None) -> int:
 def layer_count(shape: Section) -> int:
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):
         return len(shape.get("layers_block_type"))
-    return count(shape, "num_hidden_layers", "n_layer", "num_layers")
+    layers = count(shape, "num_hidden_layers", "n_layer", "num_layers")
+    if layers > MOST_LAYERS:
+        raise refused(shape.at("num_hidden_layers"), f"expected at most {MOST_LAYERS} layers", layers)
+    return layers
 
 
 def block_pattern(shape: Section, layers: int) -> str | None:

@@ -303,6 +303,7 @@ def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"num_hidden_layers": None}, r"num_hidden_layers is missing; expected num_hidden_layers or n_layer"),
+        ({"num_hidden_layers": 32_000}, r"num_hidden_layers: expected at most 1000 layers, found 32000"),
         ({"num_hidden_layers": "80"}, r"num_hidden_layers: expected a whole number > 0 .*found '80'"),
         ({"vocab_size": 0}, r"vocab_size: expected a whole number > 0 .*found 0"),
         ({"kv_lora_rank": 512}, r"qk_nope_head_dim is missing"),
