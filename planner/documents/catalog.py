@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -268,11 +269,14 @@ class Catalog:
         """The row of this name, then all rows of the same shape and format of weights. What turns images into
         tokens, and layers for speculative decoding, are no part of a step.
         """
-        anonymous = _step_shape(llm)
-        twins = [
-            name for name, row in self.llms.items() if name != llm.name and _step_shape(row) == anonymous
-        ]
-        return [llm.name, *twins]
+        return [llm.name, *(name for name in self._by_shape.get(_step_shape(llm), ()) if name != llm.name)]
+
+    @cached_property
+    def _by_shape(self) -> dict[Llm, list[str]]:
+        found: dict[Llm, list[str]] = {}
+        for name, row in self.llms.items():
+            found.setdefault(_step_shape(row), []).append(name)
+        return found
 
     def _fits_of(self, llm: str, gpu: str) -> dict[Split, StepLatency]:
         """Fits by the parallelisms; opens the files of this pair only, and each once."""
