@@ -2,7 +2,8 @@
 // data: traffic, steps, loosened (factors), sizes [{text, usd_per_h, kept[t][s][l][limit], holds[t][s][l]}],
 // plan (index), rate_rps, limits (texts), wanted (shares), is_dark; see planner/studies/sliders.py.
 const KNOBS = ["traffic", "steps", "loosened"]
-const LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 40, WIDTH = 460, HEIGHT = 230
+const LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 40, HEIGHT = 230, LEAST_WIDTH = 390, MOST_WIDTH = 700
+let WIDTH = 460  // of a picture, as wide as it is shown, so that its letters are as large as they are meant
 const HUES = [["#0072b2", "#56b4e9"], ["#d55e00", "#f0883e"], ["#009e73", "#3fc79a"], ["#a0569b", "#e08fd0"]]
 
 const figure = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits })
@@ -125,6 +126,18 @@ export default function ({ data, parentElement }) {
     say()
   }
 
+  // drawn anew where the page becomes wider or narrower
+  const measured = () => {
+    const shown = Math.round(root.querySelector(".cost").clientWidth) || WIDTH
+    WIDTH = Math.min(Math.max(shown, LEAST_WIDTH), MOST_WIDTH)
+    for (const svg of root.querySelectorAll("svg")) svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`)
+  }
+  const watch = new ResizeObserver(() => {
+    const before = WIDTH
+    measured()
+    if (WIDTH !== before) show()
+  })
+
   const reset = () => {
     for (const name of KNOBS) at[name] = data[name].indexOf(1)
     show()
@@ -138,5 +151,8 @@ export default function ({ data, parentElement }) {
     }
   }
   root.querySelector(".reset").onclick = reset
+  measured()
   reset()
+  watch.observe(root)
+  return () => watch.disconnect()
 }

@@ -34,6 +34,7 @@ RELOAD_S = 2.0  # until a tab that is left is known to be gone
 COUNTS = ("stock", "owned")  # of a GPU's row; the others are prices
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
+CANCELLED = "Cancelled. Nothing is running any more."
 SHORT_S = 120.0  # a page waits this long for a short job
 
 
@@ -239,7 +240,7 @@ def result_of(session: Session, job: Job) -> Document | None:
         else:
             draw.error(job.error)
     elif job.state == "cancelled":
-        st.info("Cancelled. Nothing is running any more.")
+        st.info(CANCELLED)
     elif job.state == "running":
         st.warning(f"Still {job.phase} after {job.elapsed_s:.0f} s. Reload to look again.")
     return session.store.document(job.key) if job.state == "done" else None
@@ -253,13 +254,16 @@ def _progress(session: Session, place: str) -> None:
     if job.first is not None and st.session_state.get("first_seen") != job.key:
         st.session_state.first_seen = job.key
         st.rerun()
-    with st.container(border=True):
+    box = st.empty()
+    with box.container(border=True):
         st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase.partition('; best')[0])}")
         if job.limit_s:
-            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=_standing(job))
-        if st.button("Cancel", key=f"cancel_{place}"):
-            session.jobs.cancel(session.id, place)
-            st.rerun()
+            told = _standing(job) if job.kind == "plan" else None
+            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=told)
+        is_cancelled = st.button("Cancel", key=f"cancel_{place}")
+    if is_cancelled:
+        session.jobs.cancel(session.id, place)
+        box.info(CANCELLED)  # at once; the rest of the page follows at the next look
 
 
 def show_span_of(job: Job) -> str:

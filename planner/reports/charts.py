@@ -241,8 +241,10 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
     return alt.layer(line, endless.encode(y="y:Q"), *named).properties(width=WIDTH, height=HEIGHT)
 
 
-def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
-    """One step line per name: a value for every window of time, all from time 0."""
+def windows_chart(
+    series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, *, are_counts: bool = False
+) -> Any:
+    """One step line per name: a value for every window of time, all from 0. `are_counts`: whole."""
     import altair as alt
 
     names = list(series)
@@ -252,7 +254,9 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=time_axis(unit),
-            y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
+            y=alt.Y(
+                "y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1 if are_counts else alt.Undefined)
+            ),
             **told_apart("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)

@@ -36,6 +36,7 @@ from planner.documents.together import entries
 from planner.errors import InputError, PlannerError
 from planner.io.files import package_text, repository_dir
 from planner.reports import drawing
+from planner.search import certify
 from planner.simulator.replay import simulate
 from planner.traffic.reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
@@ -1038,18 +1039,30 @@ def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
     )
 
 
-def test_an_answer_on_paper_comes_first_where_production_is_asked_for() -> None:
-    """It says what is bought, of which fleet; a plan on paper alone has no such thing."""
+def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says what is bought, of which fleet, before any future is tried; a plan on paper alone has no such
+    thing. Telling it changes nothing of the plan.
+    """
     asked = question.document(question.sample(CATALOG), CATALOG)
     trace = str(EXAMPLES / "traces" / "azure-conversation-sample.csv")
     request = {"question": asked, "trace": trace, "seed": 0, "catalog": None, "time_limit_s": 120.0}
     told: list[dict[str, Any]] = []
-    worker._tell_first(request, told.append)
+
+    def tried(*_: Any) -> Any:
+        raise InputError("production is asked for")
+
+    monkeypatch.setattr(certify, "production", tried)
+    with pytest.raises(InputError, match="production is asked for"):
+        worker._planned(request, told.append)
     (first,) = (message["first"] for message in told if "first" in message)
-    assert "class=verdict" in first["html"] and "On paper" in first["html"] and "futures" not in first["html"]
-    assert first["tables"]["fleet"][1] and any("standing" in message for message in told)
+    assert "class=verdict>Buy " in first["html"] and "On paper" in first["html"]
+    assert "of 49 futures" not in first["html"] and "Step times estimated" in first["html"]
+    assert first["tables"]["fleet"][1] and first["tables"]["slo"][1][0][-1].endswith("kept")
+    assert any("standing" in message for message in told)
     alone: list[dict[str, Any]] = []
-    worker._tell_first({**request, "question": asked | {"safety": "none"}}, alone.append)
+    worker._planned({**request, "question": asked | {"safety": "none"}}, alone.append)
     assert not any("first" in message for message in alone)
 
 

@@ -35,7 +35,6 @@ def page() -> None:
     left, right = st.columns([5, 7], gap="large")
     with left:
         wants_run = st.button("Run", type="primary", width="stretch", key="day_start")
-        st.write("On a phone, the [answer](#answer) follows the question.")
         asked = _choose(session, asked)
     with right:
         st.header("Answer", anchor="answer")
@@ -149,7 +148,7 @@ def _start_up(known: StartupFacts, asked: Asked) -> Asked:
             "Ready after [s]",
             key=f"{PLACE}_start_s",
             help="From the moment a worker is asked for; it is paid from then on. Empty: by what follows.",
-            **(EMPTY | {"placeholder": "by the catalog"}),
+            **(EMPTY | {"placeholder": "catalog"}),
         ),
         "billing": billing.selectbox(
             "Billed by the",
@@ -183,7 +182,7 @@ def _start_up(known: StartupFacts, asked: Asked) -> Asked:
         help="So many workers at a time start on nodes that have run the same LLM.",
     )
     found["warm_start_s"] = warm_start.number_input(
-        "There ready after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "by the catalog"})
+        "There ready after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "catalog"})
     )
     return found
 
@@ -307,14 +306,21 @@ def _start(session: Session, asked: Asked) -> None:
 
 def _answer(session: Session, asked: Asked) -> None:
     job = session.jobs.of(session.id, PAGE)
-    if job is not None and job.state != "done":
-        follow(session, PAGE)
     kept = session.store.kept(session.id, RESULT)
     found = session.store.document(kept["result"]) if kept else None
-    if kept is None or found is None:
-        if job is None:
-            st.info("None yet: press Run.")
+    if job is None and found is None:
+        st.info("None yet: press Run.")
         return
+    with st.container(key="answered_day"):
+        if job is not None and job.state != "done":
+            follow(session, PAGE)
+        if kept is not None and found is not None:
+            _last(session, asked, kept, found)
+
+
+def _last(session: Session, asked: Asked, kept: Document, found: Document) -> None:
+    """The answer that is there, and of what it is."""
+    job = session.jobs.of(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
     elif not _is_of(session, asked, kept["result"]):

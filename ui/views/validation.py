@@ -129,7 +129,7 @@ def _percent(frac: Any) -> str:
 
 
 def _signed(frac: Any) -> str:
-    return "-" if frac is None else f"{100 * frac:+.1f} %"
+    return "-" if frac is None else f"{100 * frac:+.1f} %".replace("-0.0", "0.0").replace("+0.0", "0.0")
 
 
 page()

@@ -111,8 +111,10 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[As
     before = _value(asked, kind, gpu)
     after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
     sentence = f"{offered[what]}: {after:g} instead of {before:g}"
+    if after == before:
+        return None, ""
     st.write(draw.escaped(sentence))
-    return (None, "") if after == before else (_with(asked, kind, gpu, after), sentence)
+    return _with(asked, kind, gpu, after), sentence
 
 
 def _any_key(session: Session, asked: Asked) -> tuple[Asked | None, str]:
