@@ -26,6 +26,7 @@ from streamlit.testing.v1 import AppTest
 
 from planner.cli import app as cli
 from planner.commands import ui
+from planner.documents import planned_market
 from planner.documents.catalog import read_catalog
 from planner.documents.day import parse_day
 from planner.documents.markets import parse_market
@@ -824,7 +825,7 @@ def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
         {"role": "decode", "count": 2, "tp": 4, "gpu": "h100-80g"},
     ]
     plan = {"llm": "x", "workers": pools, "rate_rps": 30.0}
-    found = market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
+    found = planned_market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
     assert (found["gpus"], found["rate"], found["power"]) == (10, "15 req/s", "7000 W")
     assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
 
@@ -845,8 +846,8 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
     """10 workers of 2 H100 and one of 4 A100, at 700 and 400 W, carry 20 requests/s together. The line of
     GPUs is read as it is written.
     """
-    kinds = {name: CATALOG.gpu(name) for name in market.kinds(PAIR)}
-    found = market.unit(PAIR, kinds)
+    kinds = {name: CATALOG.gpu(name) for name in planned_market.kinds(PAIR)}
+    found = planned_market.unit(PAIR, kinds)
     assert found["gpu"] == {"h100-80g": 20, "a100-80g": 4} and "gpus" not in found
     assert (found["rate"], found["power"]) == ("20 req/s", "15600 W")
     assert market.on_text(found) == "20 × h100-80g + 4 × a100-80g"
@@ -855,7 +856,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
         {"safety": "none", "llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": [*kinds]}},
         CATALOG,
     )
-    offers = {name: market.offered(PAIR, gpu, task) for name, gpu in kinds.items()}
+    offers = {name: planned_market.offered(PAIR, gpu, task) for name, gpu in kinds.items()}
     assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].on == found["gpu"]
 
 
@@ -883,14 +884,14 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
         },
         CATALOG,
     )
-    offer = market.offered(plan, CATALOG.gpu("h100-80g"), task)
+    offer = planned_market.offered(plan, CATALOG.gpu("h100-80g"), task)
     assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
-    assert market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
+    assert planned_market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
     found = {
         "gpus": {"h100-80g": offer},
-        "capacity": [market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
+        "capacity": [planned_market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
     }
-    sold = parse_market(found | {"limits": market.limits(task)})
+    sold = parse_market(found | {"limits": planned_market.limits(task)})
     assert sold.offers[0].stock == stock and sold.power_w == 80_000
 
 
