@@ -78,8 +78,6 @@ export default function ({ data, parentElement }) {
       parts.push(["path", { class: "line", stroke: hue(k), d: path.length ? `M${path.join("L")}` : "M0,0" }])
       const share = shares[at.traffic]
       if (share >= 0) parts.push(["circle", { class: "marker", cx: x(rates[at.traffic]), cy: y(share), r: 5, fill: hue(k) }])
-      parts.push(["rect", { x: LEFT + 8, y: y(0) - 14 - 16 * k, width: 14, height: 3, fill: hue(k) }])
-      parts.push(["text", { x: LEFT + 28, y: y(0) - 9 - 16 * k }, name])
     })
     parts.push(["line", { class: "here", x1: x(rates[at.traffic]), x2: x(rates[at.traffic]), y1: TOP, y2: HEIGHT - BOTTOM }])
     draw(root.querySelector(".kept"), parts)
@@ -87,6 +85,15 @@ export default function ({ data, parentElement }) {
       const share = plan.kept[at.traffic][at.steps][at.loosened][k]
       return share < 0 ? `${name}: not simulated` : `${name}: ${percent(share)}`
     }).join("; "))
+  }
+
+  function legend() {
+    root.querySelector(".legend").replaceChildren(...data.limits.map((name, k) => {
+      const entry = document.createElement("span"), mark = document.createElement("i")
+      mark.style.background = hue(k)
+      entry.append(mark, name)
+      return entry
+    }))
   }
 
   function say() {
@@ -152,6 +159,7 @@ export default function ({ data, parentElement }) {
   }
   root.querySelector(".reset").onclick = reset
   measured()
+  legend()
   reset()
   watch.observe(root)
   return () => watch.disconnect()

@@ -39,6 +39,7 @@ from planner.io.files import package_text, repository_dir
 from planner.reports import drawing
 from planner.search import certify
 from planner.simulator.replay import simulate
+from planner.studies.watch_words import WHAT
 from planner.traffic.reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
@@ -1089,7 +1090,8 @@ def test_live_metrics_are_held_against_the_plan(folder: Path, tmp_path: Path) ->
     assert "still inside the plan" in text_of(at) and "Inside the plan" in text_of(at)
     told = fleetplan.watch(tmp_path, _written(tmp_path / "live.json", live))
     assert all(line in text_of(at) for line in told.sentences())
-    assert {row[0] for row in tables(at)[0]} == {drift.what for drift in told.found.drifts}
+    named = {row[0].partition(" [")[0] for row in tables(at)[0]}
+    assert named == {WHAT[drift.what][0] for drift in told.found.drifts}
 
 
 def _written(path: Path, content: bytes) -> Path:
