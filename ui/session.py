@@ -131,7 +131,30 @@ def widget_values(asked: question.Asked, place: str) -> dict[str, Any]:
 
 def restore(asked: question.Asked, place: str = "ask") -> None:
     """Give the inputs of a place other values, before they are drawn."""
-    st.session_state.update(widget_values(asked, place))
+    values = widget_values(asked, place)
+    st.session_state.update(values)
+    _unsettled(place).update(values)
+
+
+def remember(asked: question.Asked, place: str = "ask") -> None:
+    """Give the inputs their values again, which Streamlit forgets when another page is opened. What a run
+    gave them that did not come to its end the browser may not know: it is given again.
+    """
+    unsettled, values = _unsettled(place), widget_values(asked, place)
+    unsettled.update(key for key in values if key not in st.session_state)
+    for key in values.keys() & unsettled:
+        st.session_state[key] = st.session_state[key] if key in st.session_state else values[key]
+
+
+def settle(*places: str) -> None:
+    """The page was drawn to its end: the inputs have their values in the browser."""
+    for place in places:
+        _unsettled(place).clear()
+
+
+def _unsettled(place: str) -> set[str]:
+    found: set[str] = st.session_state.setdefault(f"{place}_unsettled", set())
+    return found
 
 
 def open_session() -> Session:
@@ -275,9 +298,13 @@ def show_span_of(job: Job) -> str:
 
 
 def _standing(job: Job) -> str:
-    """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper."""
+    """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper, whose
+    answer then stands below.
+    """
     if job.standing is None:
         return "no fleet was simulated yet"
+    if job.first is not None:
+        return f"{job.standing['simulations']:,} simulations"
     best, bound, unit = job.standing["best"], job.standing["bound"], job.unit
     told = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"
     if bound is not None:

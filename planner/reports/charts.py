@@ -385,7 +385,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     for align, dx in (("left", 8), ("right", -8)):  # towards the middle, where there is room
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
         columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-        said += labels(table(**columns), align=align, dx=dx, limit=170) if side else []
+        said += labels(table(**columns), align=align, dx=dx, limit=230) if side else []
     return alt.layer(drawn, *said).properties(width=560, height=260)
 
 

@@ -103,6 +103,23 @@ def test_browser_first_plan_in_three_clicks_to_a_manifest(browser: Any, address:
         looked_at(page, f"answer-{name}", "[role=tabpanel]")
 
 
+def test_browser_plan_pressed_while_the_page_is_drawn_keeps_the_inputs(browser: Any, address: str) -> None:
+    """The run that was interrupted had set inputs that the browser did not have yet: they became empty."""
+    for wait_ms in (0, 150, 400):
+        page = browser.new_context(viewport={"width": DESK, "height": 900}).new_page()
+        page.goto(address)
+        plan_button(page).wait_for()
+        page.wait_for_timeout(wait_ms)
+        plan_button(page).click()
+        page.get_by_text("Working").or_(page.locator(".st-key-answer_now")).first.wait_for()
+        settled(page)
+        rate_is(page, "20")
+        assert (
+            page.get_by_role("combobox", name="LLM, type to search").input_value().endswith("Llama-3.1-70B")
+        )
+        page.context.close()
+
+
 def test_browser_sliders_answer_without_the_server(browser: Any, address: str) -> None:
     """In one task of the browser: what is said and drawn changes before anything could have been asked."""
     page = opened(browser, address)

@@ -15,7 +15,7 @@ from planner.units import show_span
 from ui import days, draw, inputs, question
 from ui.jobs import Job, result_key
 from ui.question import Asked
-from ui.session import Session, follow, open_session, restore
+from ui.session import Session, follow, open_session, remember, restore, settle
 from ui.store import Document, read_as
 
 PAGE, RESULT, PLACE = "day", "day result", "day"
@@ -41,6 +41,7 @@ def page() -> None:
         if wants_run:
             _start(session, asked)
         _answer(session, asked)
+    settle(PLACE)
 
 
 def _asked(session: Session) -> Asked:
@@ -53,7 +54,7 @@ def _asked(session: Session) -> Asked:
         st.session_state.day = again or _begin(session, PLAN if session.plan_shown() else INPUTS)
         restore(st.session_state.day, PLACE)
     shown: Asked = st.session_state.day
-    inputs.remember(shown, PLACE)
+    remember(shown, PLACE)
     return shown
 
 

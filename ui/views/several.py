@@ -10,7 +10,7 @@ from planner.errors import PlannerError
 from ui import draw, inputs, question, together
 from ui.jobs import Job
 from ui.question import Asked
-from ui.session import Session, follow, open_session, restore
+from ui.session import Session, follow, open_session, remember, restore, settle
 from ui.store import Document
 
 PAGE, RESULT = "several", "several result"
@@ -36,6 +36,7 @@ def page() -> None:
         if wants_plan:
             _start(session, asked)
         _answer(session)
+    settle("shared", *(f"llm{k}" for k in range(len(asked["llms"]))))
 
 
 def _asked(session: Session) -> Asked:
@@ -50,9 +51,9 @@ def _asked(session: Session) -> Asked:
             restore(one, f"llm{k}")
         st.session_state.several = asked
     shown: Asked = st.session_state.several
-    inputs.remember(shown["shared"], "shared")
+    remember(shown["shared"], "shared")
     for k, one in enumerate(shown["llms"]):
-        inputs.remember(one, f"llm{k}")
+        remember(one, f"llm{k}")
     return shown
 
 
