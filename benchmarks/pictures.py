@@ -36,7 +36,7 @@ FLEETS = {  # of docs/compare.md
 def taken(page: Any, name: str, height: int) -> None:
     """The top of a page, of so many pixels."""
     page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
-    page.evaluate("window.scrollTo(0, 0)")
+    page.evaluate("window.scrollTo(0, 0); document.querySelector('[data-testid=stMain]')?.scrollTo(0, 0)")
     page.wait_for_timeout(1000)  # charts are drawn anew for the new height
     picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
     picture.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
@@ -85,7 +85,7 @@ def compare(browser: Any, _: str) -> None:
             (folder / f"{each}.yaml").write_text(text)
             fleets += ["--fleet", str(folder / f"{each}.yaml")]
         _plan(["compare", "--trace", str(TRACE), "--slo", str(SLO), *fleets, "-o", str(folder / "out")])
-        _page(browser, folder / "out" / "compare.html", "compare", (1416, 500))
+        _page(browser, folder / "out" / "compare.html", "compare", (1000, 640))
 
 
 def _plan(arguments: list[str]) -> None:

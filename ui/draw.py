@@ -85,6 +85,11 @@ def escaped(text: str) -> str:
     return _PUNCTUATION.sub(r"\\\g<0>", text.replace(" %", "\u00a0%"))
 
 
+def signed_percent(frac: float | None) -> str:
+    """A change: '+12.5 %', '0.0 %' for what is next to none."""
+    return "-" if frac is None else f"{100 * frac:+.1f} %" if abs(frac) >= 5e-4 else "0.0 %"
+
+
 def error(found: Exception | str) -> None:
     """What the command says on its one line."""
     st.error(escaped(found if isinstance(found, str) else error_line(found)))

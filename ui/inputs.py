@@ -19,7 +19,7 @@ from planner.traffic.formats import PUBLISHED
 from planner.traffic.scaling import Scaling
 from ui import draw, question, support
 from ui.question import Asked
-from ui.session import COUNTS, Session, gpu_key, widget_values
+from ui.session import COUNTS, Session, gpu_key
 from ui.store import SAMPLES, column_names, read_as
 
 MOST_UPLOAD_MB = 2048
@@ -56,13 +56,6 @@ GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "interruptions/h": ("Interruptions of a spot worker [per h]", {"placeholder": "not known"}),
 }
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
-
-
-def remember(asked: Asked, place: str = "ask") -> None:
-    """Give the inputs their values again, which Streamlit forgets when another page is opened."""
-    for key, value in widget_values(asked, place).items():
-        if key not in st.session_state:
-            st.session_state[key] = value
 
 
 def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:

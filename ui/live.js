@@ -2,7 +2,8 @@
 // data: traffic, steps, loosened (factors), sizes [{text, usd_per_h, kept[t][s][l][limit], holds[t][s][l]}],
 // plan (index), rate_rps, limits (texts), wanted (shares), is_dark; see planner/studies/sliders.py.
 const KNOBS = ["traffic", "steps", "loosened"]
-const LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 40, WIDTH = 460, HEIGHT = 230
+const LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 40, HEIGHT = 230, LEAST_WIDTH = 390, MOST_WIDTH = 700
+let WIDTH = 460  // of a picture, as wide as it is shown, so that its letters are as large as they are meant
 const HUES = [["#0072b2", "#56b4e9"], ["#d55e00", "#f0883e"], ["#009e73", "#3fc79a"], ["#a0569b", "#e08fd0"]]
 
 const figure = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits })
@@ -77,8 +78,6 @@ export default function ({ data, parentElement }) {
       parts.push(["path", { class: "line", stroke: hue(k), d: path.length ? `M${path.join("L")}` : "M0,0" }])
       const share = shares[at.traffic]
       if (share >= 0) parts.push(["circle", { class: "marker", cx: x(rates[at.traffic]), cy: y(share), r: 5, fill: hue(k) }])
-      parts.push(["rect", { x: LEFT + 8, y: y(0) - 14 - 16 * k, width: 14, height: 3, fill: hue(k) }])
-      parts.push(["text", { x: LEFT + 28, y: y(0) - 9 - 16 * k }, name])
     })
     parts.push(["line", { class: "here", x1: x(rates[at.traffic]), x2: x(rates[at.traffic]), y1: TOP, y2: HEIGHT - BOTTOM }])
     draw(root.querySelector(".kept"), parts)
@@ -86,6 +85,15 @@ export default function ({ data, parentElement }) {
       const share = plan.kept[at.traffic][at.steps][at.loosened][k]
       return share < 0 ? `${name}: not simulated` : `${name}: ${percent(share)}`
     }).join("; "))
+  }
+
+  function legend() {
+    root.querySelector(".legend").replaceChildren(...data.limits.map((name, k) => {
+      const entry = document.createElement("span"), mark = document.createElement("i")
+      mark.style.background = hue(k)
+      entry.append(mark, name)
+      return entry
+    }))
   }
 
   function say() {
@@ -125,6 +133,18 @@ export default function ({ data, parentElement }) {
     say()
   }
 
+  // drawn anew where the page becomes wider or narrower
+  const measured = () => {
+    const shown = Math.round(root.querySelector(".cost").clientWidth) || WIDTH
+    WIDTH = Math.min(Math.max(shown, LEAST_WIDTH), MOST_WIDTH)
+    for (const svg of root.querySelectorAll("svg")) svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`)
+  }
+  const watch = new ResizeObserver(() => {
+    const before = WIDTH
+    measured()
+    if (WIDTH !== before) show()
+  })
+
   const reset = () => {
     for (const name of KNOBS) at[name] = data[name].indexOf(1)
     show()
@@ -138,5 +158,9 @@ export default function ({ data, parentElement }) {
     }
   }
   root.querySelector(".reset").onclick = reset
+  measured()
+  legend()
   reset()
+  watch.observe(root)
+  return () => watch.disconnect()
 }

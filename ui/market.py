@@ -1,15 +1,12 @@
-"""From plans and tables to schedule.yaml, and the command that gives the same schedule."""
+"""The inputs of the page Schedule as schedule.yaml, and the command that gives the same schedule."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.documents.task import Task
-from planner.domain import Gpu, market_of, row_of
 from planner.units import quantity
 from ui.store import Document
 
@@ -37,64 +34,6 @@ MADE_UP: Document = {
         }
     ],
 }
-
-
-def kinds(plan: Document) -> list[str]:
-    """The GPUs of a plan; those on spot count as the others."""
-    return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
-
-
-def offered(plan: Document, gpu: Gpu, task: Task) -> Document:
-    """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
-
-    The price is what the plan pays, or what the catalog says where it has the GPU on spot or other ones too.
-    """
-    names = {pool["gpu"] for pool in plan["workers"]}
-    usd_per_h = gpu.price_usd_per_h
-    if len(kinds(plan)) == 1 and not any(map(market_of, names)):
-        usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
-    reserved = gpu.name in task.reserved or gpu.base in task.reserved
-    found: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.6g} usd/h"}
-    known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
-    return found | ({"stock": min(known)} if known else {})
-
-
-def limits(task: Task) -> Document:
-    """What the question of a plan allows in all, as schedule.yaml has it."""
-    found = {"power": (task.power_limit_w, "W"), "cost": (task.cost_limit_usd_per_h, "usd/h")}
-    return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in found.items() if amount is not None}
-
-
-def unit(plan: Document, gpus: Mapping[str, Gpu]) -> Document:
-    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` are its kinds.
-
-    Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1, whatever their GPUs.
-    """
-    pools = plan["workers"]
-    units = math.gcd(*(pool["count"] for pool in pools))
-    each = [
-        (pool["count"] // units, pool["role"], pool["tp"] * pool.get("pp", 1), row_of(pool["gpu"]))
-        for pool in pools
-    ]
-    on: dict[str, int] = Counter()
-    for count, _, size, gpu in each:
-        on[gpu] += count * size
-    if len(each) == 1:
-        ((_, _, size, gpu),) = each
-        name = f"{size} × {gpu}"
-    elif len(on) == 1:
-        parts = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in each)
-        name = f"{parts} × {each[0][3]}"
-    else:
-        name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in each)
-    one = {"gpu": each[0][3], "gpus": on[each[0][3]]}
-    return {
-        "llm": plan["llm"],
-        "worker": name,
-        **(one if len(on) == 1 else {"gpu": dict(on)}),
-        "rate": f"{plan['rate_rps'] / units:.4g} req/s",
-        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in on.items()):g} W",
-    }
 
 
 def on_text(row: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ RELOAD_S = 2.0  # until a tab that is left is known to be gone
 COUNTS = ("stock", "owned")  # of a GPU's row; the others are prices
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
+CANCELLED = "Cancelled. Nothing is running any more."
 SHORT_S = 120.0  # a page waits this long for a short job
 
 
@@ -130,7 +131,30 @@ def widget_values(asked: question.Asked, place: str) -> dict[str, Any]:
 
 def restore(asked: question.Asked, place: str = "ask") -> None:
     """Give the inputs of a place other values, before they are drawn."""
-    st.session_state.update(widget_values(asked, place))
+    values = widget_values(asked, place)
+    st.session_state.update(values)
+    _unsettled(place).update(values)
+
+
+def remember(asked: question.Asked, place: str = "ask") -> None:
+    """Give the inputs their values again, which Streamlit forgets when another page is opened. What a run
+    gave them that did not come to its end the browser may not know: it is given again.
+    """
+    unsettled, values = _unsettled(place), widget_values(asked, place)
+    unsettled.update(key for key in values if key not in st.session_state)
+    for key in values.keys() & unsettled:
+        st.session_state[key] = st.session_state[key] if key in st.session_state else values[key]
+
+
+def settle(*places: str) -> None:
+    """The page was drawn to its end: the inputs have their values in the browser."""
+    for place in places:
+        _unsettled(place).clear()
+
+
+def _unsettled(place: str) -> set[str]:
+    found: set[str] = st.session_state.setdefault(f"{place}_unsettled", set())
+    return found
 
 
 def open_session() -> Session:
@@ -239,7 +263,7 @@ def result_of(session: Session, job: Job) -> Document | None:
         else:
             draw.error(job.error)
     elif job.state == "cancelled":
-        st.info("Cancelled. Nothing is running any more.")
+        st.info(CANCELLED)
     elif job.state == "running":
         st.warning(f"Still {job.phase} after {job.elapsed_s:.0f} s. Reload to look again.")
     return session.store.document(job.key) if job.state == "done" else None
@@ -253,13 +277,16 @@ def _progress(session: Session, place: str) -> None:
     if job.first is not None and st.session_state.get("first_seen") != job.key:
         st.session_state.first_seen = job.key
         st.rerun()
-    with st.container(border=True):
+    box = st.empty()
+    with box.container(border=True):
         st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase.partition('; best')[0])}")
         if job.limit_s:
-            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=_standing(job))
-        if st.button("Cancel", key=f"cancel_{place}"):
-            session.jobs.cancel(session.id, place)
-            st.rerun()
+            told = _standing(job) if job.kind == "plan" else None
+            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=told)
+        is_cancelled = st.button("Cancel", key=f"cancel_{place}")
+    if is_cancelled:
+        session.jobs.cancel(session.id, place)
+        box.info(CANCELLED)  # at once; the rest of the page follows at the next look
 
 
 def show_span_of(job: Job) -> str:
@@ -271,9 +298,13 @@ def show_span_of(job: Job) -> str:
 
 
 def _standing(job: Job) -> str:
-    """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper."""
+    """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper, whose
+    answer then stands below.
+    """
     if job.standing is None:
         return "no fleet was simulated yet"
+    if job.first is not None:
+        return f"{job.standing['simulations']:,} simulations"
     best, bound, unit = job.standing["best"], job.standing["bound"], job.unit
     told = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"
     if bound is not None:

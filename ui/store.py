@@ -272,7 +272,7 @@ def column_names(path: Path) -> list[str]:
 
 def error_line(error: Exception) -> str:
     """The line that the command prints; of where we keep a file only its name is told."""
-    return re.sub(r"/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
+    return re.sub(r"(?<![:/\w.])/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
 
 def pack(files: Mapping[str, str | bytes]) -> bytes:

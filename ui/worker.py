@@ -15,7 +15,6 @@ import os
 import queue
 import sys
 import threading
-import time
 import traceback
 import zipfile
 from collections.abc import Callable, Mapping
@@ -38,9 +37,10 @@ from planner.errors import InputError, PlannerError
 from planner.face import simulating, watching
 from planner.face.days import DayResult, day
 from planner.face.inputs import requests_of
-from planner.face.planning import beside_each_gpu, plan, planned
+from planner.face.planning import beside_each_gpu, plan
 from planner.face.results import SharedPlanResult
 from planner.face.scheduling import not_simulated, schedule
+from planner.fleet import Fleet
 from planner.io import files
 from planner.io.values import Section
 from planner.reports import (
@@ -64,10 +64,10 @@ from planner.search import certify
 from planner.search.asked import asked_traffic
 from planner.search.bill import bill
 from planner.search.day import SAME_FRAC
-from planner.search.oracle import Answers
 from planner.search.plan import Plan
-from planner.search.problem import Standing, Watch
-from planner.simulator.replay import Simulation
+from planner.search.problem import OnPaper, Problem, Standing, Watch
+from planner.simulator.metrics import judge
+from planner.simulator.replay import Simulation, simulate
 from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, sliders, whatif
 from planner.studies.whatif import Study
 from planner.traffic.described import Description
@@ -83,8 +83,6 @@ Files = dict[str, str | bytes]
 Tell = Callable[[Document], None]
 
 SLIDERS_S = 20.0
-FIRST_FRAC = 0.25  # of the time, at most, for the answer on paper that comes first
-LEAST_S = 1.0
 WATCHED = ("plan.yaml", "certificate.json", "requests.csv")
 MOST_REMEMBERED = 10_000_000  # requests, before a process begins to forget
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
@@ -147,10 +145,7 @@ def _tenants(trace: Trace) -> list[Document]:
 
 def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     """A plan, as `plan --slo --trace -o` makes it; where it is for production, first what it is on paper."""
-    began = time.monotonic()
-    _tell_first(request, tell)
-    left_s = request["time_limit_s"] - (time.monotonic() - began)
-    found = _planned({**request, "time_limit_s": max(left_s, LEAST_S)}, tell)
+    found = _planned(request, tell)
     tell({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"),
@@ -166,20 +161,19 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     return plan_document(found), rendered
 
 
-def _tell_first(request: Request, tell: Tell) -> None:
-    """The cheapest fleet on the traffic as it is written. What it simulates is forgotten again: a search that
-    finds it done goes further than the command's for the same effort.
-    """
-    study = _study(request, tell)
-    task = parse_task(request["question"], study.catalog)
-    if task.safety is None or task.objective == "throughput":
-        return
-    brief = replace(study, time_limit_s=FIRST_FRAC * study.time_limit_s, answers=Answers())
-    with contextlib.suppress(PlannerError):  # the whole question says what is wrong
-        found = planned(brief, replace(task, safety=None), watch=_told(tell), around=False)
-        texts = [screen_page.strip(screen.verdict(found), "h3"), screen_page.cards(screen.cards(found))]
-        tables = {"fleet": rows.fleet_rows(found.fleet), "slo": rows.slo_rows(found)}
+def _first(tell: Tell) -> OnPaper:
+    """Tells the answer on paper as the search finds it, while what production needs is still being tried."""
+
+    def heard(problem: Problem, fleet: Fleet) -> None:
+        slo, is_windowed = problem.slo, problem.slo.every_s is not None
+        simulation = simulate(fleet, problem.trace, limits=slo.limits, record=is_windowed)
+        paid = bill(fleet)
+        said = f"{screen.buy_text(fleet, paid)}. {screen.basis_text(fleet)}"
+        texts = [screen_page.strip(said, "h3"), screen_page.cards([screen.paper_card(fleet, paid)])]
+        tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.promise_rows(slo, judge(simulation, slo))}
         tell({"first": {"html": "\n".join(texts), "tables": tables}})
+
+    return heard
 
 
 def _told(tell: Tell) -> Watch:
@@ -223,7 +217,7 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    return beside_each_gpu(study, task, watch=_told(tell))
+    return beside_each_gpu(study, task, watch=_told(tell), on_paper=_first(tell))
 
 
 def _numbers(standing: Standing) -> Document:
@@ -319,6 +313,7 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
             "charts": [_picture(figure.chart, figure.caption) for figure in shared_screen.figures(found)],
         },
         "proof": together.proof_lines(found),
+        "binding_lines": together.binding_lines(found),
         "assumptions": sentences(found.assumptions),
         "tables": {
             "fleets": together.fleet_rows(found),

@@ -27,34 +27,51 @@ if TYPE_CHECKING:
     from planner.reports.schedule import ScheduleAnswer
 
 
+MarketArgument = Annotated[
+    Path,
+    typer.Argument(
+        readable=False, help="schedule.yaml: prices, capacity, limits; or plan.yaml, or its folder."
+    ),
+]
+DemandOption = Annotated[
+    Path | None,
+    typer.Option("--demand", readable=False, help="CSV: a row per window, a column of requests/s per LLM."),
+]
+TraceOption = Annotated[
+    list[str] | None, typer.Option("--trace", help="LLM=FILE, once per LLM, in place of --demand.")
+]
+QuestionOption = Annotated[
+    Path | None,
+    typer.Option("--slo", readable=False, help="With plan.yaml its question, for its stock and its limits."),
+]
+WindowOption = Annotated[str, typer.Option("--window", help="Length of a window.")]
+GapOption = Annotated[
+    float, typer.Option("--gap", min=0.0, max=1.0, help="Stop this close to the bound, as a share.")
+]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, help="Seconds after which the best schedule is given.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        parser=folder_or_csv,
+        metavar="DIR|FILE.csv",
+        help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
+    ),
+]
+
+
 def schedule(
-    market: Annotated[Path, typer.Argument(readable=False, help="schedule.yaml: prices, capacity, limits.")],
-    demand: Annotated[
-        Path | None,
-        typer.Option(
-            "--demand", readable=False, help="CSV: a row per window, a column of requests/s per LLM."
-        ),
-    ] = None,
-    trace: Annotated[
-        list[str] | None, typer.Option("--trace", help="LLM=FILE, once per LLM, in place of --demand.")
-    ] = None,
-    window: Annotated[str, typer.Option("--window", help="Length of a window.")] = "1 h",
-    gap: Annotated[
-        float, typer.Option("--gap", min=0.0, max=1.0, help="Stop this close to the bound, as a share.")
-    ] = 0.005,
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.1, help="Seconds after which the best schedule is given.")
-    ] = 60.0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            parser=folder_or_csv,
-            metavar="DIR|FILE.csv",
-            help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
-        ),
-    ] = None,
+    market: MarketArgument,
+    demand: DemandOption = None,
+    trace: TraceOption = None,
+    slo: QuestionOption = None,
+    window: WindowOption = "1 h",
+    gap: GapOption = 0.005,
+    time_limit: TimeLimitOption = 60.0,
+    out: OutOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
@@ -62,11 +79,14 @@ def schedule(
 ) -> None:
     """Schedule workers over a day or a week: reserved for the base, on demand and spot for the rest.
 
+    Of plan.yaml the fleet is scheduled, at its prices: in the smallest equal parts that it has.
+
     Compares with a fleet for the peak and with Aladdin's linear rule. With --trace, and in schedule.yaml a
     fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a
     limit is too tight.
     4: the gap was not closed in time.
     """
+    from planner.documents.planned_market import PART, is_planned
     from planner.face.scheduling import read_market, schedule
     from planner.io.files import check_output_directory, check_output_file
     from planner.reports.schedule import NAMES
@@ -82,11 +102,12 @@ def schedule(
     if out is not None:
         is_csv = out.suffix == ".csv"
         (check_output_file if is_csv else check_output_directory)(out)
-        keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, *paths.values())
+        keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, slo, *paths.values())
     with Progress() as progress:
-        sold = read_market(market)
+        sold = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
-        warnings = [line for read in traces.values() for line in read.warnings]
+        mind = [PART] if is_planned(market) else []
+        warnings = mind + [line for read in traces.values() for line in read.warnings]
         found = schedule(
             sold,
             demand or traces,
@@ -104,6 +125,8 @@ def schedule(
         print_json(found.to_dict(), warnings)
     else:
         _print(found.answer)
+        for line in mind:
+            stdout_console(soft_wrap=True).print(f"Mind: {line}", markup=False)
     if not found.is_optimal:
         raise typer.Exit(4)
 

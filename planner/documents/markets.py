@@ -47,9 +47,9 @@ def read_market(path: Path) -> Market:
     document = read_yaml(file)
     if "workers" in document and "capacity" not in document:
         raise InputError(
-            f"{file}: is a plan or a fleet, which does not say what one worker sustains alone; expected a "
-            "schedule.yaml: gpus with prices and stock, and under capacity the rate of every kind of worker, "
-            "as `plan goodput` measures it; `plan day --fleet` simulates a plan's own fleet over a day"
+            f"{file}: is a fleet, which does not say what it carries; expected the plan.yaml of a plan for "
+            "one LLM, or a schedule.yaml: gpus with prices and stock, and under capacity the rate of every "
+            "kind of worker, as `plan goodput` measures it"
         )
     try:
         return parse_market(document, file.parent)

@@ -24,7 +24,7 @@ from planner.search import certify, written_plan
 from planner.search.findings import old_prices
 from planner.search.oracle import Answers
 from planner.search.plan import Plan
-from planner.search.problem import Conditions, Progress, Watch, silent, unwatched
+from planner.search.problem import Conditions, OnPaper, Progress, Watch, silent, unheard, unwatched
 from planner.search.together import plan_together
 from planner.studies import whatif
 from planner.studies.per_gpu import MOST_UNASKED, gpu_types, with_each_gpu
@@ -100,9 +100,11 @@ def answered(
 
 
 def planned(
-    study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched, around: bool = True
+    study: Study, task: Task, *, prove: bool = False, watch: Watch = unwatched, on_paper: OnPaper = unheard
 ) -> Plan:
-    """The plan for one more question about the trace of a study; `around`: with what holds around it."""
+    """The plan for one more question about the trace of a study, with what holds around it. `on_paper` hears
+    of the cheapest fleet on paper before production is searched.
+    """
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
     found = certify.plan(
         task,
@@ -114,7 +116,8 @@ def planned(
             progress=study.progress,
             watch=watch,
             answers=Answers() if looks_for_rate else study.answers,
-            around=around,
+            on_paper=on_paper,
+            around=True,
         ),
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
@@ -129,13 +132,19 @@ def planned(
 
 
 def beside_each_gpu(
-    study: Study, task: Task, *, prove: bool = False, per_gpu: bool | None = None, watch: Watch = unwatched
+    study: Study,
+    task: Task,
+    *,
+    prove: bool = False,
+    per_gpu: bool | None = None,
+    watch: Watch = unwatched,
+    on_paper: OnPaper = unheard,
 ) -> Plan:
     """The plan, with the best fleet of each GPU type alone where that is asked for (`fleet: per_gpu`), or
     costs little: for two to four types, in what is left of the time.
     """
     began = time.monotonic()
-    found = planned(study, task, prove=prove, watch=watch)
+    found = planned(study, task, prove=prove, watch=watch, on_paper=on_paper)
     left_s = study.time_limit_s - (time.monotonic() - began)
     if (per_gpu := task.per_gpu) is None:
         per_gpu = (

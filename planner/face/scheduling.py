@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from planner.documents import markets
+from planner.documents import markets, planned_market
 from planner.errors import InputError
 from planner.face.inputs import CatalogLike, TraceLike, read_catalog, read_fleet, read_trace
+from planner.face.questions import read_task
 from planner.face.results import Result
 from planner.io.files import check_output_directory, check_output_file, write_file, write_files
 from planner.reports import schedule as told
@@ -108,10 +109,11 @@ def schedule(
 ) -> ScheduleResult:
     """Workers per window for demand that changes: reserved for the base, on demand and spot for the rest.
 
-    `market` is schedule.yaml or its keys and values. `demand` is a CSV or a DataFrame with a row per window
-    and a column of requests/s per LLM, or maps each LLM to a trace. With traces, a `fleet` for each worker
-    type in use and an SLO for each LLM, the schedule is simulated over its windows, and repaired where one
-    misses its SLO; where it is not, the answer says why.
+    `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` of it has its stock too).
+    `demand` is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each
+    LLM to a trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule
+    is simulated over its windows, and repaired where one misses its SLO; where it is not, the answer says
+    why.
 
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is
     returned; as long again simulations may take.
@@ -119,7 +121,7 @@ def schedule(
     window_s = quantity(window, "s", where="window")
     if window_s < 1:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
-    sold, traces = read_market(market), dict[str, Trace]()
+    sold, traces = read_market(market, catalog=catalog), dict[str, Trace]()
     if isinstance(demand, Mapping):
         traces = {llm: spread(read_trace(trace), seed=seed) for llm, trace in demand.items()}
     asked = read_demand(traces or demand, window_s, seed)
@@ -167,12 +169,18 @@ def solved(market: Market, demand: Demand, gap_frac: float, time_limit_s: float)
     return told.ScheduleAnswer(market, demand, found, others, gap_frac)
 
 
-def read_market(market: MarketLike) -> Market:
+def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: CatalogLike = None) -> Market:
+    """schedule.yaml, or plan.yaml: its fleet at its prices, within the stock and limits of its `slo`."""
     if isinstance(market, Market):
         return market
     if isinstance(market, Mapping):
         return markets.parse_market(market)
-    return markets.read_market(Path(market))
+    known = read_catalog(catalog)
+    task = None if slo is None else read_task(Path(slo), known).task()
+    planned = planned_market.read_planned(Path(market), known, task)
+    if planned is None and slo is not None:
+        raise InputError(f"{market}: is no plan for one LLM, so slo.yaml says nothing of it; leave out --slo")
+    return markets.read_market(Path(market)) if planned is None else planned
 
 
 def read_demand(demand: DemandLike, window_s: float, seed: int) -> Demand:

@@ -241,8 +241,10 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
     return alt.layer(line, endless.encode(y="y:Q"), *named).properties(width=WIDTH, height=HEIGHT)
 
 
-def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str) -> Any:
-    """One step line per name: a value for every window of time, all from time 0."""
+def windows_chart(
+    series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, *, are_counts: bool = False
+) -> Any:
+    """One step line per name: a value for every window of time, all from 0. `are_counts`: whole."""
     import altair as alt
 
     names = list(series)
@@ -252,7 +254,9 @@ def windows_chart(series: Mapping[str, Sequence[float] | Floats], window_s: floa
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=time_axis(unit),
-            y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6)),
+            y=alt.Y(
+                "y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1 if are_counts else alt.Undefined)
+            ),
             **told_apart("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
@@ -381,7 +385,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     for align, dx in (("left", 8), ("right", -8)):  # towards the middle, where there is room
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
         columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-        said += labels(table(**columns), align=align, dx=dx, limit=170) if side else []
+        said += labels(table(**columns), align=align, dx=dx, limit=230) if side else []
     return alt.layer(drawn, *said).properties(width=560, height=260)
 
 

@@ -7,11 +7,14 @@ specification, which page.js draws in the SVG's place so that it answers to the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.io.files import package_text
 from planner.reports.drawing import Figure, chart_svg, live_spec, packed, packed_vega, themed
+
+_FIGURE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
 
 
 def page(title: str, body: str, footer: str) -> str:
@@ -38,11 +41,17 @@ def headline(cells: Sequence[tuple[str, str, str]]) -> str:
     return (
         "<dl class=figures>"
         + "".join(
-            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class=note>{escape(note)}</dd></div>"
+            f"<div><dt>{unbroken(name)}</dt><dd>{unbroken(value)}</dd>"
+            f"<dd class=note>{unbroken(note)}</dd></div>"
             for name, value, note in cells
         )
         + "</dl>"
     )
+
+
+def unbroken(text: str) -> str:
+    """Text as HTML, in which a figure stays in one line with what it counts."""
+    return escape(_FIGURE.sub("\u00a0", text))
 
 
 def charts(figures: Iterable[Figure]) -> str:

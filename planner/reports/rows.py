@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from planner.documents.certificate import Alternative
-from planner.domain import KV_BLOCK_TOKENS, row_of
+from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
@@ -104,10 +104,14 @@ def fleet_rows(fleet: Fleet) -> Rows:
 
 
 def slo_rows(plan: Plan) -> Rows:
+    """A line per promise of a plan; see `promise_rows`."""
+    return promise_rows(plan.slo, plan.verdict)
+
+
+def promise_rows(slo: Slo, verdict: Verdict) -> Rows:
     """A line per promise: what was asked, what the simulation says, the verdict. Where every window must keep
     it one more says what its worst window comes to.
     """
-    verdict = plan.verdict
     rows: list[tuple[str, ...]] = []
     for line in verdict.lines:
         limit_s = line.limit.limit_s
@@ -134,8 +138,8 @@ def slo_rows(plan: Plan) -> Rows:
                     _verdict_word(worst.holds),
                 )
             )
-    if plan.slo.attainment_frac is not None:
-        needed, found = percent(plan.slo.attainment_frac), percent(verdict.attainment_frac)
+    if slo.attainment_frac is not None:
+        needed, found = percent(slo.attainment_frac), percent(verdict.attainment_frac)
         rows.append(
             (
                 f"{needed} of requests keep all limits at once",
@@ -268,7 +272,7 @@ def usage_rows(plan: Plan) -> Rows:
         "Memory bandwidth in use",
     )
     rows: list[tuple[str, ...]] = []
-    uses = {use.pool: use for use in (pool_uses(plan.fleet, simulation) if power is not None else ())}
+    uses = {use.pool: use for use in pool_uses(plan.fleet, simulation)}
     first = 0
     for pool in plan.fleet.running:
         workers = slice(first, first + pool.count)

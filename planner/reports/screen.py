@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost
@@ -53,13 +53,17 @@ class Glance:
 
 def verdict(plan: Plan) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
-    paid = plan.bill
-    verb = "Use" if not plan.fleet.gpus - paid.owned_gpus else "Buy"
-    cost = f"{usd(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
-    said = [f"{verb} {bought_text(plan.fleet, paid)}: {cost}.{carried}{missed}", _how_sure(plan)]
-    return " ".join(part for part in (*said, basis_text(plan)) if part)
+    said = [f"{buy_text(plan.fleet, plan.bill)}.{carried}{missed}", _how_sure(plan)]
+    return " ".join(part for part in (*said, basis_text(plan.fleet)) if part)
+
+
+def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
+    """For instance 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per month)'."""
+    verb = "Use" if fleet.gpus == paid.owned_gpus else "Buy"
+    cost = f"{usd(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
+    return f"{verb} {bought_text(fleet, paid)}{whose}: {cost}"
 
 
 def _how_sure(plan: Plan) -> str:
@@ -128,23 +132,27 @@ NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "Wit
 def cards(plan: Plan) -> list[Card]:
     """On paper, in production, with a loss; the plan alone where it was planned on paper."""
     if not plan.certificate.answers:
-        paid, room = plan.bill.usd_per_h, headroom_of(plan)
-        kept = "kept on the traffic as it is written; no future was asked"
-        holds = "" if room is None else f"holds to {room_text(room)}"
+        room = headroom_of(plan)
+        card = paper_card(plan.fleet, plan.bill)
         return [
-            Card(
-                NAMES["on-paper"],
-                f"{usd(paid)}/h",
-                "the plan",
-                f"{month_text(paid)} per month",
-                describe(plan.fleet),
-                kept,
-                holds,
-                "",
-                is_plan=True,
-            )
+            replace(card, difference="the plan", holds="" if room is None else f"holds to {room_text(room)}")
         ]
     return [_card(plan, each) for each in plan.certificate.answers]
+
+
+def paper_card(fleet: Fleet, paid: Bill) -> Card:
+    """Of a fleet on the traffic as it is written."""
+    return Card(
+        NAMES["on-paper"],
+        f"{usd(paid.usd_per_h)}/h",
+        "",
+        f"{month_text(paid.usd_per_h)} per month",
+        describe(fleet),
+        "kept on the traffic as it is written; no future was asked",
+        "",
+        "",
+        is_plan=True,
+    )
 
 
 def _card(plan: Plan, answer: Answered) -> Card:
@@ -282,9 +290,9 @@ def basis(plan: Plan) -> dict[str, Basis]:
     return found
 
 
-def basis_text(plan: Plan) -> str:
+def basis_text(fleet: Fleet) -> str:
     """Whether step times were measured, in a short sentence."""
-    kinds = {pool.name: pool.type.latency.kind for pool in plan.fleet.running}
+    kinds = {pool.name: pool.type.latency.kind for pool in fleet.running}
     estimated = [name for name, kind in kinds.items() if kind != "steps"]
     if not estimated:
         return "Step times measured."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from planner.reports import screen, screen_charts, words
-from planner.reports.page import chart, headline
+from planner.reports.page import chart, headline, unbroken
 from planner.search.plan import Plan
 
 LEFT_OUT = {
@@ -25,7 +25,7 @@ def fragment(plan: Plan) -> str:
 
 
 def strip(said: str, tag: str = "h1") -> str:
-    return f"<{tag} class=verdict>{escape(said)}</{tag}>"
+    return f"<{tag} class=verdict>{unbroken(said)}</{tag}>"
 
 
 def glance(found: Sequence[screen.Glance]) -> str:
@@ -38,12 +38,12 @@ def cards(found: Sequence[screen.Card]) -> str:
 
 def _card(card: screen.Card) -> str:
     lines = [card.fleet, card.kept, card.holds, card.breaks]
-    said = "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in lines if line)
+    said = "".join(f"<p>{unbroken(line[0].upper() + line[1:])}.</p>" for line in lines if line)
     month = f" <span>{escape(card.month)}</span>" if card.month else ""
     return (
         f"<li{' class=chosen' if card.is_plan else ''}><h2>{escape(card.name)}"
-        + (f" <span>{escape(card.difference)}</span>" if card.difference else "")
-        + f"</h2><p class=price>{escape(card.price)}{month}</p>{said}</li>"
+        + (f" <span>{unbroken(card.difference)}</span>" if card.difference else "")
+        + f"</h2><p class=price>{unbroken(card.price)}{month}</p>{said}</li>"
     )
 
 

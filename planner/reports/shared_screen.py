@@ -24,11 +24,7 @@ from planner.search.together import SharedPlan, Total
 
 def verdict(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
-    paid = plan.bill
-    verb = "Use" if not plan.workers.gpus - paid.owned_gpus else "Buy"
-    bought = screen.bought_text(plan.workers, paid)
-    cost = f"{usd(paid.usd_per_h)}/h ({screen.month_text(paid.usd_per_h)} per month)"
-    said = [f"{verb} {bought} for {listed(list(plan.plans))}: {cost}."]
+    said = [f"{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
     if missed := [name for name, one in plan.plans.items() if not one.verdict.holds]:
         said.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
     if (sure := _how_sure(plan)) is not None:
@@ -57,7 +53,7 @@ def _how_sure(plan: SharedPlan) -> str | None:
 
 
 def _basis_text(plan: SharedPlan) -> str:
-    said = {name: screen.basis_text(one) for name, one in plan.plans.items()}
+    said = {name: screen.basis_text(one.fleet) for name, one in plan.plans.items()}
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in said.items())
@@ -119,15 +115,15 @@ def _measured(plan: SharedPlan) -> Glance:
 
 def cards(plan: SharedPlan) -> list[Card]:
     """The answers of all LLMs together; the plan alone where not every LLM asks for safety."""
+    paid = plan.bill
     if plan.answers:
-        return [_card(plan, total) for total in plan.answers]
-    paid = plan.bill.usd_per_h
-    bought = screen.bought_text(plan.workers, plan.bill)
-    price, month = f"{usd(paid)}/h", f"{screen.month_text(paid)} per month"
+        return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
+    bought = screen.bought_text(plan.workers, paid)
+    price, month = f"{usd(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
     return [Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True)]
 
 
-def _card(plan: SharedPlan, total: Total) -> Card:
+def _card(plan: SharedPlan, total: Total, planned_usd_per_h: float) -> Card:
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
         why = f"no fleet of {listed(total.lacks)} within the limits was found"
@@ -138,11 +134,11 @@ def _card(plan: SharedPlan, total: Total) -> Card:
         for llm, each in answers.items()
         if each and each.kept_in is not None
     ]
-    paid = plan.bill.usd_per_h if is_plan else total.paid_usd_per_h
+    paid = planned_usd_per_h if is_plan else total.paid_usd_per_h
     return Card(
         name,
         f"{usd(paid)}/h",
-        "the plan" if is_plan else screen.against_text(paid, plan.bill.usd_per_h),
+        "the plan" if is_plan else screen.against_text(paid, planned_usd_per_h),
         f"{screen.month_text(paid)} per month",
         "",
         f"kept in: {', '.join(kept)}" if kept else "",
@@ -157,7 +153,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
     found = []
     for name, one in plan.plans.items():
         value, alone = one.value, plan.alone[name]
-        gives = "as alone" if value <= alone * (1 + 1e-9) else f"alone {amount(alone, plan.unit)}"
+        gives = "as alone" if value <= alone * (1 + 1e-9) else f"alone {amount(alone, plan.unit)} {plan.unit}"
         answer, room = screen.planned_answer(one), screen.headroom_of(one)
         kept = "" if answer is None or answer.kept_in is None else f"kept in {kept_text(answer.kept_in)}"
         if not one.verdict.holds:

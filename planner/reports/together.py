@@ -326,7 +326,7 @@ def render_report(plan: SharedPlan) -> str:
         section(
             "Shared limits",
             table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
-            + f"<div class=below>{bullets(sentences(plan.binding))}</div>",
+            + f"<div class=below>{bullets(binding_lines(plan))}</div>",
         ),
         section(
             "What was found, and what bounds it",

@@ -67,6 +67,9 @@ def plan(
         throughput = most_traffic(task, trace, catalog, seed=seed, conditions=conditions)
         task = at_rate(task, trace, throughput.rate_rps, seed)
     searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
+    if task.safety is not None:
+        problem, paper = best_of(searched)
+        conditions.on_paper(problem, problem.oracle.fleet(paper.best))
     made = None if task.safety is None else production(*best_of(searched))
     found = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
     return with_around(found, best_of(searched), made) if conditions.around else found

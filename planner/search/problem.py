@@ -51,10 +51,18 @@ def unwatched(_: Standing) -> None:
     """Lets the standings pass."""
 
 
+OnPaper = Callable[["Problem", Fleet], None]
+"""Is told the cheapest fleet on paper, and what it was asked."""
+
+
+def unheard(_problem: Problem, _fleet: Fleet) -> None:
+    """Nobody waits for the answer on paper."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
     """Until when a search may go on, on time.monotonic's clock, who is told how far it is, and the answers of
-    earlier questions.
+    earlier questions. `on_paper` is told the cheapest fleet on paper before production is searched.
     """
 
     deadline: float = math.inf
@@ -62,6 +70,7 @@ class Conditions:
     watch: Watch = unwatched
     answers: Answers = field(default_factory=Answers)
     by_gpu: bool = False  # money counts GPUs in use alone: others pay for what nodes have beside
+    on_paper: OnPaper = unheard
     around: bool = False  # what holds around the plan is simulated too, for its report (around.py)
 
 

@@ -49,12 +49,13 @@ def render(answer: DayAnswer) -> dict[str, str]:
 def sentence(answer: DayAnswer) -> str:
     """Which controller to take, what it costs, and what the best possible is."""
     best, hours = answer.winner, hours_of(answer)
+    span = f"{hours:,.4g} h" if hours >= 2 else show_s(answer.judged.duration_s)
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     regret = answer.regret_usd(best)
     above = (
         "" if regret is None else f", {usd(regret)} ({percent(regret, _best_usd(answer))}) above the optimum"
     )
-    return f"{best.name} {kept} and costs {usd(best.usd)} in {hours:,.4g} h{above}."
+    return f"{best.name} {kept} and costs {usd(best.usd)} in {span}{above}."
 
 
 def proof_lines(answer: DayAnswer) -> list[str]:
@@ -103,7 +104,7 @@ def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
 def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.hurt) for name in ("rerouted", "late"))
-    hurt = f"{late} late, {rerouted} again" if row.hurt else "-"
+    hurt = f"{late:,} late, {rerouted:,} again" if row.hurt else "-"
     span = f"{clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
     return (
         row.name,
@@ -308,10 +309,10 @@ def figures(answer: DayAnswer) -> list[Figure]:
     ready = {row.name: workers_over_time(row.run, len(pools), edges_s)[1] for row in shown}
     for p, pool in enumerate(pools):
         series = {name: counts[p] for name, counts in ready.items()}
-        chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready")
+        chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready", are_counts=True)
         found.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
     kept = {row.name: [each.kept_frac for each in row.windows] for row in shown}
-    chart = charts.windows_chart(kept, window_s, "share within the limit it is shortest of")
+    chart = charts.windows_chart(kept, window_s, "share within the limit")
     found.append(Figure("kept", chart, "Of each window the share within the limit that fewest keep."))
     bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
     if answer.optimum is not None:

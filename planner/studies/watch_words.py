@@ -86,7 +86,7 @@ def _drifted(drift: Drift) -> str:
     name, unit = WHAT[drift.what]
     assert drift.noticed_s is not None
     return (
-        f"{name}: {drift.now:.4g} {unit}, planned {drift.planned:.4g}{_levels(drift)}: "
+        f"{name}: {drift.now:,.4g} {unit}, planned {drift.planned:,.4g}{_levels(drift)}: "
         f"{_interval(drift)}; noticed {when(drift.noticed_s)}"
     )
 
@@ -96,12 +96,12 @@ def _inside(drift: Drift) -> str:
     past = f", drifted {len(drift.past)} times and came back" if drift.past else ""
     if math.isnan(drift.now):
         return f"{name}: nothing in the last hour"
-    planned = f"planned {drift.planned:.4g}{_levels(drift)}"
-    return f"{name} {drift.now:.4g} {unit}, {planned} ({_interval(drift)}){past}"
+    planned = f"planned {drift.planned:,.4g}{_levels(drift)}"
+    return f"{name} {drift.now:,.4g} {unit}, {planned} ({_interval(drift)}){past}"
 
 
 def _levels(drift: Drift) -> str:
-    return f", levels {drift.planned_low:.4g} to {drift.planned_high:.4g}"
+    return f", levels {drift.planned_low:,.4g} to {drift.planned_high:,.4g}"
 
 
 def _interval(drift: Drift) -> str:

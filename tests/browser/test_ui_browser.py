@@ -6,7 +6,9 @@ has every page checked by axe; FLEETPLAN_SCREENSHOTS_NEW=1 stores the pictures o
 
 from __future__ import annotations
 
+import functools
 import io
+import json
 import re
 import zipfile
 from collections.abc import Iterator
@@ -33,13 +35,19 @@ from browsing import (
     tab,
     typed,
 )
+from live_metrics import exported
+from plans import pairs
 
 from planner.io.files import repository_dir
+from planner.simulator.replay import simulate
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import spread
 
 need_browser("streamlit")
 
 SAMPLE = repository_dir("examples") / "traces" / "azure-conversation-sample.csv"
-PICTURES = Path(__file__).parents[1] / "data" / "browser"
+DATA = Path(__file__).parents[1] / "data"
+PICTURES = DATA / "browser"
 TABS = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
 PAGES = (
     "What if",
@@ -93,6 +101,23 @@ def test_browser_first_plan_in_three_clicks_to_a_manifest(browser: Any, address:
         page.get_by_role("tab", name=name).click()
         page.get_by_role("tabpanel", name=name).wait_for()
         looked_at(page, f"answer-{name}", "[role=tabpanel]")
+
+
+def test_browser_plan_pressed_while_the_page_is_drawn_keeps_the_inputs(browser: Any, address: str) -> None:
+    """The run that was interrupted had set inputs that the browser did not have yet: they became empty."""
+    for wait_ms in (0, 150, 400):
+        page = browser.new_context(viewport={"width": DESK, "height": 900}).new_page()
+        page.goto(address)
+        plan_button(page).wait_for()
+        page.wait_for_timeout(wait_ms)
+        plan_button(page).click()
+        page.get_by_text("Working").or_(page.locator(".st-key-answer_now")).first.wait_for()
+        settled(page)
+        rate_is(page, "20")
+        assert (
+            page.get_by_role("combobox", name="LLM, type to search").input_value().endswith("Llama-3.1-70B")
+        )
+        page.context.close()
 
 
 def test_browser_sliders_answer_without_the_server(browser: Any, address: str) -> None:
@@ -291,7 +316,8 @@ def test_browser_a_phone_shows_the_answer_within_one_screen(browser: Any, addres
     assert heading.bounding_box()["y"] < 900
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(DESK, "dark"), (1024, "light"), (PHONE, "dark")])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [DESK, 1024, PHONE])
 def test_browser_every_page_fits_and_has_no_finding(
     browser: Any, address: str, width: int, scheme: str
 ) -> None:
@@ -301,6 +327,86 @@ def test_browser_every_page_fits_and_has_no_finding(
     for name in PAGES:
         go(page, name)
         looked_at(page, f"{width}-{scheme}-{name}")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(DESK, "light"), (DESK, "dark"), (PHONE, "light")])
+def test_browser_answers_of_the_other_pages_fit_and_have_no_finding(
+    browser: Any, address: str, width: int, scheme: str
+) -> None:
+    """Schedule, Prefixes, Validation, Watch and Day with what they answer."""
+    page = opened(browser, address, width, scheme)
+    planned(page)
+    go(page, "Schedule")
+    page.get_by_role("button", name="Schedule", exact=True).click()
+    page.get_by_text("USD per hour on average").wait_for()
+    looked_at(page, f"{width}-{scheme}-schedule-answer")
+    go(page, "Prefixes and tenants")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("An endless cache would spare").first.wait_for()
+    looked_at(page, f"{width}-{scheme}-prefixes-answer")
+    go(page, "Validation")
+    page.locator("input[type=file]").first.set_input_files(DATA / "validation.json")
+    page.get_by_role("heading", name="Predicted and measured").wait_for()
+    looked_at(page, f"{width}-{scheme}-validation-answer")
+    go(page, "Watch")
+    page.locator("input[type=file]").first.set_input_files(
+        {"name": "metrics.json", "mimeType": "application/json", "buffer": measured()}
+    )
+    page.get_by_text("metrics.json").wait_for()
+    settled(page)
+    page.get_by_role("button", name="Look").click()
+    page.get_by_role("heading", name="Answer").wait_for()
+    looked_at(page, f"{width}-{scheme}-watch-answer")
+    go(page, "Day")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Download day.html").wait_for()
+    looked_at(page, f"{width}-{scheme}-day-answer")
+
+
+def test_browser_a_phone_shows_the_answer_for_several_llms_before_the_question(
+    browser: Any, address: str
+) -> None:
+    """While it is worked on, too."""
+    page = opened(browser, address, PHONE)
+    go(page, "Several LLMs")
+    assert chips_fit(page)
+    page.get_by_role("button", name="Plan together").click()
+    page.get_by_text("Working").wait_for()
+    assert page.get_by_role("heading", name="Answer").bounding_box()["y"] < 600
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("Cancelled. Nothing is running any more.").wait_for()
+
+
+@functools.cache
+def measured() -> bytes:
+    """What engines of some fleet would tell Prometheus of the sample."""
+    simulation = simulate(pairs(), spread(read_trace(SAMPLE), seed=0))
+    return json.dumps(exported(simulation)).encode()
+
+
+def chips_fit(page: Any) -> bool:
+    """Every GPU that may be chosen is within the screen's width."""
+    right = "chips => Math.max(...chips.map(chip => chip.getBoundingClientRect().right))"
+    found: float = page.locator(".st-key-shared_use button").evaluate_all(right)
+    width: int = page.viewport_size["width"]
+    return found <= width
+
+
+def test_browser_labels_of_charts_fit_beside_the_question(browser: Any, address: str) -> None:
+    """At 1024 pixels, where charts in pairs cut them."""
+    page = opened(browser, address, 1024)
+    planned(page)
+    page.locator("[data-testid=stVegaLiteChart] svg").nth(6).wait_for()
+    settled(page)
+    cut = page.locator("[data-testid=stVegaLiteChart] svg").evaluate_all(
+        """found => found.flatMap(svg => {
+          const box = svg.getBoundingClientRect()
+          return [...svg.querySelectorAll('text')]
+            .filter(text => text.textContent && text.getBoundingClientRect().right > box.right + 1)
+            .map(text => text.textContent)
+        })"""
+    )
+    assert cut == []
 
 
 def test_browser_every_input_has_a_label(browser: Any, address: str) -> None:

@@ -565,8 +565,8 @@ def test_command_says_what_is_missing(
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_a_plan_is_no_schedule_and_says_what_is(tmp_path: Path, *, is_folder: bool) -> None:
-    """One line for a plan, or the folder it was written to, in place of "unknown key 'status'"."""
+def test_a_fleet_is_no_schedule_and_says_what_is(tmp_path: Path, *, is_folder: bool) -> None:
+    """One line, in place of "unknown key 'status'"."""
     (tmp_path / "plan.yaml").write_text("status: certified\nllm: x\nworkers: [{gpu: h100-80g, count: 2}]\n")
-    with pytest.raises(InputError, match=r"plan\.yaml: is a plan or a fleet, .* expected a schedule\.yaml"):
+    with pytest.raises(InputError, match=r"plan\.yaml: is a fleet, .* or a schedule\.yaml"):
         read_market(tmp_path if is_folder else tmp_path / "plan.yaml")

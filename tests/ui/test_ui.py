@@ -26,6 +26,7 @@ from streamlit.testing.v1 import AppTest
 
 from planner.cli import app as cli
 from planner.commands import ui
+from planner.documents import planned_market
 from planner.documents.catalog import read_catalog
 from planner.documents.day import parse_day
 from planner.documents.markets import parse_market
@@ -36,7 +37,9 @@ from planner.documents.together import entries
 from planner.errors import InputError, PlannerError
 from planner.io.files import package_text, repository_dir
 from planner.reports import drawing
+from planner.search import certify
 from planner.simulator.replay import simulate
+from planner.studies.watch_words import WHAT
 from planner.traffic.reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
@@ -823,7 +826,7 @@ def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
         {"role": "decode", "count": 2, "tp": 4, "gpu": "h100-80g"},
     ]
     plan = {"llm": "x", "workers": pools, "rate_rps": 30.0}
-    found = market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
+    found = planned_market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
     assert (found["gpus"], found["rate"], found["power"]) == (10, "15 req/s", "7000 W")
     assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
 
@@ -844,8 +847,8 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
     """10 workers of 2 H100 and one of 4 A100, at 700 and 400 W, carry 20 requests/s together. The line of
     GPUs is read as it is written.
     """
-    kinds = {name: CATALOG.gpu(name) for name in market.kinds(PAIR)}
-    found = market.unit(PAIR, kinds)
+    kinds = {name: CATALOG.gpu(name) for name in planned_market.kinds(PAIR)}
+    found = planned_market.unit(PAIR, kinds)
     assert found["gpu"] == {"h100-80g": 20, "a100-80g": 4} and "gpus" not in found
     assert (found["rate"], found["power"]) == ("20 req/s", "15600 W")
     assert market.on_text(found) == "20 × h100-80g + 4 × a100-80g"
@@ -854,7 +857,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
         {"safety": "none", "llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": [*kinds]}},
         CATALOG,
     )
-    offers = {name: market.offered(PAIR, gpu, task) for name, gpu in kinds.items()}
+    offers = {name: planned_market.offered(PAIR, gpu, task) for name, gpu in kinds.items()}
     assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].on == found["gpu"]
 
 
@@ -882,14 +885,14 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
         },
         CATALOG,
     )
-    offer = market.offered(plan, CATALOG.gpu("h100-80g"), task)
+    offer = planned_market.offered(plan, CATALOG.gpu("h100-80g"), task)
     assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
-    assert market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
+    assert planned_market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
     found = {
         "gpus": {"h100-80g": offer},
-        "capacity": [market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
+        "capacity": [planned_market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
     }
-    sold = parse_market(found | {"limits": market.limits(task)})
+    sold = parse_market(found | {"limits": planned_market.limits(task)})
     assert sold.offers[0].stock == stock and sold.power_w == 80_000
 
 
@@ -1038,18 +1041,30 @@ def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
     )
 
 
-def test_an_answer_on_paper_comes_first_where_production_is_asked_for() -> None:
-    """It says what is bought, of which fleet; a plan on paper alone has no such thing."""
+def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says what is bought, of which fleet, before any future is tried; a plan on paper alone has no such
+    thing. Telling it changes nothing of the plan.
+    """
     asked = question.document(question.sample(CATALOG), CATALOG)
     trace = str(EXAMPLES / "traces" / "azure-conversation-sample.csv")
     request = {"question": asked, "trace": trace, "seed": 0, "catalog": None, "time_limit_s": 120.0}
     told: list[dict[str, Any]] = []
-    worker._tell_first(request, told.append)
+
+    def tried(*_: Any) -> Any:
+        raise InputError("production is asked for")
+
+    monkeypatch.setattr(certify, "production", tried)
+    with pytest.raises(InputError, match="production is asked for"):
+        worker._planned(request, told.append)
     (first,) = (message["first"] for message in told if "first" in message)
-    assert "class=verdict" in first["html"] and "On paper" in first["html"] and "futures" not in first["html"]
-    assert first["tables"]["fleet"][1] and any("standing" in message for message in told)
+    assert "class=verdict>Buy " in first["html"] and "On paper" in first["html"]
+    assert "of 49 futures" not in first["html"] and "Step times estimated" in first["html"]
+    assert first["tables"]["fleet"][1] and first["tables"]["slo"][1][0][-1].endswith("kept")
+    assert any("standing" in message for message in told)
     alone: list[dict[str, Any]] = []
-    worker._tell_first({**request, "question": asked | {"safety": "none"}}, alone.append)
+    worker._planned({**request, "question": asked | {"safety": "none"}}, alone.append)
     assert not any("first" in message for message in alone)
 
 
@@ -1072,10 +1087,11 @@ def test_live_metrics_are_held_against_the_plan(folder: Path, tmp_path: Path) ->
     at.file_uploader(key="watch_files").upload("live.json", live).run()
     at.button(key="watch_start").click().run()
     assert not at.exception and not at.error
-    assert "still inside the plan" in text_of(at) and "Inside the plan" in text_of(at)
+    assert "Still inside the plan" in text_of(at) and "Inside the plan" in text_of(at)
     told = fleetplan.watch(tmp_path, _written(tmp_path / "live.json", live))
-    assert all(line in text_of(at) for line in told.sentences())
-    assert {row[0] for row in tables(at)[0]} == {drift.what for drift in told.found.drifts}
+    assert all(line.lower() in text_of(at).lower() for line in told.sentences())
+    named = {row[0].partition(" [")[0] for row in tables(at)[0]}
+    assert named == {WHAT[drift.what][0] for drift in told.found.drifts}
 
 
 def _written(path: Path, content: bytes) -> Path:

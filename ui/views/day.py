@@ -15,7 +15,7 @@ from planner.units import show_span
 from ui import days, draw, inputs, question
 from ui.jobs import Job, result_key
 from ui.question import Asked
-from ui.session import Session, follow, open_session, restore
+from ui.session import Session, follow, open_session, remember, restore, settle
 from ui.store import Document, read_as
 
 PAGE, RESULT, PLACE = "day", "day result", "day"
@@ -35,13 +35,13 @@ def page() -> None:
     left, right = st.columns([5, 7], gap="large")
     with left:
         wants_run = st.button("Run", type="primary", width="stretch", key="day_start")
-        st.write("On a phone, the [answer](#answer) follows the question.")
         asked = _choose(session, asked)
     with right:
         st.header("Answer", anchor="answer")
         if wants_run:
             _start(session, asked)
         _answer(session, asked)
+    settle(PLACE)
 
 
 def _asked(session: Session) -> Asked:
@@ -54,7 +54,7 @@ def _asked(session: Session) -> Asked:
         st.session_state.day = again or _begin(session, PLAN if session.plan_shown() else INPUTS)
         restore(st.session_state.day, PLACE)
     shown: Asked = st.session_state.day
-    inputs.remember(shown, PLACE)
+    remember(shown, PLACE)
     return shown
 
 
@@ -149,7 +149,7 @@ def _start_up(known: StartupFacts, asked: Asked) -> Asked:
             "Ready after [s]",
             key=f"{PLACE}_start_s",
             help="From the moment a worker is asked for; it is paid from then on. Empty: by what follows.",
-            **(EMPTY | {"placeholder": "by the catalog"}),
+            **(EMPTY | {"placeholder": "catalog"}),
         ),
         "billing": billing.selectbox(
             "Billed by the",
@@ -183,7 +183,7 @@ def _start_up(known: StartupFacts, asked: Asked) -> Asked:
         help="So many workers at a time start on nodes that have run the same LLM.",
     )
     found["warm_start_s"] = warm_start.number_input(
-        "There ready after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "by the catalog"})
+        "There ready after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "catalog"})
     )
     return found
 
@@ -307,14 +307,21 @@ def _start(session: Session, asked: Asked) -> None:
 
 def _answer(session: Session, asked: Asked) -> None:
     job = session.jobs.of(session.id, PAGE)
-    if job is not None and job.state != "done":
-        follow(session, PAGE)
     kept = session.store.kept(session.id, RESULT)
     found = session.store.document(kept["result"]) if kept else None
-    if kept is None or found is None:
-        if job is None:
-            st.info("None yet: press Run.")
+    if job is None and found is None:
+        st.info("None yet: press Run.")
         return
+    with st.container(key="answered_day"):
+        if job is not None and job.state != "done":
+            follow(session, PAGE)
+        if kept is not None and found is not None:
+            _last(session, asked, kept, found)
+
+
+def _last(session: Session, asked: Asked, kept: Document, found: Document) -> None:
+    """The answer that is there, and of what it is."""
+    job = session.jobs.of(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
     elif not _is_of(session, asked, kept["result"]):

@@ -13,7 +13,7 @@ from planner.units import show_s
 from ui import draw, inputs, live, question
 from ui.jobs import Job, result_key
 from ui.question import Asked
-from ui.session import Session, follow, open_session, short_job
+from ui.session import Session, follow, open_session, remember, settle, short_job
 from ui.store import SAMPLES, Document, SavedPlan
 
 MOST_CHANGES = 4  # that are told
@@ -31,7 +31,7 @@ NEXT = {
 def page() -> None:
     session = open_session()
     asked = session.asked()
-    inputs.remember(asked)
+    remember(asked)
     st.title("Plan a fleet", anchor=False)
     if st.session_state.pop("is_link_dead", False):
         st.error("The plan of this link is not here any more; it was deleted, or made elsewhere.")
@@ -50,6 +50,7 @@ def page() -> None:
         state.caption(_state(session, shown, changes))
         _answer(session, shown, changes)
         _traffic(session, asked, below_trace)
+    settle("ask")
 
 
 def _start(session: Session, asked: Asked) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import streamlit as st
 
+from planner.documents import planned_market
 from planner.documents.markets import parse_market
 from planner.documents.task import Task, parse_task
 from planner.errors import InputError, PlannerError
@@ -78,12 +79,10 @@ def _base(session: Session, kept: Document) -> Document:
 
 
 def _of_plans(session: Session, plans: Sequence[str]) -> Document:
-    """schedule.yaml of what plans run and carry, of their stock and limits; what cannot be said there is
-    told, and left out. Figures are made up only where there is no plan to take them from.
+    """schedule.yaml of what plans run and carry, of their stock and limits. Figures are made up only where
+    there is no plan to take them from.
     """
-    gpus: Document = {}
-    capacity: list[Document] = []
-    asked: list[Task] = []
+    found: list[tuple[Document, Task]] = []
     for plan in plans:
         saved = session.store.plan(plan)
         document = session.store.document(saved.result) if saved else None
@@ -95,18 +94,8 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
         except PlannerError as error:
             draw.error(error)
             continue
-        asked.append(task)
-        kinds = {name: session.catalog.gpu(name) for name in market.kinds(document)}
-        for name, gpu in kinds.items():
-            offer = market.offered(document, gpu, task)
-            known = gpus.setdefault(name, offer)
-            if known != offer and "stock" in offer:  # one stock, the least said
-                known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
-        capacity.append(market.unit(document, kinds))
-    if not plans:
-        return market.MADE_UP
-    limits = market.limits(asked[0]) if len(asked) == 1 else {}
-    return {"gpus": gpus, "capacity": capacity} | ({"limits": limits} if limits else {})
+        found.append((document, task))
+    return planned_market.of_plans(found, session.catalog) if found else market.MADE_UP
 
 
 def _inputs(base: Document) -> Document:

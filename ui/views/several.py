@@ -10,7 +10,7 @@ from planner.errors import PlannerError
 from ui import draw, inputs, question, together
 from ui.jobs import Job
 from ui.question import Asked
-from ui.session import Session, follow, open_session, restore
+from ui.session import Session, follow, open_session, remember, restore, settle
 from ui.store import Document
 
 PAGE, RESULT = "several", "several result"
@@ -29,13 +29,14 @@ def page() -> None:
     left, right = st.columns([5, 7], gap="large")
     with left:
         wants_plan = st.button("Plan together", type="primary", width="stretch", key="several_start")
-        st.write("Begins with an example of two. On a phone, the [answer](#answer) follows the question.")
+        st.write("Begins with an example of two.")
         asked = _choose(session, asked)
     with right:
         st.header("Answer", anchor="answer")
         if wants_plan:
             _start(session, asked)
         _answer(session)
+    settle("shared", *(f"llm{k}" for k in range(len(asked["llms"]))))
 
 
 def _asked(session: Session) -> Asked:
@@ -50,9 +51,9 @@ def _asked(session: Session) -> Asked:
             restore(one, f"llm{k}")
         st.session_state.several = asked
     shown: Asked = st.session_state.several
-    inputs.remember(shown["shared"], "shared")
+    remember(shown["shared"], "shared")
     for k, one in enumerate(shown["llms"]):
-        inputs.remember(one, f"llm{k}")
+        remember(one, f"llm{k}")
     return shown
 
 
@@ -145,7 +146,7 @@ def _start(session: Session, asked: Asked) -> None:
             "traces": {one["name"]: str(store.trace_path(one["trace"])) for one in asked["llms"]},
             "time_limit_s": float(asked["shared"]["time_limit"]),
         }
-        session.jobs.start(owner, PAGE, "together", request, keep)
+        session.jobs.start(owner, PAGE, "together", request, keep).limit_s = request["time_limit_s"]
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
         draw.error(error)
@@ -153,16 +154,22 @@ def _start(session: Session, asked: Asked) -> None:
 
 def _answer(session: Session) -> None:
     job = session.jobs.of(session.id, PAGE)
-    if job is not None and job.state != "done":
-        follow(session, PAGE)
     kept = session.store.kept(session.id, RESULT)
     found = session.store.document(kept["result"]) if kept else None
-    if kept is None or found is None:
-        if job is None:
-            st.info("None yet: press Plan together.")
+    if job is None and found is None:
+        st.info("None yet: press Plan together.")
         return
-    if job is not None and job.state != "done":
-        st.caption("The last answer of this session:")
+    with st.container(key="answered_several"):
+        if job is not None and job.state != "done":
+            follow(session, PAGE)
+            if found is not None:
+                st.caption("The last answer of this session:")
+        if kept is not None and found is not None:
+            _last(session, kept, found)
+
+
+def _last(session: Session, kept: Document, found: Document) -> None:
+    """The answer that is there: of all LLMs, then of each."""
     _whole(found)
     with st.expander("What was found, and what bounds it"):
         draw.bullets(found["proof"])
@@ -193,7 +200,7 @@ def _whole(found: Document) -> None:
         draw.table(*found["tables"]["answers"])
         draw.bullets(found["in_production"])
     st.markdown("**Who gives way, and what more would save**")
-    draw.bullets(found["binding"])
+    draw.bullets(found["binding_lines"] if "binding_lines" in found else found["binding"])
     draw.table(*found["tables"]["limits"])
     if found["tables"]["nodes"][1]:
         with st.expander("Nodes"):

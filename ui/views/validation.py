@@ -70,7 +70,7 @@ def _show(found: Document) -> None:
             f"{row['metric']} {row['percentile']}",
             show_s(row["predicted_s"]),
             show_s(row["measured_s"]),
-            _signed(row["error_frac"]),
+            draw.signed_percent(row["error_frac"]),
             _percent(row["tolerance_frac"]),
         )
         for row in found["errors"]
@@ -108,7 +108,10 @@ def _show(found: Document) -> None:
         draw.table(("limit", "promised", "predicted within", "measured within", "measured"), lines)
     if found["steps"]:
         st.header("Steps of the engines")
-        steps = [(row["pool"], f"{row['steps']:,}", _signed(row["bias_frac"])) for row in found["steps"]]
+        steps = [
+            (row["pool"], f"{row['steps']:,}", draw.signed_percent(row["bias_frac"]))
+            for row in found["steps"]
+        ]
         draw.table(("pool", "steps", "predicted seconds, less measured"), steps)
 
 
@@ -126,10 +129,6 @@ def _headline(agrees: bool | None, kept: bool | None) -> str:
 
 def _percent(frac: Any) -> str:
     return "-" if frac is None else f"{100 * frac:.4g} %"
-
-
-def _signed(frac: Any) -> str:
-    return "-" if frac is None else f"{100 * frac:+.1f} %"
 
 
 page()

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from planner.errors import InputError, PlannerError
+from planner.studies.watch_words import WHAT
 from ui import draw, question
 from ui.jobs import Job
 from ui.session import Session, follow, open_session
@@ -123,21 +124,26 @@ def _show(found: Document, kept: Document) -> None:
     name, colour = STANDINGS[found["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # one of Streamlit's
-    st.subheader(draw.escaped(found["headline"]))
+    st.subheader(draw.escaped(found["headline"][:1].upper() + found["headline"][1:]))
     st.caption(draw.escaped(f"Looked at {kept['at']}, against {kept['plan']}."))
     draw.bullets(found["sentences"])
     rows = [
         (
-            row["what"],
+            _quantity(row["what"]),
             _figure(row["planned"]),
             _figure(row["now"]),
-            "-" if row["change_frac"] is None else f"{100 * row['change_frac']:+.1f} %",
+            draw.signed_percent(row["change_frac"]),
             ("more work" if row["is_harder"] else "less work") if row["is_drift"] else "no",
         )
         for row in found["drift"]
     ]
     if rows:
         draw.table(("quantity", "planned", "now", "change", "drifted"), rows)
+
+
+def _quantity(what: str) -> str:
+    name, unit = WHAT[what]
+    return f"{name} [{unit}]" if unit else name
 
 
 def _figure(value: float | None) -> str:

@@ -111,8 +111,10 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[As
     before = _value(asked, kind, gpu)
     after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
     sentence = f"{offered[what]}: {after:g} instead of {before:g}"
+    if after == before:
+        return None, ""
     st.write(draw.escaped(sentence))
-    return (None, "") if after == before else (_with(asked, kind, gpu, after), sentence)
+    return _with(asked, kind, gpu, after), sentence
 
 
 def _any_key(session: Session, asked: Asked) -> tuple[Asked | None, str]:
@@ -210,7 +212,7 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
         ("requests/s", "rate_rps", "{:,.4g}"),
     ):
         before, after = old[figure], new[figure]
-        rows.append((name, form.format(before), form.format(after), f"{100 * (after / before - 1):+.1f} %"))
+        rows.append((name, form.format(before), form.format(after), draw.signed_percent(after / before - 1)))
     rows.append(("fleet", _fleet(old), _fleet(new), "the same" if _fleet(old) == _fleet(new) else "another"))
     rows.append(("promise", _kept(old), _kept(new), ""))
     st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))

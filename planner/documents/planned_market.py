@@ -1,0 +1,143 @@
+"""From plans to schedule.yaml: the fleet of each as a kind of worker, with its prices, stock and limits.
+
+A kind of worker is the smallest whole part of a fleet, with its part of the traffic: a part alone was not
+simulated, and may sustain less, as bursts weigh more on few workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.documents.markets import parse_market
+from planner.documents.task import Task
+from planner.domain import Gpu, market_of, row_of
+from planner.errors import InputError
+from planner.io.files import read_yaml
+from planner.solvers.schedule import Market
+from planner.units import quantity
+
+Document = dict[str, Any]
+PART = (
+    "what one worker sustains is the plan's traffic over the equal parts of its fleet, which alone were not "
+    "simulated: measure it with `plan goodput`"
+)
+
+
+def read_planned(path: Path, catalog: Catalog, task: Task | None = None) -> Market | None:
+    """What can be scheduled of plan.yaml, or of the folder it was written to: its fleet at its prices, within
+    the stock and the limits of the task that was planned. None for a file that is no plan for one LLM.
+    """
+    file, plan = _read(path)
+    if not _is_plan(plan):
+        return None
+    traffic = plan["traffic"]
+    if task is not None and task.llm != plan["llm"]:
+        raise InputError(f"{file}: is a plan of {plan['llm']}, its question is of {task.llm}")
+    try:
+        return parse_market(of_plans([(plan | {"rate_rps": traffic["rate_rps"]}, task)], catalog))
+    except (KeyError, TypeError, AttributeError, InputError) as error:
+        raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
+
+
+def is_planned(path: Path) -> bool:
+    """Whether that is a plan for one LLM, or its folder."""
+    return _is_plan(_read(path)[1])
+
+
+def _read(path: Path) -> tuple[Path, Document]:
+    file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
+    return file, read_yaml(file)
+
+
+def _is_plan(document: Document) -> bool:
+    is_fleet = "workers" in document and "capacity" not in document
+    return is_fleet and isinstance(document.get("traffic"), Mapping)
+
+
+def of_plans(plans: Sequence[tuple[Mapping[str, Any], Task | None]], catalog: Catalog) -> Document:
+    """schedule.yaml of what plans run and carry, each with its task where that is known; of one plan with
+    the limits of its task too. GPUs that several have are one stock, the least said.
+    """
+    gpus: Document = {}
+    capacity: list[Document] = []
+    for plan, task in plans:
+        here = {name: catalog.gpu(name) for name in kinds(plan)}
+        for name, gpu in here.items():
+            offer = offered(plan, gpu, task)
+            known = gpus.setdefault(name, offer)
+            if known != offer and "stock" in offer:
+                known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
+        capacity.append(unit(plan, here))
+    task = plans[0][1] if len(plans) == 1 else None
+    bounds = {} if task is None else limits(task)
+    return {"gpus": gpus, "capacity": capacity} | ({"limits": bounds} if bounds else {})
+
+
+def kinds(plan: Mapping[str, Any]) -> list[str]:
+    """The GPUs of a plan; those on spot count as the others."""
+    return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
+
+
+def offered(plan: Mapping[str, Any], gpu: Gpu, task: Task | None) -> Document:
+    """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
+
+    The price is what the plan pays on average; where it has the GPU on spot or other ones too, that of its
+    task, of the plan as it is written, or of the catalog.
+    """
+    names = {pool["gpu"] for pool in plan["workers"]}
+    usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
+    if task is not None:
+        usd_per_h = task.prices_usd_per_h.get(gpu.name, usd_per_h)
+    elif isinstance(written, Mapping) and gpu.name in written:
+        usd_per_h = quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
+    if len(kinds(plan)) == 1 and not any(map(market_of, names)):
+        usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
+    if task is None:
+        return {"on_demand": f"{usd_per_h:.6g} usd/h"}
+    reserved = gpu.name in task.reserved or gpu.base in task.reserved
+    found: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.6g} usd/h"}
+    known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
+    return found | ({"stock": min(known)} if known else {})
+
+
+def limits(task: Task) -> Document:
+    """What the question of a plan allows in all, as schedule.yaml has it."""
+    found = {"power": (task.power_limit_w, "W"), "cost": (task.cost_limit_usd_per_h, "usd/h")}
+    return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in found.items() if amount is not None}
+
+
+def unit(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
+    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` are its kinds.
+
+    Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1, whatever their GPUs.
+    """
+    pools = plan["workers"]
+    units = math.gcd(*(pool["count"] for pool in pools))
+    each = [
+        (pool["count"] // units, pool["role"], pool["tp"] * pool.get("pp", 1), row_of(pool["gpu"]))
+        for pool in pools
+    ]
+    on: dict[str, int] = Counter()
+    for count, _, size, gpu in each:
+        on[gpu] += count * size
+    if len(each) == 1:
+        ((_, _, size, gpu),) = each
+        name = f"{size} × {gpu}"
+    elif len(on) == 1:
+        parts = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in each)
+        name = f"{parts} × {each[0][3]}"
+    else:
+        name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in each)
+    one = {"gpu": each[0][3], "gpus": on[each[0][3]]}
+    return {
+        "llm": plan["llm"],
+        "worker": name,
+        **(one if len(on) == 1 else {"gpu": dict(on)}),
+        "rate": f"{plan['rate_rps'] / units:.4g} req/s",
+        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in on.items()):g} W",
+    }

@@ -1,0 +1,94 @@
+"""From plan.yaml to a schedule: the equal parts of its fleet, at its prices, in its stock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from planner.cli import app
+from planner.documents.catalog import read_catalog
+from planner.documents.planned_market import of_plans, read_planned
+from planner.errors import InfeasibleError, InputError
+
+CATALOG = read_catalog()
+LLM = "meta-llama/Llama-3.1-70B"
+PLAN: dict[str, Any] = {
+    "status": "certified",
+    "llm": LLM,
+    "cost_usd_per_h": 40.0,
+    "gpus": 16,
+    "traffic": {"rate_rps": 20.0},
+    "workers": [
+        {"name": "pre", "role": "prefill", "count": 4, "tp": 2, "gpu": "h100-80g"},
+        {"name": "dec", "role": "decode", "count": 2, "tp": 4, "gpu": "a100-80g"},
+    ],
+    "prices": {"h100-80g": "3 usd/h", "a100-80g": "2 usd/h"},
+}
+SLO = f"""
+llm: {LLM}
+slo: {{ttft: {{p90: 2 s}}}}
+fleet: {{gpus: {{h100-80g: 10, a100-80g: 64}}, prices: {{h100-80g: 3 usd/h, a100-80g: 2 usd/h}}}}
+safety: none
+limits: {{power: 80 kW}}
+"""
+DEMAND = f"window,{LLM}\n0,10\n1,20\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    (tmp_path / "slo.yaml").write_text(SLO)
+    (tmp_path / "demand.csv").write_text(DEMAND)
+    return tmp_path
+
+
+def asked(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["schedule", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_plan_is_scheduled_in_its_equal_parts(folder: Path, *, is_folder: bool) -> None:
+    """2 prefill workers of 2 H100 at 3 USD/h and a decode worker of 4 A100 at 2 carry 10 requests/s: 20 USD/h
+    in the first hour, 40 in the second.
+    """
+    plan = folder if is_folder else folder / "plan.yaml"
+    found = asked(plan, "--demand", folder / "demand.csv", "--json")
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert told["workers"][0]["worker"] == "2 prefill of 2 × h100-80g + 1 decode of 4 × a100-80g"
+    assert told["workers"][0]["firm"] == [1, 2]
+    assert told["cost_usd_per_h"] >= 30.0  # and starts
+    assert any("were not simulated" in line for line in told["warnings"])
+
+
+def test_with_its_question_a_plan_keeps_to_its_stock(folder: Path) -> None:
+    """Three parts need 12 H100 of 10."""
+    (folder / "demand.csv").write_text(DEMAND.replace("20", "30"))
+    arguments = (folder, "--demand", folder / "demand.csv")
+    assert asked(*arguments).exit_code == 0
+    found = asked(*arguments, "--slo", folder / "slo.yaml")
+    assert isinstance(found.exception, InfeasibleError) and "h100-80g" in str(found.exception)
+
+
+def test_a_plan_is_as_the_page_makes_schedule_yaml_of_it(folder: Path) -> None:
+    market = read_planned(folder, CATALOG)
+    assert market is not None
+    assert of_plans([(PLAN | {"rate_rps": 20.0}, None)], CATALOG)["gpus"]["h100-80g"] == {
+        "on_demand": "3 usd/h"
+    }
+    assert market.capacities[0].on == {"h100-80g": 4, "a100-80g": 4}
+    assert {offer.gpu: offer.on_demand_usd_per_h for offer in market.offers} == {"a100-80g": 2, "h100-80g": 3}
+
+
+def test_a_question_of_another_llm_and_a_broken_plan_are_one_line(folder: Path) -> None:
+    (folder / "slo.yaml").write_text(SLO.replace(LLM, "qwen3-32b"))
+    found = asked(folder, "--demand", folder / "demand.csv", "--slo", folder / "slo.yaml")
+    assert isinstance(found.exception, InputError) and f"is a plan of {LLM}" in str(found.exception)
+    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"workers": [{"count": 2}]}))
+    with pytest.raises(InputError, match=r"plan\.yaml: is no plan as"):
+        read_planned(folder, CATALOG)
