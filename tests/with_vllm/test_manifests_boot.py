@@ -11,7 +11,7 @@ A command line is read out of the rendered manifest and started as it is, but fo
 * added: --enforce-eager, --load-format dummy, --skip-tokenizer-init, and 1 GiB of KV cache by environment.
 
 Workers with `kv_offload` are not started: on CPUs vLLM 0.32 ends with "CPU Offloading is currently only
-supported on CUDA-alike and XPU GPUs". Its parser takes their flags; test_scheduler_vllm.py asks its scheduler.
+supported on CUDA-alike and XPU GPUs". Its parser takes the flags; test_scheduler_vllm.py asks its scheduler.
 
 Everything else, lengths, batch sizes, prefix caching, KV type and memory share, is the manifest's.
 """
