@@ -666,9 +666,15 @@ class Bound:
         return float(abs(errors.mean()) if self.bias else np.abs(errors).mean())
 
 
-def _on(gpu: str, *, fit: bool = False, busy: bool = False) -> Callable[[Row], bool]:
+MIXTURES = ("-A3B-", "-A22B-", "gpt-oss", "Llama-4", "DeepSeek")  # in names of ML.ENERGY's
+
+
+def _on(
+    gpu: str, *, fit: bool = False, busy: bool = False, named: Sequence[str] = ("",)
+) -> Callable[[Row], bool]:
     return lambda row: (
         (not gpu or row.run.gpu == gpu)
+        and any(part in row.run.llm for part in named)
         and (not fit or row.basis == "fit")
         and (not busy or row.run.regime != "host-bound")
     )
@@ -710,6 +716,7 @@ BOUNDS = (
     Bound(
         "ml-energy", "throughput", "mean", 0.10, "H100, LLMs with fits", holds_for=_on("h100-80g", fit=True)
     ),
+    Bound("ml-energy", "itl", "p50", 0.15, "H100, mixtures", holds_for=_on("h100-80g", named=MIXTURES)),
     Bound("ml-energy", "itl", "p50", 0.15, "B200, not host-bound", holds_for=_on("b200-180g", busy=True)),
     Bound("silicon-sample", "ttft", "mean", 0.15, "GPUs with fits", holds_for=_on("", fit=True)),
     Bound("silicon-sample", "tpot", "mean", 0.08, "GPUs with fits", holds_for=_on("", fit=True)),

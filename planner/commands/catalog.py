@@ -76,7 +76,7 @@ def fit_kernels(
             if fitted.document is not None:
                 documents[f"latency/{file_name(served, each)}"] = fitted.document
     if not documents:
-        raise InputError(left_out[0])
+        raise InputError(min(left_out, key=lambda why: why.endswith("does not fit into memory")))
     write_files(out, {name: to_yaml(document) for name, document in documents.items()})
     rows = [
         {

@@ -282,7 +282,7 @@ class Kernels:
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)
         except (RuntimeError, ValueError) as error:
-            why = str(error).split("{")[0].strip()
+            why = str(error).split("{")[0].removesuffix("for ContextKey ").strip()
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
         names = [name.removeprefix("context_") for name, *_ in prompts]
         self._prompts = [names.index("attention")]

@@ -138,7 +138,10 @@ class ConfigKernels:
                 self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
             self.step_ms(Step(1, 64, 0, 1, 64))
         except LACKING as error:
-            why = str(error).split("{")[0].split(" at /")[0].split(", which")[0].strip().rstrip(".")
+            why = str(error)
+            for end in ("{", " at /", ", which", " Supported architectures"):
+                why = why.split(end)[0]
+            why = why.strip().rstrip(".")
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
 
     def step_ms(self, step: Step) -> float:

@@ -13,6 +13,7 @@ import pytest
 from planner import cli
 from planner.documents.catalog import read_catalog
 from planner.documents.llm import llm_from_config
+from planner.imports import silicon_fits
 
 HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None
 needs_tables = pytest.mark.skipif(not HAS_TABLES, reason="needs the extra 'silicon'")
@@ -81,6 +82,19 @@ def test_what_cannot_be_fitted_is_one_line(plan: Plan, words: tuple[str, ...], w
     code, out, err = plan("catalog", "fit", *words, "-o", "own")
     assert (code, out) == (1, "") and why in err and len(err.splitlines()) == 1
     assert not Path("own").exists()
+
+
+def test_of_several_reasons_memory_is_the_last_to_be_told(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU is too small for it, and more have no kernels: the second is what no other TP mends."""
+    reasons = (
+        "glm on h100 tp1: does not fit into memory",
+        "glm on h100 tp4: AIConfigurator lacks kernels: x",
+    )
+    monkeypatch.setattr(silicon_fits, "silicon_fits", lambda *_, **__: silicon_fits.Fitted(None, reasons))
+    code, _, err = plan("catalog", "fit", "glm-4.5-air", "--gpu", "h100", "-o", "own")
+    assert code == 1 and reasons[1] in err and reasons[0] not in err
 
 
 def test_without_the_extra_it_says_how_to_get_it(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,11 @@ PUBLISHED = {  # parameters in billions, as on the model cards
     "mimo-v2-flash": 309.0,
     "step-3.7-flash": 198.0,
     "step-3.7-flash-fp8": 198.0,
+    "gemma-3-27b": 27.43,
+    "phi-4": 14.66,
+    "glm-4.5": 355.0,
+    "glm-4.5-air": 106.0,
+    "qwen3-next": 80.0,
 }
 
 

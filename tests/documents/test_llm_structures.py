@@ -274,6 +274,8 @@ CHECKPOINTS: dict[
     "qwen3-32b": (65_524_246_528, 0, INDEX_JSON),
     "qwen3-30b-a3b": (61_064_245_248, 0, INDEX_JSON),
     "qwen3-235b-a22b": (470_187_269_120, 0, INDEX_JSON),
+    "gemma-3-27b": (54_864_813_280, 0, INDEX_JSON),
+    "phi-4": (29_319_014_400, 0, INDEX_JSON),
     "deepseek-v3": (688_586_727_753, 11.61e9 + TWO_TABLES, INDEX_JSON),
     "deepseek-r1": (688_586_727_753, 11.61e9 + TWO_TABLES, INDEX_JSON),
     "gpt-oss-20b": (13_761_264_768, 0, INDEX_JSON),

@@ -10,6 +10,9 @@ A command line is read out of the rendered manifest and started as it is, but fo
 * --port is a free one, --host the loopback;
 * added: --enforce-eager, --load-format dummy, --skip-tokenizer-init, and 1 GiB of KV cache by environment.
 
+Workers with `kv_offload` are not started: on CPUs vLLM 0.32 ends with "CPU Offloading is currently only
+supported on CUDA-alike and XPU GPUs". Its parser takes the flags; test_scheduler_vllm.py asks its scheduler.
+
 Everything else, lengths, batch sizes, prefix caching, KV type and memory share, is the manifest's.
 """
 
@@ -27,6 +30,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,7 @@ from plans import mixed, pairs
 
 from planner import manifests
 from planner.io.files import write_files
+from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
 from profiling.vllm_install import is_installed, mend_cpu_wheel
 
@@ -58,6 +63,10 @@ FLEETS = {
     "16-bit kv": quantised(2.0),
     "drafting": drafting(),
     "adapters": serving(Lora(4, 16, ("sales", "legal"), 6, ("qkv_proj", "o_proj"))),
+    "offloading": replace(
+        mixed(),
+        policies=replace(mixed().policies, prefix_cache=True, kv_offload=KvOffload(64 * 2.0**30, 50e9)),
+    ),
 }
 
 
@@ -98,6 +107,8 @@ def test_vllms_parser_takes_every_command(parser: Any, name: str) -> None:
                 assert tuple(each.name for each in told.lora_modules) == lora.adapters
             assert (told.max_model_len, told.block_size) == (5120, 16)
             assert told.gpu_memory_utilization == 0.9 and told.enable_prefix_caching is True
+            offload = fleet.policies.kv_offload
+            assert told.kv_offloading_size == (offload and 64 * pool.type.tp)
             if pool.role == "mixed":
                 assert told.kv_transfer_config is None
             else:
