@@ -25,11 +25,11 @@ from planner.simulator.caches import (
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.pointers import pointer_to
-from planner.simulator.predictions import forget_errors, note_end, outlive_if_longer, predicted_at_first
+from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import begin_turn, give_number, settle
 from planner.simulator.routing import choose, set_pools
-from planner.simulator.slots import assign, blocks_of, load, request_blocks, seat_blocks
+from planner.simulator.slots import assign, assign_none, blocks_of, load, request_blocks, seat_blocks
 
 # how far a request is; of none, or of one that is only remembered, is the seat
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
@@ -214,10 +214,7 @@ def _go_down(state, w, time_s):
     worker.epoch += 1
     empty_cache(state, w, time_s)
     worker.used_blocks = 0
-    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
-    worker.heavy = 0
-    forget_errors(worker)
-    load(state, w, 0.0, 0.0, 0.0)
+    assign_none(state, w)
 
 
 @kernel_jit

@@ -85,10 +85,11 @@ class LiveFleet:
         if lengths is not None:
             self._expect(*lengths)
         self.ended: deque[tuple[int, int]] | None = None  # prompts and outputs of the latest; None: unread
-        if self.policies.prediction_buckets and history is None:
-            self.ended, self.ends = deque(maxlen=RECENT), 0
-        elif history is not None and self.policies.prediction_buckets:
-            self._predict_from(*history)
+        if self.policies.prediction_buckets:
+            if history is None:
+                self.ended, self.ends = deque(maxlen=RECENT), 0
+            else:
+                self._predict_from(*history)
         if self.keeps_prefixes:
             self.nodes = Numbers(len(self.caches.holders))
             self.users = np.full(len(self.nodes), -1, np.int32)  # seats by node; -1: the number is free

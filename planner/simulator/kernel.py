@@ -92,7 +92,6 @@ from planner.simulator.offload import (
     store_ended_step,
 )
 from planner.simulator.pointers import pointer_to
-from planner.simulator.predictions import forget_errors
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
@@ -100,6 +99,7 @@ from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose, fits, set_pools
 from planner.simulator.slots import (
     assign,
+    assign_none,
     blocks_for,
     blocks_of,
     depart,
@@ -531,11 +531,8 @@ def _clear(state, w, time_s):
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
-    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
-    worker.heavy = 0
-    forget_errors(worker)
     worker.stage_free_s[:] = 0.0
-    load(state, w, 0.0, 0.0, 0.0)
+    assign_none(state, w)
 
 
 @kernel_jit

@@ -69,6 +69,18 @@ def _drawn(state, n):
 
 
 @small_jit
+def _two_drawn(state, count):
+    """Two different random integers below count, the same twice where count is 1."""
+    first = _drawn(state, count)
+    second = first
+    if count > 1:
+        second = _drawn(state, count - 1)
+        if second >= first:
+            second += 1
+    return first, second
+
+
+@small_jit
 def fits(state, w, need):
     """Whether worker w, when it has nothing else, takes a request of so many blocks to its end."""
     kind = state.types[state.workers[w].type]
@@ -142,12 +154,10 @@ def _by_lot(state, pool, r, need, how, time_s):
             count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict, time_s)
         if count == 0:
             continue
-        first = _drawn(state, count)
-        second = first
-        if how == POWER_OF_TWO and count > 1:
-            second = _drawn(state, count - 1)
-            if second >= first:
-                second += 1
+        if how == POWER_OF_TWO:
+            first, second = _two_drawn(state, count)
+        else:
+            first = second = _drawn(state, count)
         best = NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
@@ -170,12 +180,7 @@ def _lower_of_two(state, pool, need):
         count += fits(state, state.pools[pool, i], need)
     if count == 0:
         return NONE
-    first = _drawn(state, count)
-    second = first
-    if count > 1:
-        second = _drawn(state, count - 1)
-        if second >= first:
-            second += 1
+    first, second = _two_drawn(state, count)
     one, other = NONE, NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
@@ -205,12 +210,7 @@ def _heavy_light(state, pool, r, need, time_s):
             count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
         if count == 0:
             continue
-        first = _drawn(state, count)
-        second = first
-        if count > 1:
-            second = _drawn(state, count - 1)
-            if second >= first:
-                second += 1
+        first, second = _two_drawn(state, count)
         one, other = NONE, NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
