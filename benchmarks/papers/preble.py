@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,10 @@ def apart(trace: Trace) -> Trace:
     return replace(trace, arrival_s=np.cumsum(gaps_s), after=trace.after[:0])
 
 
+def apart_at(workload: str, rate_rps: float) -> Trace:
+    return apart(traffic(workload, rate_rps))
+
+
 def carried_rps(
     traffic_at: Callable[[float], Trace],
     within_s: float = 20.0,
@@ -86,9 +91,7 @@ def at_loads(
     workload: str, loads: tuple[float, ...] = LOADS, base: Policies = ROUND_ROBIN, workers: int = WORKERS
 ) -> Iterator[tuple[float, Trace]]:
     """Each load, a multiple of what round robin carries with steps apart, and its traffic."""
-    most_rps = carried_rps(
-        lambda rate_rps: apart(traffic(workload, rate_rps)), WITHIN_S.get(workload, 20.0), base, workers
-    )
+    most_rps = carried_rps(partial(apart_at, workload), WITHIN_S.get(workload, 20.0), base, workers)
     for load in loads:
         yield load, traffic(workload, load * most_rps)
 
@@ -127,7 +130,7 @@ def figure4(conversation: Path, code: Path) -> None:
     would take alone at half of what round robin carries of either."""
     parts = {}
     for workload, path in (("toolbench", conversation), ("videoqa", code)):
-        rate_rps = carried_rps(lambda rate, of=workload: apart(traffic(of, rate))) / 2
+        rate_rps = carried_rps(partial(apart_at, workload)) / 2
         arrival_s = in_seconds(read_trace(path), rate_rps).arrival_s
         made = traffic(workload, rate_rps)
         n = min(len(made), len(arrival_s))
@@ -188,10 +191,7 @@ def figure13() -> None:
 
 def figure14() -> None:
     """LooGLE on 4, 8 and 16 workers, and as many more documents: what they carry within 20 s."""
-
-    def asked(rate_rps: float) -> Trace:
-        return apart(traffic("loogle", rate_rps))
-
+    asked = partial(apart_at, "loogle")
     for workers in (4, 8, 16):
         base_rps, ours_rps = (carried_rps(asked, 20.0, each, workers) for each in (ROUND_ROBIN, PREBLE))
         print(

@@ -130,6 +130,7 @@ POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "heartbeat": "heartbeat_s",
     "flip_after": "flip_after_s",
+    "flip_restart": "flip_restart_s",
     "ttft": "ttft_s",
     "tbt": "tbt_s",
     "eviction_notice": "eviction_notice_s",
@@ -456,7 +457,7 @@ def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path
     """DistServe's L_m by the step times of a pool; None where its GPU cannot be read, which is said later."""
     try:
         gpu = catalog.gpu(str(row.get("gpu")))
-        split = (_tp(row, llm, gpu), False, 1, "")
+        split: Split = (_tp(row, llm, gpu), False, 1, "")
         return saturating_tokens(*_step_times(row.get("latency"), llm, gpu, split, catalog, directory, RANKS))
     except InputError:
         return None

@@ -6,11 +6,13 @@ import numpy as np
 
 from planner.policies import (
     BEST_FIT,
+    DEFERRED,
     HEAVY_LIGHT,
     LOWEST_BY_LOT,
     POWER_OF_TWO,
     REBALANCED,
     ROUND_ROBIN,
+    SAME_PLACE,
     SCORE,
     TWO_BY_REQUESTS,
 )
@@ -100,6 +102,11 @@ def _choose(state, pool, r, time_s):
     size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
     if how == SCORE:
         return _smallest_score(state, pool, need)
+    if how == DEFERRED:
+        return _smallest_free_score(state, pool, need)
+    if how == SAME_PLACE:
+        near = _smallest_score_beside(state, pool, need, request.prefill_worker)
+        return _smallest_score(state, pool, need) if near == NONE else near
     if how == ROUND_ROBIN:
         for _ in range(size):
             w = state.pools[pool, state.counters[TURN + pool] % size]
@@ -138,6 +145,46 @@ def _smallest_score(state, pool, need):
             if state.score[w] < best_score and fits(state, w, need):
                 best, best_score = w, state.score[w]
         state.lowest[pool, first // GROUP] = lowest
+    return best
+
+
+@kernel_jit
+def _smallest_free_score(state, pool, need):
+    """Of the workers that have fewer prompts to compute than two steps take, the one under way and the next;
+    NONE if it fits on none of them.
+    """
+    best, best_score = NONE, np.inf
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        worker = state.workers[w]
+        is_free = worker.pending_tokens < 2 * state.types[worker.type].token_budget
+        if is_free and state.score[w] < best_score and fits(state, w, need):
+            best, best_score = w, state.score[w]
+    return best
+
+
+@kernel_jit
+def holds_back(state, pool, r):
+    """Whether request r, which got no worker, waits at the router: it fits on one that is up."""
+    if state.counters[ROUTING + pool] != DEFERRED:
+        return False
+    request = state.requests[r]
+    need = blocks_of(request.input_tokens + request.output_tokens)
+    for i in range(state.counters[SIZE + pool]):
+        if fits(state, state.pools[pool, i], need):
+            return True
+    return False
+
+
+@kernel_jit
+def _smallest_score_beside(state, pool, need, other):
+    """Of the decode workers that lie where another one does; NONE if it fits on none of them."""
+    best, best_score = NONE, np.inf
+    if len(state.place) > 0 and pool == BACK:
+        for i in range(state.counters[SIZE + pool]):
+            w = state.pools[pool, i]
+            if state.place[w] == state.place[other] and state.score[w] < best_score and fits(state, w, need):
+                best, best_score = w, state.score[w]
     return best
 
 

@@ -189,8 +189,8 @@ def test_free_counts_carry_what_they_were_asked_for_and_little_more() -> None:
 
 
 def test_opt_175b_gets_at_least_the_papers_own_placement() -> None:
-    """Section 6.2: prefill tp3 pp3 and decode tp4 pp3 on ShareGPT within 4 s and 200 ms. It is among the pairs,
-    and what the search takes carries no less per GPU."""
+    """Section 6.2: prefill tp3 pp3 and decode tp4 pp3 on ShareGPT within 4 s and 200 ms. It is among the
+    pairs, and what the search takes carries no less per GPU."""
     catalog = read_catalog()
     llm, gpu = catalog.llm("opt-175b"), catalog.gpu("a100-80g")
     rng = np.random.default_rng(0)
