@@ -101,7 +101,9 @@ def test_the_router_has_a_worker_restart_in_the_other_role() -> None:
         policies = Policies(pools="flip", flip_after_s=0.1, flip_restart_s=0.2)
         roles: list[Role] = ["prefill", "decode", "decode"]
         async with engines(roles) as backends, routed(backends, policies) as (router, url):
-            await asyncio.sleep(0.3)
+            while not router.live.is_up.all():
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.15)  # longer than they must be idle
             asked = [asyncio.ensure_future(post(url, a_body(500, 60))) for _ in range(40)]
             assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 40
             assert sum(backend.turns for backend in backends) >= 1
