@@ -138,7 +138,8 @@ class Router:
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
         self.line: list[tuple[float, int]] = []  # requests held back: when they came, and their seats
-        self.room = asyncio.Event()  # something has changed that may let the first of them go
+        self.first: dict[tuple[float, int], asyncio.Event] = {}  # of each: set once it is the first
+        self.room = asyncio.Event()  # something has changed that may let that one go
         self.is_draining = False
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
@@ -326,13 +327,17 @@ class Router:
             return
         place = (answer.start_s, answer.seat)
         insort(self.line, place)
+        self.first[place] = is_first = asyncio.Event()
         try:
             while self.line[0] != place:
-                await self._until_room()
+                is_first.clear()
+                await is_first.wait()
             yield
         finally:
             self.line.remove(place)
-            self.room.set()
+            del self.first[place]
+            if self.line:
+                self.first[self.line[0]].set()
 
     async def _until_room(self) -> None:
         """Until something changes, or a while has passed."""
