@@ -102,8 +102,8 @@ def _choose(state, pool, r, time_s):
     size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
     if how == SCORE:
         return _smallest_score(state, pool, need)
-    if how == DEFERRED:
-        return _smallest_free_score(state, pool, need)
+    if how == DEFERRED:  # hand-offs wait where their KV lies
+        return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
     if how == SAME_PLACE:
         near = _smallest_score_beside(state, pool, need, request.prefill_worker)
         return _smallest_score(state, pool, need) if near == NONE else near

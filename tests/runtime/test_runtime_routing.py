@@ -422,7 +422,7 @@ def test_means_are_learnt_from_the_requests() -> None:
         (Policies(routing="astrology"), "must be one of jsq"),
         (Policies(routing="e2"), "needs prefix_cache"),
         (Policies(routing="least-waiting"), "needs batching"),
-        (Policies(pools="flip"), "keep their role"),
+        (Policies(pools="splitwise"), "one role at a time"),
         (Policies(decode_routing="e2"), "decode workers keep none"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import fleetplan
 from planner.documents.catalog import read_catalog
 from planner.documents.slo import parse_slo
+from planner.face.results import PlanResult
 from planner.fleet import Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.search.oracle import Oracle
@@ -100,6 +101,8 @@ def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: T
         "policies": {"prefix_cache": True, "routing": ["pinned-prefix"]},
         "safety": "none",
     }
-    found = fleetplan.plan(question, trace.select(np.arange(300)), catalog=known).plan
+    answer = fleetplan.plan(question, trace.select(np.arange(300)), catalog=known)
+    assert isinstance(answer, PlanResult)
+    found = answer.plan
     assert found.fleet.policies.routing == "pinned-prefix" and found.fleet.pinned
     assert found.certificate.routers
