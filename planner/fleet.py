@@ -190,6 +190,20 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Topology:
+    """Nodes and racks: the link of a pair is where its workers lie (planner/simulator/places.py).
+
+    On one node it is NVLink, `within_bytes_per_s`, or, if that is None, the GPU row's link_bandwidth. Between
+    two it is the NIC of the node that sends, with the bandwidth of `Network`; between two racks of
+    `nodes_per_rack` (0: there is one) at most the uplink of a rack, `rack_bytes_per_s`.
+    """
+
+    within_bytes_per_s: float | None = None
+    nodes_per_rack: int = 0
+    rack_bytes_per_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """The link over which KV blocks move from prefill to decode workers.
 
@@ -197,7 +211,7 @@ class Network:
     least one layer's share remains after it), which prompts shorter than `layerwise_tokens` are not worth
     (Splitwise section IV-C). The link is one, and carries one transfer after the other, unless it is not
     `is_shared`: then transfers do not slow each other down. The decode worker pulls: a transfer begins once
-    it has room (DistServe section 4.3).
+    it has room (DistServe section 4.3). With a `topology` every node has such a link of its own.
     """
 
     bandwidth_bytes_per_s: float = 50e9
@@ -205,6 +219,7 @@ class Network:
     transfer: Literal["serialised", "layerwise"] = "layerwise"
     layerwise_tokens: int = 0
     is_shared: bool = True
+    topology: Topology | None = None  # None: one link between all workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +235,8 @@ class Policies:
     known. With `prediction_buckets` > 0 they are means of the trace's outputs, by so many buckets of
     prompts, and once outlived means of the longer ones. To predict makes the steps of prefill workers
     longer by `predictor_slowdown_frac`. `pools`
-    "flip" lets a worker that was idle for `flip_after_s` change its role.
+    "flip" lets a worker that was idle for `flip_after_s` change its role, for which it is away for
+    `flip_restart_s`; meanwhile no other one does.
 
     For best-fit, rebalanced or not: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what
     a worker can hold is used, and no worker is packed beyond `ttft_s` and `tbt_s`; errors of predictions are
@@ -258,6 +274,7 @@ class Policies:
     prediction_buckets: int = 0
     pools: str = "static"
     flip_after_s: float = 60.0
+    flip_restart_s: float = 0.0
     context_weight: float = 0.5
     headroom_frac: float = 1.0
     ttft_s: float = math.inf

@@ -22,7 +22,7 @@ VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITW
 FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)  # from LPM on they look at caches or tenants
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
-HEAVY_LIGHT, REBALANCED = 7, 8
+HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
 # these look at caches or tenants
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL = range(3)
@@ -232,6 +232,7 @@ class Routing(Policy):
     has_window: bool = False  # it looks back over the requests of the last `share_window_s`
     counts_added: bool = True  # in Splitwise's engine: a request counts for its worker once it is sent there
     by_formula: bool = False  # it needs step times of the planner's own form
+    holds_back: bool = False  # requests may wait at the router, first come, first served
     at: Mapping[str, Answer] = field(default_factory=dict)
 
     @property
@@ -510,6 +511,20 @@ TABLE: tuple[Policy, ...] = (
         words="as best-fit, then from where outputs outlived their prediction to where they ended early",
         engines=ALONE,
         by_formula=True,
+    ),
+    Routing(
+        name="same-node",
+        code=SAME_PLACE,
+        words="of hand-offs the shortest queue on the nodes of the prefill worker; else of all",
+        engines=(STEPWISE, OF_DISTSERVE),
+    ),
+    Routing(
+        name="deferred",
+        code=DEFERRED,
+        words="the fewest requests in flight, once a worker has less than two steps of prompts to compute",
+        engines=ALONE,
+        weights=_requests,
+        holds_back=True,
     ),
     Routing(name="token-jsq", code=SCORE, words="the fewest pending tokens", weights=_tokens),
     Routing(

@@ -1,6 +1,6 @@
-"""DistServe's Figure 1, and its placement of OPT-175B.
+"""DistServe's Figure 1, and its placement of OPT-175B. Figures 8 to 12: distserve_figures.py.
 
-    python benchmarks/papers/distserve.py [figure1|opt175]
+    python benchmarks/papers/distserve.py [figure1|opt175|figure8|figure9|figure10|figure11|figure12]
 
 opt175: Algorithm 2 on 3 nodes of 8 A100-80G, TTFT p90 <= 4 s and TPOT p90 <= 200 ms (its table 1), steady
 state, rooflines for step times, prompts and outputs drawn about ShareGPT's means (755 and 200 tokens; its
@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import distserve_figures as figures
 import numpy as np
 from common import CATALOG, log_normal, most, poisson, worker
 
@@ -84,10 +85,11 @@ def opt175() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="DistServe's Figure 1, and its placement of OPT-175B.")
-    parser.add_argument("what", nargs="?", choices=("figure1", "opt175"), default="figure1")
+    parser = argparse.ArgumentParser(description="DistServe's figures, and its placement of OPT-175B.")
+    found = {"figure1": figure1, "opt175": opt175} | {each.__name__: each for each in figures.FIGURES}
+    parser.add_argument("what", nargs="?", choices=tuple(found), default="figure1")
     start = time.process_time()
-    {"figure1": figure1, "opt175": opt175}[parser.parse_args().what]()
+    found[parser.parse_args().what]()
     print(f"{time.process_time() - start:.1f} CPU-s")
 
 

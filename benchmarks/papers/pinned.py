@@ -1,21 +1,26 @@
 """Pinned prefixes against LRU caches: forty large stable ones, and Mooncake's conversations.
 
     python benchmarks/papers/pinned.py [MOONCAKE_CONVERSATION_TRACE]
+    python benchmarks/papers/pinned.py plan
 
 Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 768 tokens of a request's own,
 4 requests/s, Llama-3.1-8B on L40S: the fewest workers with TTFT p99 <= 400 ms, by routing. With a trace:
 Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned ones before any simulation.
+`plan` asks the planner itself, on paper, for the cheapest fleet of machines with one L40S each: with the
+routings of LRU caches alone, and with pinned prefixes as one more choice.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from common import CATALOG, worker
 
+import fleetplan
 from planner.fleet import Fleet, Policies, Pool
 from planner.search.pinning import Pinning
 from planner.simulator.metrics import value_s
@@ -93,10 +98,31 @@ def conversations(path: Path) -> None:
         show(routing, run(llm, pool, trace, routing, pinning), planned)
 
 
+def planned() -> None:
+    alone = replace(CATALOG.gpu("l40s-48g"), gpus_per_node=1)
+    known = replace(CATALOG, gpus={**CATALOG.gpus, alone.name: alone})
+    for routings in (LRU, (*LRU, PINNED)):
+        question = {
+            "llm": "llama-3.1-8b",
+            "slo": {"ttft": {"p99": f"{TTFT_S:g} s"}},
+            "fleet": {"gpus": ["l40s-48g"]},
+            "policies": {"prefix_cache": True, "routing": list(routings)},
+            "safety": "none",
+        }
+        found = fleetplan.plan(question, forty(), catalog=known).plan
+        print(
+            f"{', '.join(routings)}: {found.fleet.workers} workers, {found.fleet.price_usd_per_h:.2f} USD/h, "
+            f"routing {found.fleet.policies.routing}, lower bound {found.certificate.bound}"
+        )
+
+
 def main() -> None:
     start = time.process_time()
-    fewest()
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["plan"]:
+        planned()
+    else:
+        fewest()
+    if len(sys.argv) > 1 and sys.argv[1] != "plan":
         conversations(Path(sys.argv[1]))
     print(f"{time.process_time() - start:.1f} CPU-s")
 

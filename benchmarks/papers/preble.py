@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,27 @@ def apart(trace: Trace) -> Trace:
     return replace(trace, arrival_s=np.cumsum(gaps_s), after=trace.after[:0])
 
 
-def carried_rps(traffic_at: Callable[[float], Trace], within_s: float, base: Policies = ROUND_ROBIN) -> float:
+def apart_at(workload: str, rate_rps: float) -> Trace:
+    return apart(traffic(workload, rate_rps))
+
+
+def carried_rps(
+    traffic_at: Callable[[float], Trace],
+    within_s: float = 20.0,
+    base: Policies = ROUND_ROBIN,
+    workers: int = WORKERS,
+) -> float:
     """The rate that round robin carries."""
-    return most(lambda rate: latencies_s(run(base, traffic_at(rate)))[1] <= within_s, 0.1, 400.0)
+    return most(lambda rate: latencies_s(run(base, traffic_at(rate), workers))[1] <= within_s, 0.1, 400.0)
+
+
+def at_loads(
+    workload: str, loads: tuple[float, ...] = LOADS, base: Policies = ROUND_ROBIN, workers: int = WORKERS
+) -> Iterator[tuple[float, Trace]]:
+    """Each load, a multiple of what round robin carries with steps apart, and its traffic."""
+    most_rps = carried_rps(partial(apart_at, workload), WITHIN_S.get(workload, 20.0), base, workers)
+    for load in loads:
+        yield load, traffic(workload, load * most_rps)
 
 
 def latencies_s(*runs: Simulation) -> tuple[float, float]:
@@ -89,15 +108,10 @@ def inside(found: Simulation) -> npt.NDArray[np.bool_]:
 
 def figure3() -> None:
     for workload in TABLE:
-
-        def asked(rate_rps: float, workload: str = workload) -> Trace:
-            return apart(traffic(workload, rate_rps))
-
-        most_rps = carried_rps(asked, WITHIN_S.get(workload, 20.0))
-        for load in LOADS:
-            compare(workload, load, asked(load * most_rps))
+        for load, trace in at_loads(workload):
+            compare(workload, load, apart(trace))
             if workload == "embodied":
-                compare("agents wait", load, traffic(workload, load * most_rps))
+                compare("agents wait", load, trace)
 
 
 def compare(name: str, load: float, trace: Trace) -> None:
@@ -116,11 +130,7 @@ def figure4(conversation: Path, code: Path) -> None:
     would take alone at half of what round robin carries of either."""
     parts = {}
     for workload, path in (("toolbench", conversation), ("videoqa", code)):
-
-        def asked(rate_rps: float, workload: str = workload) -> Trace:
-            return apart(traffic(workload, rate_rps))
-
-        rate_rps = carried_rps(asked, 20.0) / 2
+        rate_rps = carried_rps(partial(apart_at, workload)) / 2
         arrival_s = in_seconds(read_trace(path), rate_rps).arrival_s
         made = traffic(workload, rate_rps)
         n = min(len(made), len(arrival_s))
@@ -143,7 +153,7 @@ def zipf_tools(rate_rps: float) -> Trace:
 
 
 def figure5() -> None:
-    most_rps = carried_rps(zipf_tools, 20.0)
+    most_rps = carried_rps(zipf_tools)
     for load in LOADS[2:-1]:
         trace = zipf_tools(load * most_rps)
         for name, policies in (*STEPS, ("decodes in batches", PREBLE)):
@@ -163,12 +173,8 @@ def figure11() -> None:
     """Over vLLM: prompts as they come; two GPUs, videos."""
     fcfs = replace(ROUND_ROBIN, queue="fcfs")
 
-    def asked(rate_rps: float) -> Trace:
-        return apart(traffic("videoqa", rate_rps))
-
-    most_rps = most(lambda rate: latencies_s(run(fcfs, asked(rate), 2))[1] <= 20.0, 0.1, 400.0)
-    for load in LOADS:
-        trace = asked(load * most_rps)
+    for load, waiting in at_loads("videoqa", base=fcfs, workers=2):
+        trace = apart(waiting)
         for name, policies in (("vllm, round robin", fcfs), ("preble", PREBLE)):
             show(load, trace, name, run(policies, trace, 2))
 
@@ -177,28 +183,17 @@ def figure13() -> None:
     """Against the longest match, whatever the load."""
     near = replace(ROUND_ROBIN, routing="prefix-affinity")
     for workload in ("toolbench", "videoqa"):
-
-        def asked(rate_rps: float, workload: str = workload) -> Trace:
-            return apart(traffic(workload, rate_rps))
-
-        most_rps = carried_rps(asked, 20.0)
-        for load in LOADS:
-            trace = asked(load * most_rps)
+        for load, waiting in at_loads(workload):
+            trace = apart(waiting)
             for name, policies in (("longest match", near), ("preble", PREBLE)):
                 show(load, trace, f"{workload}, {name}"[:20], run(policies, trace))
 
 
 def figure14() -> None:
     """LooGLE on 4, 8 and 16 workers, and as many more documents: what they carry within 20 s."""
-
-    def carried(policies: Policies, workers: int) -> float:
-        def holds(rate_rps: float) -> bool:
-            return latencies_s(run(policies, apart(traffic("loogle", rate_rps)), workers))[1] <= 20.0
-
-        return most(holds, 0.05, 100.0)
-
+    asked = partial(apart_at, "loogle")
     for workers in (4, 8, 16):
-        base_rps, ours_rps = carried(ROUND_ROBIN, workers), carried(PREBLE, workers)
+        base_rps, ours_rps = (carried_rps(asked, 20.0, each, workers) for each in (ROUND_ROBIN, PREBLE))
         print(
             f"{workers:2} workers: round robin {base_rps:5.2f}, preble {ours_rps:5.2f} requests/s", flush=True
         )
@@ -208,13 +203,8 @@ def figure16() -> None:
     """E2 with a threshold by load."""
     changes = []
     for workload in ("loogle", "toolbench"):
-
-        def asked(rate_rps: float, workload: str = workload) -> Trace:
-            return apart(traffic(workload, rate_rps))
-
-        most_rps = carried_rps(asked, 20.0)
-        for load in LOADS:
-            trace = asked(load * most_rps)
+        for load, waiting in at_loads(workload):
+            trace = apart(waiting)
             half, by_load = run(PREBLE, trace), run(replace(PREBLE, routing="e2-dynamic"), trace)
             show(load, trace, f"{workload}, half", half)
             show(load, trace, f"{workload}, by load", by_load)
@@ -227,13 +217,8 @@ def figure16() -> None:
 def figure17() -> None:
     """The oracle: workers that share nothing, each with its part of the key portions."""
     for workload in TABLE:
-
-        def asked(rate_rps: float, workload: str = workload) -> Trace:
-            return apart(traffic(workload, rate_rps))
-
-        most_rps = carried_rps(asked, WITHIN_S.get(workload, 20.0))
-        for load in LOADS[::2]:
-            trace = asked(load * most_rps)
+        for load, waiting in at_loads(workload, LOADS[::2]):
+            trace = apart(waiting)
             mean_s, p99_s = latencies_s(run(PREBLE, trace))
             oracle = latencies_s(*(run(ROUND_ROBIN, part, 1) for part in dealt(workload, trace)))
             print(

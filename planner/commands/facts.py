@@ -11,6 +11,7 @@ from planner.commands.common import CatalogOption, JsonOption, print_json, print
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.io.values import Section
+from planner.models.saturation import saturating_tokens
 from planner.units import percentile_name, show_s
 
 
@@ -118,6 +119,7 @@ def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
                         "gpu": gpu.name,
                         "tp": tp,
                         "held-out error": error,
+                        "saturated by": saturating_tokens(latency),
                         "basis": latency.basis,
                     }
                 )

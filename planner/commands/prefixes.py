@@ -53,7 +53,7 @@ def plan_prefixes(
     catalog: CatalogOption = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in, in all.")
-    ] = 15.0,
+    ] = 120.0,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,

@@ -14,11 +14,12 @@ from planner.errors import InputError
 from planner.units import quantity
 
 if TYPE_CHECKING:
-    from planner.face.watching import Source
-    from planner.studies.watch import Planned, Watched
+    from planner.face.watching import Source, WatchResult
+    from planner.studies.watch import Planned
 
 EXIT_CODES = {"inside": 0, "drifted": 6, "outgrown": 5, "missed": 5}
 LEAST_EVERY_S = 1.0
+NEW_FLEET = "replanned-fleet.yaml"
 
 
 def watch(
@@ -44,7 +45,10 @@ def watch(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", readable=False, help="Folder for alert rules, a dashboard and watch.json."
+            "--out",
+            "-o",
+            readable=False,
+            help="Folder for alert rules, a dashboard, watch.json and, with --slo, replanned-fleet.yaml.",
         ),
     ] = None,
     catalog: CatalogOption = None,
@@ -52,9 +56,10 @@ def watch(
 ) -> None:
     """Hold live metrics of vLLM against a plan: what drifted, since when, and how far the plan still holds.
 
-    With --slo, the plan's question, also what replanning would change. Exit code of --once: 0 inside the plan
-    (or less to do), 6 drifted but the plan still holds, 5 the SLO is missed, or there is more traffic than
-    the plan carries.
+    With --slo, the plan's question, a drift triggers a new search, which says what it would change; with
+    --out its fleet is written as replanned-fleet.yaml. Exit code of --once: 0 inside the plan (or less to
+    do), 6 drifted but the plan still holds, 5 the SLO is missed, or there is more traffic than the plan
+    carries.
     """
     from planner.face.watching import Source, read_planned
     from planner.io.files import check_output_directory
@@ -79,8 +84,8 @@ def watch(
         progress("reading the plan")
         known = read_planned(plan, catalog)
     if once or not source.is_server:
-        found = _look(known, source, slo, catalog, out=out, json_output=json_output)
-        raise typer.Exit(EXIT_CODES[found.status])
+        looked = _look(known, source, slo, catalog, out=out, json_output=json_output)
+        raise typer.Exit(EXIT_CODES[looked.status])
     _again_and_again(known, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
 
 
@@ -91,12 +96,12 @@ def _again_and_again(
     from planner.runtime.watching import Exporter
 
     exporter = None if export is None else Exporter(export)
-    next_s = time.monotonic()
+    next_s, looked = time.monotonic(), None
     while True:
         try:
-            found = _look(plan, source, slo, is_line=True, **how)
+            looked = _look(plan, source, slo, is_line=True, before=looked, **how)
             if exporter is not None:
-                exporter.show(found)
+                exporter.show(looked.found)
         except PrometheusError as error:  # it may answer the next time
             typer.echo(f"plan: {error}", err=True)
         next_s = max(next_s + every_s, time.monotonic())
@@ -112,17 +117,22 @@ def _look(
     out: Path | None,
     json_output: bool,
     is_line: bool = False,
-) -> Watched:
+    before: WatchResult | None = None,
+) -> WatchResult:
+    from planner.documents.fleet import fleet_document
     from planner.face import watching
     from planner.io import files
     from planner.manifests import monitoring
 
     with Progress() as progress:
-        looked = watching.look(plan, source, slo, catalog=catalog, progress=progress)
+        looked = watching.look(plan, source, slo, catalog=catalog, progress=progress, before=before)
     told = looked.to_dict()
     if out is not None:
-        told_file = {"watch.json": json.dumps(told, indent=2, allow_nan=False) + "\n"}
-        files.write_files(out, monitoring.files(plan.written.fleet.llm.name) | told_file)
+        written = {"watch.json": json.dumps(told, indent=2, allow_nan=False) + "\n"}
+        if looked.again is not None and not looked.again.keeps:
+            written[NEW_FLEET] = files.to_yaml(fleet_document(looked.again.best.fleet))
+        written |= monitoring.files(plan.written.fleet.llm.name)
+        files.write_files(out, written, outdated=[NEW_FLEET])
     if json_output and is_line:
         print(json.dumps(told, allow_nan=False), flush=True)  # noqa: T201
     elif json_output:
@@ -132,4 +142,4 @@ def _look(
         console.print(looked.headline(), style="bold", markup=False)
         for line in looked.sentences():
             console.print(line, markup=False)
-    return looked.found
+    return looked

@@ -65,12 +65,13 @@ from planner.fleet import (
 )
 from planner.io.files import read_yaml
 from planner.io.values import Section, Wording, mapping, refuse_unknown, refused, rows
-from planner.models.all2all import Ranks, all2all_of, nodes_of_ranks
+from planner.models.all2all import RANKS, Ranks, all2all_of, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, slots_of
 from planner.models.memory import memory
 from planner.models.parallel import pipelined
+from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.policies import BY_FIELD
 from planner.units import exactly
@@ -129,6 +130,7 @@ POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "heartbeat": "heartbeat_s",
     "flip_after": "flip_after_s",
+    "flip_restart": "flip_restart_s",
     "ttft": "ttft_s",
     "tbt": "tbt_s",
     "eviction_notice": "eviction_notice_s",
@@ -225,7 +227,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
     """
     file = Section.of(document, path, wording=WORDING)
     llm = _llm(document, path, catalog)
-    decided, budget_tokens = _policies(file.part("policies", POLICY_KEYS))
+    decided, asked_tokens = _policies(file.part("policies", POLICY_KEYS))
     paid = parse_paid(file, catalog)
     if decided.kv_offload is not None:
         check_offloaded(llm, f"{file.at('policies')}: kv_offload")
@@ -256,6 +258,10 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_aske
         if "speculative" in row:
             where = row.at("speculative")
             own = only(parse_speculative(row.get("speculative"), llm, catalog, where), where)
+        budget_tokens = asked_tokens
+        if budget_tokens is None and decided.batching == "distserve" and row.get("role") == "prefill":
+            budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
+        budget_tokens = budget_tokens or MAX_NUM_BATCHED_TOKENS
         pool = _pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network)
         pool = replace(pool, type=replace(pool.type, engine=drafting(engine, own)))
         if any(pool.name == other.name for other in pools):
@@ -447,6 +453,16 @@ def _pool(
         raise InputError(f"{row.where}: {error}") from None
 
 
+def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path) -> int | None:
+    """DistServe's L_m by the step times of a pool; None where its GPU cannot be read, which is said later."""
+    try:
+        gpu = catalog.gpu(str(row.get("gpu")))
+        split: Split = (_tp(row, llm, gpu), False, 1, "")
+        return saturating_tokens(*_step_times(row.get("latency"), llm, gpu, split, catalog, directory, RANKS))
+    except InputError:
+        return None
+
+
 def _dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
     """Data-parallel ranks."""
     dp = row.whole("dp", 1, most=MOST)
@@ -563,8 +579,8 @@ def _shape(llm: Llm) -> Llm:
     return replace(llm, name="", context_tokens=1)
 
 
-def _policies(section: Section) -> tuple[Policies, int]:
-    """The policies, and the token budget of workers that name none."""
+def _policies(section: Section) -> tuple[Policies, int | None]:
+    """The policies, and the token budget of workers that name none, if there is one."""
     chosen: dict[str, Any] = {
         name: section.one_of(name, tuple(known)) for name, known in BY_FIELD.items() if name in section
     }
@@ -587,8 +603,7 @@ def _policies(section: Section) -> tuple[Policies, int]:
     chosen["kv_offload"] = parse_kv_offload(section)
     weights = section.part("tenant_weights")
     chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
-    budget_tokens = section.whole("max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, most=MOST_STEP_TOKENS)
-    return Policies(**chosen), budget_tokens
+    return Policies(**chosen), section.whole("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
 
 
 def _policies_document(policies: Policies) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """The network of a fleet, in fleet.yaml and in slo.yaml: read and written.
 
-{bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise, layerwise_from: 512, shared: false}
+{bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise, layerwise_from: 512, shared: false,
+ topology: {within: 450 GB/s, nodes_per_rack: 4, rack_bandwidth: 200 GB/s}}
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
 
-from planner.fleet import Network
+from planner.fleet import Network, Topology
 from planner.io.values import Section
 from planner.units import exactly
 
-KEYS = ("bandwidth", "latency", "transfer", "layerwise_from", "shared")
-ASKED_KEYS = KEYS[:3]  # what a plan may be asked for
+ASKED_KEYS = ("bandwidth", "latency", "transfer", "topology")  # what a plan may be asked for
+KEYS = (*ASKED_KEYS, "layerwise_from", "shared")
+TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")
 MOST_TOKENS = 10**9
 
@@ -25,6 +28,15 @@ def parse_network(section: Section) -> Network:
         cast(Literal["serialised", "layerwise"], section.one_of("transfer", TRANSFERS, default.transfer)),
         section.whole("layerwise_from", default.layerwise_tokens, least=0, most=MOST_TOKENS),
         section.flag("shared", default.is_shared),
+        _topology(section.part("topology", TOPOLOGY_KEYS)) if "topology" in section else None,
+    )
+
+
+def _topology(section: Section) -> Topology:
+    return Topology(
+        section.positive("within", "bytes_per_s", None),
+        section.whole("nodes_per_rack", 0, most=MOST_TOKENS),
+        section.positive("rack_bandwidth", "bytes_per_s", math.inf),
     )
 
 
@@ -38,4 +50,13 @@ def network_document(network: Network) -> dict[str, Any]:
         document["layerwise_from"] = network.layerwise_tokens
     if not network.is_shared:
         document["shared"] = False
+    if (topology := network.topology) is not None:
+        asked: dict[str, Any] = {}
+        if topology.within_bytes_per_s is not None:
+            asked["within"] = exactly(topology.within_bytes_per_s, "GB/s")
+        if topology.nodes_per_rack:
+            asked["nodes_per_rack"] = topology.nodes_per_rack
+        if topology.rack_bytes_per_s < math.inf:
+            asked["rack_bandwidth"] = exactly(topology.rack_bytes_per_s, "GB/s")
+        document["topology"] = asked
     return document

@@ -27,6 +27,7 @@ from planner.studies.whatif import Study
 from planner.units import quantity
 
 DAY_S = 86400.0
+REPLAN_AGAIN_FRAC = 0.03  # of what a drift has come to: a smaller move is no reason to search again
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class WatchResult(Result):
     plan: Planned
     found: Watched
     again: Replan | None = None
+    searched: Watched | None = None  # the look at which `again` was found: this one, or one before
 
     @property
     def status(self) -> str:
@@ -157,14 +159,34 @@ def look(
     *,
     catalog: CatalogLike = None,
     progress: Callable[[str], None] = lambda _: None,
+    before: WatchResult | None = None,
 ) -> WatchResult:
-    """One look; with `slo` also what `plan replan` would change, if something drifted."""
+    """One look. With `slo` a drift triggers `plan replan` on the traffic since then (DistServe section 4.3);
+    what was searched for the look `before` stands until what drifted moves on by REPLAN_AGAIN_FRAC.
+    """
     progress("looking at the metrics")
     found = watches.watch(plan, source.live(plan))
     if slo is None or not (found.missed or any(drift.is_drift for drift in found.drifts)):
         return WatchResult(plan, found)
+    if before is not None and before.searched is not None and _as_before(found, before.searched):
+        return WatchResult(plan, found, before.again, before.searched)
     progress("replanning")
-    return WatchResult(plan, found, replan(plan, found, slo, catalog=catalog))
+    return WatchResult(plan, found, replan(plan, found, slo, catalog=catalog), found)
+
+
+def _as_before(now: Watched, before: Watched) -> bool:
+    """Whether nothing has moved so far since that a new search could answer anything else."""
+
+    def drifted(found: Watched) -> dict[str, float]:
+        return {drift.what: drift.now for drift in found.drifts if drift.is_drift}
+
+    here, there = drifted(now), drifted(before)
+    missed = [[line.limit for line in found.missed] for found in (now, before)]
+    return (
+        here.keys() == there.keys()
+        and missed[0] == missed[1]
+        and all(abs(here[what] / there[what] - 1) <= REPLAN_AGAIN_FRAC for what in here)
+    )
 
 
 def replan(

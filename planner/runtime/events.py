@@ -23,18 +23,19 @@ from planner.simulator.caches import (
     take_prefix,
 )
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
+from planner.simulator.flips import flip
 from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.pointers import pointer_to
-from planner.simulator.predictions import forget_errors, note_end, outlive_if_longer, predicted_at_first
+from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import begin_turn, give_number, settle
-from planner.simulator.routing import choose, set_pools
-from planner.simulator.slots import assign, blocks_of, load, request_blocks, seat_blocks
+from planner.simulator.routing import choose, holds_back, set_pools
+from planner.simulator.slots import assign, assign_none, blocks_of, load, request_blocks, seat_blocks
 
 # how far a request is; of none, or of one that is only remembered, is the seat
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
 # events
-SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET = range(8)
+SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET, WAITS = range(9)
 
 
 @small_jit
@@ -121,6 +122,7 @@ def _see_saved(state, time_s):
 def _send(state, r, time_s):
     """The worker that takes request r, NONE if it fits on none that is up."""
     set_pools(state)
+    flip(state, FRONT, time_s)
     if state.counters[ROUTING + FRONT] == REBALANCED:
         _see_saved(state, time_s)
     w = route(state, r, time_s)
@@ -137,6 +139,7 @@ def _send(state, r, time_s):
 def _hand_off(state, r, time_s):
     """The worker that decodes request r, NONE if it fits on none that is up."""
     set_pools(state)
+    flip(state, BACK, time_s)
     v = choose(state, BACK, r, time_s)
     if v != NONE:
         request = state.requests[r]
@@ -183,7 +186,7 @@ def _cached_tokens(request, tokens):
 
 
 @kernel_jit
-def _leave(state, r, tokens):
+def _leave(state, r, tokens, time_s):
     """Request r has left its worker, whatever became of it, after so many tokens of output."""
     request, w = state.requests[r], _worker_of(state, r)
     if tokens > 0:
@@ -198,6 +201,8 @@ def _leave(state, r, tokens):
         elif request.status == ADMITTED:
             load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         assign(state, w, r, -1.0)
+        if state.workers[w].assigned == 0.0:
+            state.workers[w].idle_since_s = time_s
         note_end(state, w, r, tokens)
         if request.status != ROUTED:
             blocks = request_blocks(state, w, request.length_tokens) + seat_blocks(state, w, r)
@@ -214,10 +219,7 @@ def _go_down(state, w, time_s):
     worker.epoch += 1
     empty_cache(state, w, time_s)
     worker.used_blocks = 0
-    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
-    worker.heavy = 0
-    forget_errors(worker)
-    load(state, w, 0.0, 0.0, 0.0)
+    assign_none(state, w)
 
 
 @kernel_jit
@@ -263,13 +265,16 @@ def _entries(sources):
             return _send(state, r, time_s)
         if event == HAND_OFF:
             return _hand_off(state, r, time_s)
+        if event == WAITS:
+            set_pools(state)
+            return np.int64(holds_back(state, FRONT, r))
         if event == GO_DOWN:
             _go_down(state, number, time_s)
         elif event == FORGET:
             _forget_window(state, number)
         elif state.requests[r].status > ASKED:
             if event == LEAVE:
-                _leave(state, r, number)
+                _leave(state, r, number, time_s)
             elif _is_there(state, r):
                 if event == COMPUTE:
                     _compute(state, r, time_s)

@@ -18,7 +18,7 @@ import aiohttp
 
 from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Role
 from planner.runtime.router import Router, Settings
 from planner.runtime.service import serve_until_drained
 
@@ -36,6 +36,10 @@ class Remote:
     is_up: bool = False
     starts: int = 0
     gave_up: str = ""
+    can_turn = False  # whoever starts it chose its role
+
+    def turn(self, role: Role) -> None:
+        raise NotImplementedError
 
     async def watch(self, every_s: float) -> None:
         """Up while it answers /health, down once it did not so many times in a row."""

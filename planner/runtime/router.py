@@ -16,6 +16,7 @@ import hmac
 import io
 import json
 import logging
+from bisect import insort
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -29,7 +30,7 @@ from aiohttp import web
 from planner.documents.warm_up import WarmPrompt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Role
 from planner.policies import QUEUE, ROUTING, VLLM, answer
 from planner.runtime import router_metrics
 from planner.runtime.door import Door, Limits
@@ -44,6 +45,7 @@ WARM_EVERY_S = 1.0  # between looks for workers that have come up
 EVENT = b"data: {"  # of a stream, with a token
 DEATHS = 2  # of workers that had a request, and it is not tried on another
 WATCH_EVERY_S = 0.5
+LOOK_EVERY_S = 0.05  # for a worker, while there is none
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -63,6 +65,9 @@ class Backend(Protocol):
     is_up: bool
     starts: int  # of its engine, as far as we made them
     gave_up: str  # why it is not tried for a while
+    can_turn: bool  # whether `turn` restarts its engine in another role
+
+    def turn(self, role: Role) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +126,20 @@ class Router:
             )
         self.live = LiveFleet(fleet, lengths=lengths, history=history)
         self.backends = list(backends)
+        if self.live.flips and not all(backend.can_turn for backend in self.backends):
+            raise InputError(
+                f"policies.pools is {fleet.policies.pools!r}: engines that are started elsewhere keep their "
+                "role; leave it out, or let `plan serve` start them"
+            )
         self.warm_prompts = tuple(warm_up)
         self.warm: list[str | None] = [None] * len(self.backends)  # identities of those that were warmed up
         self.warming = asyncio.Lock()
         self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
+        self.line: list[tuple[float, int]] = []  # requests held back: when they came, and their seats
+        self.first: dict[tuple[float, int], asyncio.Event] = {}  # of each: set once it is the first
+        self.room = asyncio.Event()  # something has changed that may let that one go
         self.is_draining = False
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
@@ -291,7 +304,8 @@ class Router:
         raise refusal(502, f"request {asked.id}: {self.settings.retries + 1} tries failed on {names}")
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
-        w = await self._choose(self.live.send, answer, failed)
+        async with self._in_line(answer):
+            w = await self._choose(self.live.send, answer, failed)
         raw = self._numbered(answer)
         async with self._at(w, answer, failed):
             if self.live.roles[w] == "mixed":
@@ -304,6 +318,32 @@ class Router:
         w = await self._choose(self.live.hand_off, answer, failed)
         async with self._at(w, answer, failed):
             await self._forward(self.backends[w], answer, raw)
+
+    @asynccontextmanager
+    async def _in_line(self, answer: Reply) -> AsyncIterator[None]:
+        """Where the policy holds requests back: until this is the first of those that wait."""
+        if not self.live.holds_back:
+            yield
+            return
+        place = (answer.start_s, answer.seat)
+        insort(self.line, place)
+        self.first[place] = is_first = asyncio.Event()
+        try:
+            while self.line[0] != place:
+                is_first.clear()
+                await is_first.wait()
+            yield
+        finally:
+            self.line.remove(place)
+            del self.first[place]
+            if self.line:
+                self.first[self.line[0]].set()
+
+    async def _until_room(self) -> None:
+        """Until something changes, or a while has passed."""
+        self.room.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.room.wait(), LOOK_EVERY_S)
 
     def _numbered(self, answer: Reply) -> bytes:
         """The body, with the place in its worker's queue where the router gives one."""
@@ -330,6 +370,7 @@ class Router:
         finally:
             self.attempts[w].pop(until, None)
             self.live.left(answer.seat, _now_s(), answer.tokens)
+            self.room.set()
 
     async def _choose(
         self, choose: Callable[[int, float, Collection[int]], int | None], answer: Reply, failed: set[int]
@@ -343,11 +384,23 @@ class Router:
             w = choose(answer.seat, now_s, failed)
             if w is None and failed:
                 w = choose(answer.seat, now_s, ())
+            self._turn()
             if w is not None:
                 return w
-            if now_s > deadline_s:
+            if self.live.is_held_back(answer.seat):
+                deadline_s = now_s + self.settings.patience_s
+            elif now_s > deadline_s:
                 raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
-            await asyncio.sleep(0.05)
+            await self._until_room()
+
+    def _turn(self) -> None:
+        """Workers with nothing to do that have got another role restart in it: from now on nothing goes to
+        them until they are up again."""
+        while self.live.turned:
+            w = self.live.turned.pop()
+            LOG.warning("worker %s: becomes a %s worker", self.backends[w].name, self.live.roles[w])
+            if self.fleet.policies.flip_restart_s > 0:
+                self.backends[w].turn(self.live.roles[w])
 
     def _see_who_is_up(self, now_s: float) -> None:
         """A worker that has another identity than before was down in between."""
@@ -360,7 +413,7 @@ class Router:
                 for until in self.attempts[w]:
                     _end(until, now_s)
             if now is not None:
-                self.live.up(w)
+                self.live.up(w, now_s)
         self.up = up
 
     async def _prefill(self, worker: Backend, answer: Reply) -> Any:
@@ -395,6 +448,7 @@ class Router:
                 now_s = answer.heard_s = _now_s()
                 if answer.response is None:
                     self.live.computed(seat, now_s)
+                    self.room.set()
                     await answer.begin(name)
                     self._note_ttft(now_s - answer.start_s)
                 answer.tokens += chunk.count(EVENT)

@@ -31,14 +31,14 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.output_length import OutputTable, output_table
-from planner.policies import QUEUE, ROUTING, by_tenant
+from planner.policies import FLIP, POOLS, QUEUE, ROUTING, STATIC, by_tenant
 from planner.runtime import events
 from planner.runtime.prefixes import Numbers
 from planner.simulator import cache_layout, layout
 from planner.simulator.cache_layout import Caches
 from planner.simulator.layout import State
 from planner.simulator.pins import pin_nodes
-from planner.simulator.replay import fresh_state
+from planner.simulator.replay import ROLES, fresh_state
 from planner.traffic.trace import Trace
 
 SEATS = 1024  # to begin with
@@ -71,24 +71,26 @@ class LiveFleet:
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
-        self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
-        for role, w in zip(self.roles, self.workers, strict=True):
-            holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
-            self.most_tokens[role] = max(self.most_tokens[role], holds)
+        self.flips = POOLS[self.policies.pools].code == FLIP
+        self.is_turning = np.zeros(len(self.types), bool)  # they restart in the other role
+        self.turned: list[int] = []  # workers that have got another role, until somebody takes them from here
+        self._see_most_tokens()
         self.free: list[int] = []
         self._more_seats(SEATS)
         self.keeps_prefixes = self.state.caches is not None
         self.has_window = ROUTING[self.policies.routing].has_window
+        self.holds_back = ROUTING[self.policies.routing].holds_back
         self.is_by_tenant = by_tenant(self.policies)
         self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)
         self.ended: deque[tuple[int, int]] | None = None  # prompts and outputs of the latest; None: unread
-        if self.policies.prediction_buckets and history is None:
-            self.ended, self.ends = deque(maxlen=RECENT), 0
-        elif history is not None and self.policies.prediction_buckets:
-            self._predict_from(*history)
+        if self.policies.prediction_buckets:
+            if history is None:
+                self.ended, self.ends = deque(maxlen=RECENT), 0
+            else:
+                self._predict_from(*history)
         if self.keeps_prefixes:
             self.nodes = Numbers(len(self.caches.holders))
             self.users = np.full(len(self.nodes), -1, np.int32)  # seats by node; -1: the number is free
@@ -97,6 +99,13 @@ class LiveFleet:
             self.path_end = 0
             self.hand = self.freed = self.poor_turns = 0  # of the sweep for free nodes
         self._compile()
+
+    def _see_most_tokens(self) -> None:
+        """What the largest worker of each role holds."""
+        self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
+        for role, w in zip(self.roles, self.workers, strict=True):
+            holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
+            self.most_tokens[role] = max(self.most_tokens[role], holds)
 
     def _compile(self) -> None:
         """What is not compiled yet is now, and not while a request waits."""
@@ -138,9 +147,17 @@ class LiveFleet:
 
     def send(self, seat: int, time_s: float, without: Collection[int] = ()) -> int | None:
         """The worker that computes the prompt, which is its from now on; `without` are not asked. None: it
-        fits on none that is up.
+        fits on none that is up, or none is free (`is_held_back`): then it is for the caller to ask again, in
+        the order of arrival.
         """
         return self._choose(events.SEND, seat, time_s, without)
+
+    def is_held_back(self, seat: int) -> bool:
+        """Whether a request that got no worker waits for one that is up to be free for it."""
+        if not self.holds_back:
+            return False
+        self.workers["is_up"][:] = self.is_up
+        return bool(events.tell(self.state, events.WAITS, seat, 0, 0.0))
 
     def number(self, seat: int) -> int | None:
         """What its worker's order goes by, smallest first, where the router gives numbers."""
@@ -154,11 +171,24 @@ class LiveFleet:
 
     def _choose(self, event: int, seat: int, time_s: float, without: Collection[int]) -> int | None:
         is_up = self.workers["is_up"]
-        is_up[:] = self.is_up
+        is_up[:] = np.where(self.is_turning, layout.TURNING, self.is_up) if self.flips else self.is_up
         if without:
             is_up[list(without)] = 0
         worker = int(events.tell(self.state, event, seat, 0, time_s))
+        if self.flips:
+            self._see_flips()
         return None if worker == layout.NONE else worker
+
+    def _see_flips(self) -> None:
+        """Of a worker that has another role now, which is down while it restarts."""
+        for w, code in enumerate(self.workers["role"].tolist()):
+            if ROLES[self.roles[w]] == code:
+                continue
+            self.roles[w] = "prefill" if code == layout.PREFILL else "decode"
+            if self.policies.flip_restart_s > 0:
+                self.is_up[w], self.is_turning[w] = False, True
+            self.turned.append(w)
+            self._see_most_tokens()
 
     def admitted(self, seat: int, time_s: float) -> None:
         """Its worker begins with the prompt; for whoever sees that, else `computed` is enough."""
@@ -199,8 +229,10 @@ class LiveFleet:
         nodes = self.caches.path[start : start + len(names)].copy()
         pin_nodes(self.state, worker, nodes)
 
-    def up(self, worker: int) -> None:
-        self.is_up[worker] = True
+    def up(self, worker: int, time_s: float = 0.0) -> None:
+        """It has had nothing to do since then."""
+        self.is_up[worker], self.is_turning[worker] = True, False
+        self.workers["idle_since_s"][worker] = time_s
 
     def down(self, worker: int, time_s: float) -> None:
         """All that it had cached is lost."""
@@ -335,9 +367,9 @@ class LiveFleet:
 def _routing_alone(policies: Policies) -> Policies:
     """What is left to a router: batching and the order of prompts are the engines' own, but for numbers."""
     own = Policies()
-    if policies.pools != own.pools:
+    if POOLS[policies.pools].code not in (STATIC, FLIP):
         raise InputError(
-            f"policies.pools is {policies.pools!r}: real engines keep their role; plan {own.pools!r}"
+            f"policies.pools is {policies.pools!r}: real engines have one role at a time; plan {own.pools!r}"
         )
     return replace(
         policies,

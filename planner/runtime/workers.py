@@ -27,14 +27,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 import aiohttp
 
 from planner.errors import InputError
-from planner.fleet import Fleet, Pool
+from planner.fleet import Fleet, Pool, Role
 from planner.manifests import engine, kv_store
 from planner.runtime.launch import (
     API_KEYS,
@@ -142,7 +142,15 @@ class Worker:
         self.starts = 0
         self.gave_up = ""
         self.settled = asyncio.Event()  # up for the first time, or given up
+        self.turned = asyncio.Event()  # its place has another role than its engine
         self.process: asyncio.subprocess.Process | None = None
+
+    can_turn = True
+
+    def turn(self, role: Role) -> None:
+        """Have the engine end, and start again in another role."""
+        self.place = replace(self.place, pool=replace(self.place.pool, role=role))
+        self.turned.set()
 
     @property
     def log(self) -> Path:
@@ -160,6 +168,10 @@ class Worker:
                     self.note(self.place.name, UP.format(self.starts))
                     why = await self._until_down()
                     self.is_up = False
+                    if self.turned.is_set():
+                        self.note(self.place.name, f"restarts as a {self.place.pool.role} worker")
+                        await self._stop()
+                        continue
                     failures = failures if time.monotonic() - up_s < STEADY_S else 0
                 await self._kill()
                 failures += 1
@@ -185,6 +197,7 @@ class Worker:
     async def _start(self) -> str:
         """Start its process; why that cannot be, if it cannot."""
         self.starts += 1
+        self.turned.clear()
         try:
             port = free_port()
             self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
@@ -250,10 +263,17 @@ class Worker:
         misses = 0
         assert self.process is not None
         exit_task = asyncio.ensure_future(self.process.wait())
+        turn_task = asyncio.ensure_future(self.turned.wait())
         try:
             async with self._client() as client:
                 while True:
-                    await asyncio.wait([exit_task], timeout=self.patience.health_every_s)
+                    await asyncio.wait(
+                        [exit_task, turn_task],
+                        timeout=self.patience.health_every_s,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if turn_task.done():
+                        return "turns"
                     if exit_task.done():
                         return f"died ({_ending(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
@@ -264,6 +284,7 @@ class Worker:
                         return f"did not answer /health {misses} times"
         finally:
             exit_task.cancel()
+            turn_task.cancel()
 
     @property
     def _exit(self) -> int | None:

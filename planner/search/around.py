@@ -25,6 +25,7 @@ from planner.search.fleets import Counts, named
 from planner.search.headroom import ends, most_that_holds, with_traffic
 from planner.search.oracle import Answers, Oracle
 from planner.search.owned import owned_first, paid
+from planner.search.pinning import Pinning
 from planner.search.problem import Problem
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
@@ -218,9 +219,9 @@ class _Around:
 
         def at(more_frac: float) -> tuple[Oracle, Counts]:
             self._count(oracle)
-            return replace(
-                oracle, trace=longer_prompts(oracle.trace, more_frac), answers=Answers()
-            ), self.best
+            longer = longer_prompts(oracle.trace, more_frac)  # which leave less room to pin prefixes in
+            pinning = None if oracle.pinning is None else Pinning(longer)
+            return replace(oracle, trace=longer, pinning=pinning, answers=Answers()), self.best
 
         frac, missed = most_that_holds(at)
         return (Holds("prompts", frac, missed),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,11 +40,12 @@ def lower_bound(problem: Problem) -> float | None:
 
 
 def _load(problem: Problem) -> Load:
+    network = problem.task.network
     return Load(
         problem.hits.classes() if problem.hits else to_classes(problem.trace),
         problem.obliged,
         problem.llm.kv_bytes_per_token,
-        problem.task.network.bandwidth_bytes_per_s,
+        math.inf if network.topology else network.bandwidth_bytes_per_s,  # a link of each node is no limit
         is_cached=problem.hits is not None,
     )
 

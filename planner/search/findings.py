@@ -43,7 +43,7 @@ from planner.search.problem import Conditions, Problem, on_all_draws, with_polic
 from planner.simulator.metrics import Line, Verdict, measured, windows_s, worst_window
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Limits
-from planner.solvers.placement import Placement, place
+from planner.solvers.placement import Placement, as_dealt, place
 from planner.traffic.trace import Trace
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
@@ -321,6 +321,8 @@ def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | No
         gpu = replace(gpu, base=gpu.base + market_of(gpu.name))
         pools.append(replace(pool, type=replace(pool.type, gpu=gpu)))
     try:
+        if fleet.network.topology is not None:
+            return as_dealt(replace(fleet, pools=tuple(pools)))
         return place(replace(fleet, pools=tuple(pools)), time_limit_s=time_limit_s)
     except PlannerError:
         return None

@@ -18,6 +18,8 @@ def too_slow(problem: Problem) -> LinkTooSlow | None:
     until their second token is due.
     """
     trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
+    if problem.task.network.topology is not None:  # there is no one link
+        return None
     everyone = np.ones(len(trace), bool)
     needs = [
         (everyone, int(np.ceil(problem.obliged.whole_frac * len(trace) - 1e-9)), problem.obliged.whole_s)
@@ -42,7 +44,7 @@ def falls_behind(problem: Problem) -> LinkTooSlow | None:
     """
     trace, network, tested = problem.trace, problem.task.network, steady(problem.slo, problem.trace)
     limits = [limit for limit in problem.slo.limits if limit.metric == "ttft"]
-    if not network.is_shared or tested is None or not limits:
+    if not network.is_shared or network.topology is not None or tested is None or not limits:
         return None
     if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= 0.5:
         return None

@@ -48,6 +48,7 @@ from planner.simulator.counting import (
 )
 from planner.simulator.drafts import accept
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
+from planner.simulator.flips import flip
 from planner.simulator.joint_steps import start_ranks
 from planner.simulator.layout import (
     BACK,
@@ -57,17 +58,16 @@ from planner.simulator.layout import (
     DRAIN,
     DRAINING,
     ENTERED,
-    FLIP_S,
     FREED,
     FRONT,
     FRONT_END_S,
     GONE,
+    HELD,
     INBOUND,
     LEAVING,
     LIMBO,
     LINK_SLOW,
     LOST,
-    MIXED,
     NEXT_DISTURBANCE,
     NONE,
     ONE,
@@ -77,7 +77,6 @@ from planner.simulator.layout import (
     READY,
     RELEASED,
     RESTING,
-    SIZE,
     SLOW,
     UNKNOWN,
     UP,
@@ -92,14 +91,14 @@ from planner.simulator.offload import (
     store_ended_step,
 )
 from planner.simulator.pointers import pointer_to
-from planner.simulator.predictions import forget_errors
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
-from planner.simulator.routing import choose, fits, set_pools
+from planner.simulator.routing import choose, fits, holds_back, set_pools
 from planner.simulator.slots import (
     assign,
+    assign_none,
     blocks_for,
     blocks_of,
     depart,
@@ -151,17 +150,36 @@ def _may_return(state, pool, r):
 @kernel_jit
 def arrive(state, r, time_s, cause):
     """Route request r, which has nothing computed, to a worker that takes arrivals."""
-    if state.policy[FLIP_S] < np.inf:
-        flip(state, FRONT, time_s)
-    w = route(state, r, time_s)
-    request = state.requests[r]
-    if w == NONE:
-        if _may_return(state, FRONT, r):
-            state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
-        else:
-            reject(state, r)
-        return
-    worker = state.workers[w]
+    flip(state, FRONT, time_s)
+    w, request = NONE, state.requests[r]
+    if state.counters[HELD] == NONE:
+        w = route(state, r, time_s)
+    if w != NONE:
+        _send(state, r, w, time_s, cause)
+    elif holds_back(state, FRONT, r):
+        state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
+    elif _may_return(state, FRONT, r):
+        state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
+    else:
+        reject(state, r)
+
+
+@kernel_jit
+def send_held(state, time_s, cause):
+    """Send what waits at the router, in its order, until there is no worker for the next."""
+    while state.counters[HELD] != NONE:
+        r = state.counters[HELD]
+        w = route(state, r, time_s)
+        if w == NONE:
+            return
+        state.counters[HELD] = without_root(state.requests, r)
+        _send(state, r, w, time_s, cause)
+
+
+@kernel_jit
+def _send(state, r, w, time_s, cause):
+    """Request r goes to worker w, which computes its prompt."""
+    request, worker = state.requests[r], state.workers[w]
     request.prefill_worker, request.decode_worker = w, NONE  # handed off before, it may stay here now
     assign(state, w, r, 1.0)
     load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
@@ -182,45 +200,10 @@ def arrive(state, r, time_s, cause):
 
 
 @kernel_jit
-def flip(state, pool, time_s):
-    """TetriInfer's instance flip: a worker that was idle for so long joins the other pool if that has work.
-
-    It must have nothing left, and its own pool must keep another worker.
-    """
-    for w in range(len(state.workers)):
-        worker = state.workers[w]
-        other = BACK if pool == FRONT else FRONT
-        if (
-            worker.is_up == 1
-            and worker.role != MIXED
-            and (worker.role == DECODE) == (pool == FRONT)
-            and worker.running == 0
-            and worker.assigned == 0.0
-            and worker.used_blocks == 0
-            and time_s - worker.idle_since_s >= state.policy[FLIP_S]
-            and state.counters[SIZE + other] > 1
-            and _is_busy(state, pool)
-        ):
-            worker.role = PREFILL if pool == FRONT else DECODE
-            load(state, w, 0.0, 0.0, 0.0)
-            set_pools(state)
-            return
-
-
-@kernel_jit
-def _is_busy(state, pool):
-    for i in range(state.counters[SIZE + pool]):
-        if state.workers[state.pools[pool, i]].assigned == 0.0:
-            return False
-    return True
-
-
-@kernel_jit
 def hand_off(state, r, time_s, cause):
     """The KV of r lies on its prefill worker: pick a decode worker, which will fetch it."""
     request = state.requests[r]
-    if state.policy[FLIP_S] < np.inf:
-        flip(state, BACK, time_s)
+    flip(state, BACK, time_s)
     v = choose(state, BACK, r, time_s)
     if v == NONE:
         if _may_return(state, BACK, r):  # its KV stays where it is
@@ -531,11 +514,8 @@ def _clear(state, w, time_s):
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
-    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
-    worker.heavy = 0
-    forget_errors(worker)
     worker.stage_free_s[:] = 0.0
-    load(state, w, 0.0, 0.0, 0.0)
+    assign_none(state, w)
 
 
 @kernel_jit
@@ -668,6 +648,8 @@ def _entry(sources):
                     set_time(state, entity, time_s)
             if state.counters[LOST] != NONE:
                 route_lost(state, time_s, entity)
+            if state.counters[HELD] != NONE:
+                send_held(state, time_s, entity)
             if not is_arrival:
                 cause, cause_s = entity, time_s
             if stop_early and closed_loop == 0 and len(state.after) == 0:

@@ -264,7 +264,7 @@ LINK = np.dtype(
 DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor", "f8")])
 # kinds of disturbances; at a PAUSE the kernel returns, and goes on where it was when it is called again
 DOWN, UP, SLOW, LINK_SLOW, DRAIN, GONE, PAUSE = range(7)
-DRAINING = np.int64(2)  # a worker
+DRAINING, TURNING = np.int64(2), np.int64(3)  # a worker; TURNING: it restarts in the other role
 
 RANK = np.dtype(  # what a lane is in distserve.py besides
     [
@@ -327,7 +327,7 @@ class State(NamedTuple):
     pools: npt.NDArray[np.int64]  # (2, W) workers that take arrivals, and hand-offs; splitwise.py: 3 pools
     score: npt.NDArray[np.float64]  # (W,) routing score of each worker
     lowest: npt.NDArray[np.float64]  # (2, ...) no score of a group of a pool is below this
-    link: npt.NDArray[np.void]  # (1,) LINK
+    link: npt.NDArray[np.void]  # (...,) LINK: of the whole network, which keeps the heap; places.rows
     disturbances: npt.NDArray[np.void]  # (...,) DISTURBANCE, in order of time
     limits: npt.NDArray[np.void]  # (K,) LIMIT
     policy: npt.NDArray[np.float64]  # (POLICY,) numbers of the policies, see below
@@ -349,6 +349,8 @@ class State(NamedTuple):
     picks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (seats,) requests new in a batch
     after: npt.NDArray[np.void] = np.zeros(0, AFTER)  # (n + 1,), empty where nobody waits for others
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
+    place: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (W,) where workers lie; empty: nobody asks
+    ways: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (P, P) index into `link`, by place
     edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) of the windows in which limits are held too
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V), V = 0: over the whole alone
     caches: Any = None  # cache_layout.Caches where workers keep prefixes
@@ -376,13 +378,15 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
     LOST,  # ... of those that have lost theirs and are to be routed
     FREED,  # ... of those that waited for others and will arrive
     BROKEN,  # 1: a limit can no longer hold in one of the windows
-) = range(7, 21)
-COUNTERS = 21
+    HELD,  # root of the heap of requests that wait at the router for a worker to be free for them
+) = range(7, 22)
+COUNTERS = 22
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
 # heard of loads; how many times as long the steps of prefill workers are for the predictor; Aladdin's
-# heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime)
+# heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime); seconds
+# that a flip takes
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
-HEARTBEAT_S, NEXT_BEAT_S, LIVE = range(10, 13)
-POLICY = 13
+HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S = range(10, 14)
+POLICY = 14

@@ -11,11 +11,14 @@ from planner.models.kv_offload import is_common
 from planner.policies import (
     BATCHING,
     BY_FIELD,
+    FLIP,
     LOWEST_BY_LOT,
+    POOLS,
     QUEUE,
     ROUND_ROBIN,
     ROUTING,
     SCORE,
+    SPLITWISE,
     STEPWISE,
     TWO_BY_REQUESTS,
     VLLM_V1,
@@ -49,6 +52,7 @@ def check(fleet: Fleet) -> None:
                 f"policies.routing is {name!r}, which needs step times of the planner's own form"
             )
     _check_engine(policies, batching)
+    _check_places(fleet, batching)
     if fleet.engine is not None and batching.code != VLLM_V1:
         raise InputError(
             f"engine: vllm forms its steps as vllm-v1 does, policies.batching is {batching.name!r}; drop one "
@@ -71,6 +75,19 @@ def check(fleet: Fleet) -> None:
             f"policies.batching is {batching.name!r}, which keeps a request on one worker to its end; "
             "give all workers the role mixed"
         )
+
+
+def _check_places(fleet: Fleet, batching: Batching) -> None:
+    """Whether what is asked of nodes can be said of them."""
+    topology, policies = fleet.network.topology, fleet.policies
+    if topology is None:
+        return
+    if batching.code == SPLITWISE:
+        raise InputError(
+            "network.topology: machines of batching 'splitwise' have links of their own; drop it"
+        )
+    if POOLS[policies.pools].code == FLIP:
+        raise InputError("network.topology: workers that flip their role are not simulated on nodes; drop it")
 
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:

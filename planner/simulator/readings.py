@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit
-from planner.simulator.layout import FINISHED, LEAVING, LIMBO, NONE, UNFINISHED, State
+from planner.simulator.layout import FINISHED, HELD, LEAVING, LIMBO, NONE, UNFINISHED, State
 from planner.simulator.slots import blocks_for, steps_done
 
 Floats = npt.NDArray[np.float64]
@@ -123,7 +123,7 @@ def _entry(sources):
                 under_way[kept] = r
                 kept += 1
         numbers[OPEN], numbers[SEEN] = kept, entered
-        return _in_heap(requests, counters[LIMBO], scratch)
+        return _in_heap(requests, counters[LIMBO], scratch) + _in_heap(requests, counters[HELD], scratch)
 
     return read
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
-from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, output_table, synthetic_buckets
 from planner.policies import (
@@ -28,7 +28,7 @@ from planner.policies import (
     ROUTING,
     STEPWISE,
 )
-from planner.simulator import cache_layout, distserve, kernel, layout, splitwise
+from planner.simulator import cache_layout, distserve, kernel, layout, places, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
@@ -387,7 +387,7 @@ def _state(
         pools=np.zeros((2, count), dtype=np.int64),
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
-        link=_link(fleet.llm, fleet.network),
+        link=places.rows(fleet),
         disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
         limits=_watched(limits, trace, window_s),
         policy=_policy_numbers(fleet),
@@ -408,6 +408,7 @@ def _state(
         outputs=outputs,
         offload=offload,
     )
+    state = places.with_ways(state, fleet)
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
     if len(state.disturbances):  # the first event in the heap
@@ -566,7 +567,7 @@ def _counters(policies: Policies, released: int) -> Ints:
     """The counters, when so many requests may arrive."""
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = released
-    counters[[layout.LIMBO, layout.LOST, layout.FREED]] = layout.NONE
+    counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD]] = layout.NONE
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
     counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
     counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
@@ -578,6 +579,7 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
+    numbers[layout.RESTART_S] = policies.flip_restart_s
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
     numbers[layout.LOAD_PERIOD_S] = policies.load_period_s
@@ -678,20 +680,6 @@ def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) ->
     rest = len(ordered) - above
     sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))
     requests["predicted_later_tokens"] = np.where(rest > 0, sums[above] // np.maximum(rest, 1), outputs)
-
-
-def _link(llm: Llm, network: Network) -> npt.NDArray[np.void]:
-    if not network.bandwidth_bytes_per_s > 0:
-        raise InputError(f"network.bandwidth is {network.bandwidth_bytes_per_s}, must be > 0")
-    link = np.zeros(1, dtype=layout.LINK)
-    link["block_s"] = KV_BLOCK_TOKENS * llm.kv_bytes_per_token / network.bandwidth_bytes_per_s
-    link["latency_s"] = network.latency_s
-    link["overlap_frac"] = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0
-    link["overlap_tokens"] = network.layerwise_tokens
-    link["is_shared"], link["slow_factor"] = network.is_shared, 1.0
-    link["free_s"] = link["last_s"] = -np.inf
-    link["root"] = layout.NONE
-    return link
 
 
 def results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:

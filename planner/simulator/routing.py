@@ -6,11 +6,13 @@ import numpy as np
 
 from planner.policies import (
     BEST_FIT,
+    DEFERRED,
     HEAVY_LIGHT,
     LOWEST_BY_LOT,
     POWER_OF_TWO,
     REBALANCED,
     ROUND_ROBIN,
+    SAME_PLACE,
     SCORE,
     TWO_BY_REQUESTS,
 )
@@ -69,6 +71,18 @@ def _drawn(state, n):
 
 
 @small_jit
+def _two_drawn(state, count):
+    """Two different random integers below count, the same twice where count is 1."""
+    first = _drawn(state, count)
+    second = first
+    if count > 1:
+        second = _drawn(state, count - 1)
+        if second >= first:
+            second += 1
+    return first, second
+
+
+@small_jit
 def fits(state, w, need):
     """Whether worker w, when it has nothing else, takes a request of so many blocks to its end."""
     kind = state.types[state.workers[w].type]
@@ -88,6 +102,11 @@ def _choose(state, pool, r, time_s):
     size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
     if how == SCORE:
         return _smallest_score(state, pool, need)
+    if how == DEFERRED:  # hand-offs wait where their KV lies
+        return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
+    if how == SAME_PLACE:
+        near = _smallest_score_beside(state, pool, need, request.prefill_worker)
+        return _smallest_score(state, pool, need) if near == NONE else near
     if how == ROUND_ROBIN:
         for _ in range(size):
             w = state.pools[pool, state.counters[TURN + pool] % size]
@@ -130,6 +149,46 @@ def _smallest_score(state, pool, need):
 
 
 @kernel_jit
+def _smallest_free_score(state, pool, need):
+    """Of the workers that have fewer prompts to compute than two steps take, the one under way and the next;
+    NONE if it fits on none of them.
+    """
+    best, best_score = NONE, np.inf
+    for i in range(state.counters[SIZE + pool]):
+        w = state.pools[pool, i]
+        worker = state.workers[w]
+        is_free = worker.pending_tokens < 2 * state.types[worker.type].token_budget
+        if is_free and state.score[w] < best_score and fits(state, w, need):
+            best, best_score = w, state.score[w]
+    return best
+
+
+@kernel_jit
+def holds_back(state, pool, r):
+    """Whether request r, which got no worker, waits at the router: it fits on one that is up."""
+    if state.counters[ROUTING + pool] != DEFERRED:
+        return False
+    request = state.requests[r]
+    need = blocks_of(request.input_tokens + request.output_tokens)
+    for i in range(state.counters[SIZE + pool]):
+        if fits(state, state.pools[pool, i], need):
+            return True
+    return False
+
+
+@kernel_jit
+def _smallest_score_beside(state, pool, need, other):
+    """Of the decode workers that lie where another one does; NONE if it fits on none of them."""
+    best, best_score = NONE, np.inf
+    if len(state.place) > 0 and pool == BACK:
+        for i in range(state.counters[SIZE + pool]):
+            w = state.pools[pool, i]
+            if state.place[w] == state.place[other] and state.score[w] < best_score and fits(state, w, need):
+                best, best_score = w, state.score[w]
+    return best
+
+
+@kernel_jit
 def _by_lot(state, pool, r, need, how, time_s):
     """One worker at random, or the lower score of two, among those whose free blocks hold all of request r as
     predicted; if there are none, among all it fits on.
@@ -142,12 +201,10 @@ def _by_lot(state, pool, r, need, how, time_s):
             count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict, time_s)
         if count == 0:
             continue
-        first = _drawn(state, count)
-        second = first
-        if how == POWER_OF_TWO and count > 1:
-            second = _drawn(state, count - 1)
-            if second >= first:
-                second += 1
+        if how == POWER_OF_TWO:
+            first, second = _two_drawn(state, count)
+        else:
+            first = second = _drawn(state, count)
         best = NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
@@ -170,12 +227,7 @@ def _lower_of_two(state, pool, need):
         count += fits(state, state.pools[pool, i], need)
     if count == 0:
         return NONE
-    first = _drawn(state, count)
-    second = first
-    if count > 1:
-        second = _drawn(state, count - 1)
-        if second >= first:
-            second += 1
+    first, second = _two_drawn(state, count)
     one, other = NONE, NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
@@ -205,12 +257,7 @@ def _heavy_light(state, pool, r, need, time_s):
             count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
         if count == 0:
             continue
-        first = _drawn(state, count)
-        second = first
-        if count > 1:
-            second = _drawn(state, count - 1)
-            if second >= first:
-                second += 1
+        first, second = _two_drawn(state, count)
         one, other = NONE, NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]

@@ -32,7 +32,7 @@ from planner.simulator.layout import (
     ZERO,
 )
 from planner.simulator.offload import leave_memory
-from planner.simulator.predictions import note_end
+from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
@@ -121,6 +121,16 @@ def assign(state, w, r, sign):
     state.workers[w].future_tokens += sign * (
         request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
     )
+
+
+@kernel_jit
+def assign_none(state, w):
+    """Nothing is worker w's any more: what a router sees of it, and believes, begins anew."""
+    worker = state.workers[w]
+    worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
+    worker.heavy = 0
+    forget_errors(worker)
+    load(state, w, 0.0, 0.0, 0.0)
 
 
 @kernel_jit

@@ -138,10 +138,13 @@ def transfer_end_s(state, r, blocks, time_s):
     """When the KV blocks of r, sent now, have crossed the link; `last_token_s` is when its prefill ended.
 
     A shared link carries one transfer after the other, else they do not slow each other down. Layer by layer
-    all but the last layer's share may hide behind the last prefill step.
+    all but the last layer's share may hide behind the last prefill step. With a topology the link is that
+    between the two workers.
     """
-    request, link = state.requests[r], state.link[0]
-    seconds = blocks * link.block_s * link.slow_factor
+    request, link, slow_factor = state.requests[r], state.link[0], state.link[0].slow_factor
+    if len(state.place) > 0:
+        link = state.link[state.ways[state.place[request.prefill_worker], state.place[request.decode_worker]]]
+    seconds = blocks * link.block_s * slow_factor
     overlap_s, rest_s = 0.0, seconds
     if request.length_tokens >= link.overlap_tokens:
         rest_s = seconds * (1.0 - link.overlap_frac)

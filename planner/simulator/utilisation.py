@@ -55,11 +55,12 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
             nan = float("nan")
             found.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
             continue
-        step_s, tokens, kv_tokens = run_load(kind, part, run_seconds(part))
+        whole_runs_s = run_seconds(part)
+        step_s, tokens, kv_tokens = run_load(kind, part, whole_runs_s)
         compute, bandwidth = utilisations(fleet.llm, kind.gpu, kind.gpus, step_s, tokens, kv_tokens)
         whole_s = window_s * pool.count * kind.dp  # ranks have runs of their own
         kv_frac = part["blocks"] * float(KV_BLOCK_TOKENS) / kind.kv_tokens
-        steps = part["steps"] * seconds / run_seconds(part)
+        steps = part["steps"] * seconds / whole_runs_s
         found.append(
             PoolUse(
                 pool=pool.name,

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.fleet import Fleet, Pool
+from planner.simulator.places import places
 from planner.solvers.backend import cp_solver
 
 if TYPE_CHECKING:
@@ -217,6 +218,47 @@ def place(
         bounds[1],
         is_optimal,
     )
+
+
+def as_dealt(fleet: Fleet) -> Placement:
+    """Where the simulator has the workers of a fleet whose network has a topology: nothing is solved."""
+    pools = fleet.running
+    owners = [(pool, number) for pool in pools for number in range(pool.count)]
+    parts: dict[int, list[Part]] = {}
+    topology = fleet.network.topology
+    assert topology is not None
+    where = places(fleet)
+    for (pool, number), nodes in zip(owners, where, strict=True):
+        kind, stages = pool.type, pool.type.pp * pool.type.dp
+        for i, node in enumerate(nodes):
+            first, end = (stages * k // len(nodes) for k in (i, i + 1))
+            used = sum(len(part.gpus) for part in parts.get(node, []))
+            gpus = tuple(range(used, used + kind.gpus // len(nodes)))
+            parts.setdefault(node, []).append(
+                Part(pool.name, number, first, max(end, first + 1) - 1, kind.pp, gpus, kind.dp)
+            )
+    kinds = {
+        node: pool.type.gpu.base for (pool, _), nodes in zip(owners, where, strict=True) for node in nodes
+    }
+    racks = topology.nodes_per_rack or len(kinds)
+    rows = tuple(
+        Node(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // racks}", tuple(parts[node]))
+        for node in sorted(kinds)
+    )
+    front = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
+    back = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
+    together = sum(one == other for one in front for other in back)
+    cross_frac = 1 - together / (len(front) * len(back)) if front else None
+    return Placement(rows, (), cross_frac, least_nodes(pools), False)
+
+
+def least_nodes(pools: Sequence[Pool]) -> int:
+    """That no placement goes below: by GPUs of each kind."""
+    gpus: dict[str, int] = {}
+    for pool in pools:
+        gpus[pool.type.gpu.base] = gpus.get(pool.type.gpu.base, 0) + pool.count * pool.type.gpus
+    per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
+    return sum(-(-count // per_node[kind]) for kind, count in gpus.items())
 
 
 def _workers(pools: Sequence[Pool], role: str) -> int:

@@ -47,7 +47,7 @@ def study_prefixes(
     *,
     pool: str | None = None,
     seed: int = 0,
-    time_limit_s: float = 15.0,
+    time_limit_s: float = 120.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PrefixStudy:
     """What prompts share, and where `fleet` should keep it: in its pool of that name, if several prefill.

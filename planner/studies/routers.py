@@ -14,7 +14,7 @@ from planner import manifests
 from planner.documents.facts import At, NotDeployable, OfLlm, RoutersMiss, UnderRouter, Warned
 from planner.documents.together import Question
 from planner.fleet import Fleet, Policies
-from planner.policies import Deployed, deployed
+from planner.policies import ROUTING, Deployed, deployed
 from planner.search.findings import at, outcome_of
 from planner.search.plan import Plan
 from planner.search.together import SharedPlan
@@ -72,7 +72,8 @@ def _matters(fleet: Fleet, policies: Policies) -> Policies:
 
 
 def _verdict(plan: Plan, policies: Policies) -> Verdict:
-    fleet, slo = replace(plan.fleet, policies=policies), plan.slo
+    pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()  # others' caches keep what is used
+    fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
     has_gaps = slo.every_s is not None or any(limit.metric == "tbt" for limit in slo.limits)
     return judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
 

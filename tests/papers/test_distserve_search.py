@@ -186,3 +186,26 @@ def test_free_counts_carry_what_they_were_asked_for_and_little_more() -> None:
     types = [instance(1, step_s=0.2)]
     found = distserve.free_counts(SETTING, types, types, 6.0, rules, distserve.pair(SETTING, *types, *types))
     assert goodput(rules.whole, found, guess_rps=6.0).rate_rps >= 6.0
+
+
+def test_opt_175b_gets_at_least_the_papers_own_placement() -> None:
+    """Section 6.2: prefill tp3 pp3 and decode tp4 pp3 on ShareGPT within 4 s and 200 ms. It is among the
+    pairs, and what the search takes carries no less per GPU."""
+    catalog = read_catalog()
+    llm, gpu = catalog.llm("opt-175b"), catalog.gpu("a100-80g")
+    rng = np.random.default_rng(0)
+    n, m = (np.clip(rng.lognormal(np.log(k), 0.9, 2000), 4, most) for k, most in ((500, 1500), (135, 500)))
+    lengths = Trace("made", np.arange(2000.0), n.astype(np.int64), m.astype(np.int64))
+    within = Network(gpu.link_bytes_per_s, is_shared=False)
+    setting = distserve.Setting(llm, Policies(), within, within)
+    slo = Slo((Limit("ttft", 0.9, 4.0), Limit("tpot", 0.9, 0.2)))
+    whole = distserve.steady_rules(slo, poisson(lengths), seeds=1).whole
+    types = {(kind.tp, kind.pp): kind for kind in distserve.instance_types(llm, gpu, catalog, nodes=3)}
+    some = [types[key] for key in ((3, 3), (4, 3), (3, 2), (4, 2), (2, 4))]
+    found = distserve.low_affinity(setting, some, some, 1.0, distserve.measured_by(whole), nodes=3)
+    pairs = [tuple((pool.type.tp, pool.type.pp) for pool in row.fleet.pools) for row in found.measured[0]]
+    assert ((3, 3), (4, 3)) in pairs
+    own = distserve.pair(setting, types[3, 3], types[4, 3], network=within)
+    theirs = goodput(whole, own, guess_rps=4.0).rate_rps / own.gpus
+    assert theirs > 0.1
+    assert found.measured[0][0].gpu_rate_rps >= theirs

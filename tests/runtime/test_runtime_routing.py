@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from routed_traces import ARRIVES, FINISHES, IS_ADMITTED, IS_COMPUTED, events_of, prompts_trace
 from runtime_fakes import LATENCY, LLM, fleet_of, worker_type
 
 from planner.errors import InputError
@@ -28,31 +29,6 @@ ELSEWHERE = ("kv-token-jsq", "least-waiting")  # of other batchings
 BY_TOKENS = ("best-fit-rebalanced",)  # of running outputs: tests/runtime/test_runtime_predictions.py
 LIVE = [name for name in ROUTING if name not in (*ELSEWHERE, *BY_TOKENS)]
 WITHOUT_CACHES = [name for name in LIVE if not ROUTING[name].needs_caches]
-ARRIVES, FINISHES, IS_COMPUTED, IS_ADMITTED = range(4)
-
-
-def prompts_trace(requests: int, rate_rps: float, *, seed: int = 0, documents: int = 12) -> Trace:
-    """Prompts over shared documents of 3 to 8 blocks, with a question of 1 to 3 blocks of their own, by five
-    tenants of whom one asks for half of all. No prompt is longer than a step."""
-    rng = np.random.default_rng(seed)
-    shared = [np.arange(100 * k, 100 * k + rng.integers(3, 9)) for k in range(documents)]
-    own = itertools.count(10**6)
-    ids = [
-        np.concatenate([shared[k], [next(own) for _ in range(rng.integers(1, 4))]])
-        for k in rng.integers(documents, size=requests)
-    ]
-    lengths = np.array([len(one) for one in ids])
-    return Trace(
-        "documents",
-        np.cumsum(rng.exponential(1 / rate_rps, requests)),
-        16 * lengths + rng.integers(0, 16, requests),
-        rng.integers(1, 40, requests),
-        prefix_offsets=np.cumsum([0, *lengths]),
-        prefix_ids=np.concatenate(ids),
-        prefix_block_tokens=16,
-        tenant=rng.choice(5, requests, p=[0.5, 0.2, 0.1, 0.1, 0.1]),
-        tenants=("a", "b", "c", "d", "e"),
-    )
 
 
 def two_speeds(shape: str, policies: Policies, kv_tokens: int = 160_000) -> Fleet:
@@ -63,20 +39,6 @@ def two_speeds(shape: str, policies: Policies, kv_tokens: int = 160_000) -> Flee
         return Fleet(LLM, (Pool("a", "mixed", fast, 3), Pool("b", "mixed", slow, 2)), policies)
     front = Pool("p", "prefill", fast, 2), Pool("q", "prefill", slow, 1)
     return Fleet(LLM, (*front, Pool("d", "decode", fast, 2), Pool("e", "decode", slow, 2)), policies)
-
-
-def events_of(s: Simulation, *, admissions: bool) -> Iterator[tuple[int, float, int]]:
-    """What happens in a simulation, in its order: arrivals first, then ends of steps, then beginnings."""
-    happens = []
-    for i, arrival_s in enumerate(s.arrival_s.tolist()):
-        happens.append((arrival_s, ARRIVES, i))
-        happens.append((arrival_s + s.ttft_s[i], IS_COMPUTED, i))
-        if s.output_tokens[i] > 1:
-            happens.append((arrival_s + s.e2e_s[i], FINISHES, i))
-        if admissions:
-            happens.append((arrival_s + s.queue_s[i], IS_ADMITTED, i))
-    for time_s, kind, i in sorted(happens):
-        yield kind, time_s, i
 
 
 def driven(
@@ -460,7 +422,7 @@ def test_means_are_learnt_from_the_requests() -> None:
         (Policies(routing="astrology"), "must be one of jsq"),
         (Policies(routing="e2"), "needs prefix_cache"),
         (Policies(routing="least-waiting"), "needs batching"),
-        (Policies(pools="flip"), "keep their role"),
+        (Policies(pools="splitwise"), "one role at a time"),
         (Policies(decode_routing="e2"), "decode workers keep none"),
     ],
 )

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import fleetplan
 from planner.documents.catalog import read_catalog
 from planner.documents.slo import parse_slo
+from planner.face.results import PlanResult
 from planner.fleet import Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.search.oracle import Oracle
@@ -86,3 +88,21 @@ def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) 
     assert {w for prefix in pinned for w in prefix.workers} == {0, 1, 5, 6}
     alone = Pinning(trace).of((replace(pools[0], count=4),))
     assert {w for prefix in alone for w in prefix.workers} == {0, 1, 2, 3}
+
+
+def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: Trace) -> None:
+    """300 of these prompts on machines with one L40S. Prompts up to twice as long leave less room for pinned
+    prefixes, which are placed anew for them; routers that cannot pin are simulated without."""
+    known = replace(CATALOG, gpus={**CATALOG.gpus, GPU.name: replace(GPU, gpus_per_node=1)})
+    question = {
+        "llm": LLM.name,
+        "slo": {"ttft": {"p90": "4 s"}},
+        "fleet": {"gpus": [GPU.name], "max_num_batched_tokens": 2048, "max_num_seqs": 256},
+        "policies": {"prefix_cache": True, "routing": ["pinned-prefix"]},
+        "safety": "none",
+    }
+    answer = fleetplan.plan(question, trace.select(np.arange(300)), catalog=known)
+    assert isinstance(answer, PlanResult)
+    found = answer.plan
+    assert found.fleet.policies.routing == "pinned-prefix" and found.fleet.pinned
+    assert found.certificate.routers

@@ -286,8 +286,11 @@ def test_nothing_is_lost_under_failures(batching: str, shape: str) -> None:
 
 @pytest.mark.parametrize(("batching", "shape"), CASES)
 def test_no_engine_idles_with_work(batching: str, shape: str) -> None:
-    """Every queue x admission x routing x pools, one stage, room enough where KV waits to be fetched."""
+    """Every queue x admission x routing x pools, one stage, room enough where KV waits to be fetched. What a
+    router holds back is with nobody: there who came first may wait for the one worker it fits on."""
     for i, policies in enumerate(choices(batching)):
+        if ROUTING[policies.routing].holds_back:
+            continue
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 9])
         fleet, trace = random_fleet(rng, policies, shape, is_roomy=True), random_trace(rng)
         result = simulate(fleet, trace, record=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from typer.testing import CliRunner
 import fleetplan
 from planner.cli import app
 from planner.documents.catalog import read_catalog
+from planner.documents.fleet import read_fleet
 from planner.documents.plan import read_written
 from planner.domain import Limit
 from planner.errors import InputError
+from planner.face import watching
 from planner.face.planning import plan as make_plan
 from planner.imports.prometheus_range import Floats, Histogram
 from planner.simulator.metrics import judge
@@ -26,6 +29,7 @@ from planner.simulator.replay import simulate
 from planner.studies.watch import (
     Planned,
     Reference,
+    Watched,
     carries,
     drift_of,
     latency_lines,
@@ -224,6 +228,54 @@ def test_longer_prompts_are_told_with_what_replanning_would_do(
     assert told["replan"]["ways"]
     assert json.loads((tmp_path / "files" / "watch.json").read_text()) == told
     assert (tmp_path / "files" / "fleetplan-rules.yaml").exists()
+    assert (tmp_path / "files" / "replanned-fleet.yaml").exists() == (not told["replan"]["keeps"])
+
+
+def test_a_drift_triggers_a_search_and_the_next_one_only_where_it_moved_on(
+    known: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts 40 % longer, the same again, then 60 % longer: two searches, the second on what is then."""
+    asked: list[Watched] = []
+    answers = iter(["first", "second"])
+
+    def search(plan: Planned, found: Watched, slo: object, **_: object) -> Any:
+        asked.append(found)
+        return next(answers)
+
+    monkeypatch.setattr(watching, "replan", search)
+    looked = None
+    for factor, answer in ((1.4, "first"), (1.4, "first"), (1.6, "second")):
+        trace = joined(traffic(8), stretched(traffic(9), factor, 1.0))
+        source = watching.Source((metrics(known, trace, tmp_path / "live.json"),))
+        looked = watching.look(known, source, QUESTION, before=looked)
+        assert str(looked.again) == answer
+    assert [round(each.drifts[1].change_frac, 1) for each in asked] == [0.4, 0.6]
+    trace = traffic(7, seconds=2400.0)
+    source = watching.Source((metrics(known, trace, tmp_path / "live.json"),))
+    assert watching.look(known, source, QUESTION, before=looked).again is None
+
+
+def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
+    folder: Path, known: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet that changes what runs is a file; one that keeps it is none, and the old file goes."""
+    files, slo = tmp_path / "files", tmp_path / "slo.yaml"
+    slo.write_text(yaml.safe_dump(QUESTION))
+    file = metrics(known, joined(traffic(8), stretched(traffic(9), 1.4, 1.0)), tmp_path / "live.json")
+    search = watching.replan
+    running = known.written.fleet
+    more = replace(running, pools=tuple(replace(pool, count=pool.count + 1) for pool in running.pools))
+    for keeps in (False, True):
+
+        def changed(*words: Any, keeps: bool = keeps, **named: Any) -> Any:
+            found = search(*words, **named)
+            return replace(found, keeps=keeps, best=replace(found.best, fleet=more))
+
+        monkeypatch.setattr(watching, "replan", changed)
+        run(str(folder), "--prometheus", file, "--slo", str(slo), "--once", "-o", str(files))
+        assert (files / "replanned-fleet.yaml").exists() != keeps
+        if not keeps:
+            assert read_fleet(files / "replanned-fleet.yaml", read_catalog()).workers == more.workers
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from planner.traffic.trace import Trace
 CATALOG = read_catalog()
 LLM = CATALOG.llm("meta-llama/Llama-3.1-8B")
 MODEL = LLM.name
+TURN_S = 0.2
 # 2 ms a step, 10 us per token: quick, and far above a clock's noise
 LATENCY = StepLatency((1.0, 512.0), (0.002, 0.007), 1e-9, 1e-5, 1e-9, 1e-5, 0.0, "by hand")
 
@@ -62,6 +63,16 @@ class Backend:
     is_up: bool = True
     starts: int = 1
     gave_up: str = ""
+    can_turn: bool = True
+    turns: int = 0
+
+    def turn(self, role: Role) -> None:
+        """As a real one: it is down, then up with another identity."""
+        self.role, self.is_up, self.turns = role, False, self.turns + 1
+        asyncio.get_running_loop().call_later(TURN_S, self._up)
+
+    def _up(self) -> None:
+        self.is_up, self.starts = True, self.starts + 1
 
 
 @asynccontextmanager

@@ -47,7 +47,7 @@ def page() -> None:
             asked = session.asked()
             read_by = asked["map"] if asked["trace"] == trace else {}
             request = session.request(asked | {"trace": trace, "source": question.UPLOAD})
-            request |= {"fleet": fleet, "pool": pool, "time_limit_s": 15.0}
+            request |= {"fleet": fleet, "pool": pool, "time_limit_s": 120.0}
             request |= {"traffic": {"map": read_by} if read_by else {}}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:

@@ -1,0 +1,143 @@
+"""TetriInfer's flip live: the simulator's decision, and an engine that restarts in the other role."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from routed_traces import ARRIVES, FINISHES, IS_COMPUTED, events_of
+from runtime_fakes import LLM, a_body, engines, fleet_of, is_idle, post, routed, worker_type
+
+from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies, Pool, Role
+from planner.runtime.remote import Remote
+from planner.runtime.router import Router
+from planner.runtime.routing import LiveFleet
+from planner.runtime.workers import Patience, places, rehearsal_commands, started
+from planner.simulator.replay import simulate
+from planner.traffic.trace import Trace
+
+INSTANT = Network(1e30, transfer="serialised", is_shared=False)
+
+
+def waves(seed: int) -> Trace:
+    """Prompts that come in bursts, long outputs in others: now prefill, now decode workers are short."""
+    rng = np.random.default_rng(seed)
+    starts = np.repeat(np.arange(12) * 2.0, 40)
+    is_prompts = np.arange(len(starts)) // 40 % 2 == 0
+    inputs = np.where(is_prompts, rng.integers(300, 500, len(starts)), rng.integers(16, 40, len(starts)))
+    outputs = np.where(is_prompts, rng.integers(2, 5, len(starts)), rng.integers(100, 200, len(starts)))
+    arrival_s = np.sort(starts + rng.uniform(0.0, 0.2, len(starts)))
+    return Trace("waves", arrival_s, inputs, outputs)
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_live_fleet_flips_as_the_simulator(seed: int, restart_s: float) -> None:
+    """Two prefill and three decode workers, idle for 0.4 s: told what happens in the simulation, the live
+    fleet sends every request where that did. It is told when a worker is up again, the simulator knows."""
+    kind = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=8192)
+    pools = (Pool("p", "prefill", kind, 2), Pool("d", "decode", kind, 3))
+    policies = Policies(batching="vllm-v0", pools="flip", flip_after_s=0.4, flip_restart_s=restart_s)
+    fleet, trace = Fleet(LLM, pools, policies, INSTANT), waves(seed)
+    found = simulate(fleet, trace)
+    assert not found.status.any() and not found.preemptions.any()
+    assert {w for w in found.prefill_worker.tolist() if w >= 2} or {w for w in found.decode_worker if w < 2}
+    live = LiveFleet(fleet)
+    for w in range(5):
+        live.up(w)
+    seats: dict[int, int] = {}
+    coming: dict[int, float] = {}
+    turns = 0
+    for kind_of, time_s, i in events_of(found, admissions=False):
+        for w in [w for w, at_s in coming.items() if at_s <= time_s]:
+            live.up(w, coming.pop(w))
+        outputs = int(trace.output_tokens[i])
+        if kind_of == ARRIVES:
+            seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s)
+            assert live.send(seats[i], time_s) == found.prefill_worker[i]
+        elif kind_of == IS_COMPUTED:
+            live.computed(seats[i], time_s)
+            live.left(seats[i], time_s)
+            assert live.hand_off(seats[i], time_s) == found.decode_worker[i]
+        if kind_of == FINISHES:
+            live.left(seats[i], time_s, outputs)
+            live.gone(seats.pop(i))
+        turns += len(live.turned)
+        while live.turned:
+            w = live.turned.pop()
+            assert not live.workers["assigned"][w] or not restart_s
+            if restart_s:
+                coming[w] = time_s + restart_s
+    assert turns >= 2
+
+
+def test_while_a_worker_restarts_it_is_sent_nothing_and_no_other_flips() -> None:
+    """Three decode workers idle for ever, prompts that never end: one turns at the second prompt, and the
+    third goes to the only prefill worker; once it is up it takes the next, and then another one turns."""
+    policies = Policies(pools="flip", flip_after_s=1.0, flip_restart_s=5.0)
+    live = LiveFleet(fleet_of(("p", "prefill", 1), ("d", "decode", 3), policies=policies))
+    for w in range(4):
+        live.up(w, 0.0)
+    sent = [live.send(live.ask(100, 5, t), t) for t in (10.0, 11.0, 12.0)]
+    assert (
+        sent == [0, 0, 0] and live.turned == [1] and live.roles == ["prefill", "prefill", "decode", "decode"]
+    )
+    live.up(1, 16.0)
+    assert live.send(live.ask(100, 5, 17.0), 17.0) == 1
+    assert live.send(live.ask(100, 5, 18.0), 18.0) in (0, 1)
+    assert live.turned == [1, 2]
+
+
+def test_the_router_has_a_worker_restart_in_the_other_role() -> None:
+    """One prefill engine at work, two idle decode engines: the second prompt turns one of them, which is up
+    again in 0.2 s, and may turn back once there is more to decode. All requests are answered, and nothing is
+    left."""
+
+    async def run() -> None:
+        policies = Policies(pools="flip", flip_after_s=0.1, flip_restart_s=0.2)
+        roles: list[Role] = ["prefill", "decode", "decode"]
+        async with engines(roles) as backends, routed(backends, policies) as (router, url):
+            while not router.live.is_up.all():
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.15)  # longer than they must be idle
+            asked = [asyncio.ensure_future(post(url, a_body(500, 60))) for _ in range(40)]
+            assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 40
+            assert sum(backend.turns for backend in backends) >= 1
+            await asyncio.sleep(0.3)
+            assert (await post(url, a_body()))[0] == 200
+            assert router.live.roles == [backend.role for backend in backends]
+            assert {"prefill", "decode"} == set(router.live.roles)
+            assert is_idle(router)
+
+    asyncio.run(run())
+
+
+def test_engines_that_run_elsewhere_do_not_flip() -> None:
+    fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 2), policies=Policies(pools="flip"))
+    with pytest.raises(InputError, match="started elsewhere keep their role"):
+        Router([Remote(f"w-{n}", f"http://127.0.0.1:{n}") for n in range(3)], fleet)
+
+
+def test_an_engine_of_ours_ends_and_starts_again_in_the_other_role(tmp_path: Path) -> None:
+    """A process: after `turn` it has another start, another identity, and the role it was told."""
+
+    async def run() -> None:
+        fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 1))
+        spots = places(fleet, tmp_path, None)
+        async with started(spots, rehearsal_commands(), Patience(start_s=60, health_every_s=0.2)) as group:
+            worker = group.workers[1]
+            before = worker.identity
+            worker.turn("prefill")
+            for _ in range(600):
+                if worker.is_up and worker.identity != before:
+                    break
+                await asyncio.sleep(0.05)
+            assert worker.is_up and worker.starts == 2 and worker.place.pool.role == "prefill"
+            told = [what for _, name, what in group.events if name == worker.name]
+            assert told == ["up after start 1", "restarts as a prefill worker", "up after start 2"]
+
+    asyncio.run(run())
