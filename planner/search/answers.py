@@ -20,12 +20,12 @@ import numpy as np
 
 from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
 from planner.documents.safety import Safety
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill, bought
-from planner.search.fleets import Counts, by_gpu, counts_named, in_order, named, objective
+from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
@@ -169,7 +169,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
         is_searched = least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best)
         if is_searched:
-            least = cheaper_kept(asked, paper, least, start)
+            least = cheaper_kept(asked, paper, least, start, refuted=objective(best))
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
 
@@ -244,13 +244,16 @@ def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
-    """The fleet that stands a loss where it costs less than what was found, and passes the test."""
-    if lossy is None or objective(lossy) >= objective(found.best) * (1 - SAME_FRAC):
+    """The fleet that stands a loss where it costs no more than what was found, and passes the test: with as
+    few workers as do where it costs less, as it is where it costs the same, as in nodes that are paid anyway.
+    """
+    if lossy is None or objective(lossy) > objective(found.best) * (1 + 2 * FEWER_FRAC):
         return found
+    is_less = objective(lossy) < objective(found.best) * (1 - 2 * FEWER_FRAC)
     said = found.test.run(lossy)
     if not is_passed(said, found.test.safety):
         return found
-    best, kept_in = _shrunk(found.asked, found.test, lossy, said)
+    best, kept_in = _shrunk(found.asked, found.test, lossy, said) if is_less else (lossy, said)
     return replace(found, best=best, kept_in=kept_in)
 
 
@@ -301,6 +304,7 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
         is_proved=False,
+        most_kept=MostKept(wanted, kept_frac, paid(asked, best), paid(asked, paper.best), unit),
     )
 
 
@@ -316,11 +320,13 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     hard = in_most(asked, futures[: may_miss + LOSS_FUTURES], may_miss)
     lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
     strict = in_most(lossy, lossy.oracle.futures[may_miss:], 0)
+    least = objective(production.best)
     found = _spared(strict, asked, paper, production.best)
-    for question in (strict, lossy):
-        found = cheaper_kept(question, paper, found, any_mix=False, most=LOSS_SEARCH)
-    found = _moved(lossy, paper, production.best, found)
-    found = _with_other_types(lossy, paper, production.best, found)
+    if found is None or objective(found) > least * (1 + 2 * FEWER_FRAC):
+        for question in (strict, lossy):
+            found = cheaper_kept(question, paper, found, any_mix=False, most=LOSS_SEARCH, refuted=least)
+        found = _moved(lossy, paper, production.best, found)
+        found = _with_other_types(lossy, paper, production.best, found)
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)

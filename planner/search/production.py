@@ -6,12 +6,14 @@
             alone; those that the fleet found misses of the others join them, until it keeps enough of all.
             One that misses too many grows too, and may be the next incumbent
 
-Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
+Which futures are missed is left to each fleet; where many may be, the hardest are given up, so that few
+simulations refute a fleet. Fresh futures test the answer (answers.py); if it fails they
 join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +35,9 @@ LEAST_SEARCH = 3_000_000  # simulated requests that a search may cost,
 SEARCH_FLEETS, MOST_SEARCH = 20, 8_000_000  # or so many fleets in its futures, within these
 LEAST_DEARER = 1e-9  # of one fleet than another, so that what costs nothing more is worth most
 HARDEST = 4  # futures beside those that may be missed with which a search begins
+MOST_OPEN = (
+    2  # of those that may be missed, which ones is left to each fleet; the hardest of more are given up
+)
 
 
 def may_miss(safety: Safety, count: int) -> int:
@@ -55,6 +60,11 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
     return replace(problem, oracle=oracle, progress=silent)
 
 
+def refuted_below(problem: Problem, value: float) -> Problem:
+    """The same question, where fleets that are worth less are known to fail it."""
+    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - 1e-9)))
+
+
 def limited(problem: Problem, most: float) -> Problem:
     """The same question, to be searched with so much effort from here on."""
     return replace(problem, most_effort=problem.oracle.effort() + _effort(problem, most))
@@ -75,7 +85,7 @@ def cheapest_kept(
     ordered, best = grown(problem, paper.best, owned_beside(problem, paper.level0, paper.best))
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
-    return ordered, cheaper_kept(ordered, paper, best, start)
+    return ordered, cheaper_kept(ordered, paper, best, start, refuted=paper.value)
 
 
 def cheaper_kept(
@@ -86,8 +96,10 @@ def cheaper_kept(
     *,
     any_mix: bool = True,
     most: float = MOST_SEARCH,
+    refuted: float = -math.inf,
 ) -> Counts | None:
     """The cheapest fleet found, `best` where none is cheaper; the hardest futures come first in `problem`.
+    Fleets that are worth less than `refuted` are known to miss too many, as on paper none of them holds.
 
     With `any_mix` fleets of several types per pool are looked for, where the cheapest on paper is one or no
     other is known.
@@ -97,10 +109,13 @@ def cheaper_kept(
     oracle = problem.oracle
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.futures))
-    hard = set(numbers[: oracle.may_miss + HARDEST])
+    given_up = max(oracle.may_miss - MOST_OPEN, 0)
+    hard = set(numbers[given_up : oracle.may_miss + HARDEST])
     left = _effort(problem, most)
     while True:
-        some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
+        futures = [oracle.futures[i] for i in sorted(hard)]
+        some = in_most(problem, futures, oracle.may_miss - given_up)
+        some = refuted_below(some, refuted)
         found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
         left -= some.oracle.effort()
         oracle.told.update(some.oracle.told)
@@ -113,7 +128,7 @@ def cheaper_kept(
         if more is not None and (best is None or not _is_no_cheaper(more, best)):
             best = more
             known.append(oracle.fleet(best))
-        hard |= set(sorted(missed - hard)[:HARDEST])
+        hard |= set(sorted(missed - hard - set(numbers[:given_up]))[:HARDEST])
 
 
 def _is_no_cheaper(found: Counts, best: Counts) -> bool:

@@ -96,6 +96,25 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
     assert objective(said.best) <= objective(lossy) and said.is_tested
 
 
+def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is paid for 8 GPUs: two workers of 4 cost what one does, and any of them may be lost. A fleet
+    that costs a node more is no production.
+    """
+    problem, paper = searched()
+    made = tried(problem, paper)
+    assert made is not None
+    option = next(
+        each for each in paper.level0.options if each.role == "mixed" and 8 % (2 * each.type.gpus) == 0
+    )
+    node = 8 // option.type.gpus
+    one, two, dear = ((option, count) for count in (node - 1, node, node + 1))
+    missing = Answered("with-a-loss", (), None, None, None)
+    made = replace(made, best=(one,))
+    for lossy, best in (((two,), (two,)), ((dear,), (one,))):
+        monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_, lossy=lossy: (missing, lossy))
+        assert with_answers(problem, paper, made).best == best
+
+
 def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds the fleet on paper and then nothing more: that grows until it is kept in enough
     futures, and is the answer in place of the dear one that was known before.
@@ -137,6 +156,9 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     ) as error:
         plan(question(**SAFE, **stock), traffic(), CATALOG)
     assert "USD/h" in str(error.value) and "kept_in: 0." in error.value.relaxation
+    most = error.value.most_kept
+    assert most is not None and most.asked_frac == 0.9 > most.kept_frac and most.value >= most.on_paper > 0
+    assert f"is {100 * most.kept_frac:.0f} %, for {most.value:.2f} {most.unit}" in str(error.value)
 
 
 def test_without_a_spread_nothing_is_certified() -> None:
