@@ -57,6 +57,8 @@ POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001
 
+MANY_MISSED = 4
+
 KEPT_REQUESTS = 20_000  # of a future: of more, of which there are dozens, nothing is kept beside the trace
 
 
@@ -266,9 +268,11 @@ class Oracle:
 
         Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
         (search/assumed.py), and a false one where requests wait for others, as answers that take no time
-        bring the next ones earlier.
+        bring the next ones earlier. Where MANY_MISSED futures may be missed, so that it takes many
+        simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more, those
+        asked first.
         """
-        return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+        return [self._leads_enough(option, self.left(option, count)) for ((option, count),) in fleets]
 
     def follows(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
@@ -384,6 +388,14 @@ class Oracle:
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
         return self._answer(_key(counts), lambda: self.fleet(counts), self.trace, self._requests, self.slo)
+
+    def _leads_enough(self, option: Option, count: int) -> bool:
+        hardest = self._in_futures[: self.may_miss + 1]
+        if not MANY_MISSED <= self.may_miss < len(hardest):
+            return self._leads_alone(option, count)
+        return any(oracle._leads_alone(option, count) for oracle in hardest) and self._leads_alone(
+            option, count
+        )
 
     def _leads_alone(self, option: Option, count: int) -> bool:
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")

@@ -6,8 +6,7 @@
             alone; those that the fleet found misses of the others join them, until it keeps enough of all.
             One that misses too many grows too, and may be the next incumbent
 
-Which futures are missed is left to each fleet; where many may be, the hardest are given up, so that few
-simulations refute a fleet. Fresh futures test the answer (answers.py); if it fails they
+Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
 join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
 """
 
@@ -35,9 +34,6 @@ LEAST_SEARCH = 3_000_000  # simulated requests that a search may cost,
 SEARCH_FLEETS, MOST_SEARCH = 20, 8_000_000  # or so many fleets in its futures, within these
 LEAST_DEARER = 1e-9  # of one fleet than another, so that what costs nothing more is worth most
 HARDEST = 4  # futures beside those that may be missed with which a search begins
-MOST_OPEN = (
-    2  # of those that may be missed, which ones is left to each fleet; the hardest of more are given up
-)
 
 
 def may_miss(safety: Safety, count: int) -> int:
@@ -109,12 +105,10 @@ def cheaper_kept(
     oracle = problem.oracle
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.futures))
-    given_up = max(oracle.may_miss - MOST_OPEN, 0)
-    hard = set(numbers[given_up : oracle.may_miss + HARDEST])
+    hard = set(numbers[: oracle.may_miss + HARDEST])
     left = _effort(problem, most)
     while True:
-        futures = [oracle.futures[i] for i in sorted(hard)]
-        some = in_most(problem, futures, oracle.may_miss - given_up)
+        some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
         some = refuted_below(some, refuted)
         found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
         left -= some.oracle.effort()
@@ -124,11 +118,12 @@ def cheaper_kept(
         missed = _missed(oracle, found)
         if len(missed) <= oracle.may_miss:
             return found
-        more = grown(problem, found)[1]  # it holds in the hardest: little is short
+        dearest = math.inf if best is None else objective(best)
+        more = grown(problem, found, most=dearest)[1]  # it holds in the hardest: little is short
         if more is not None and (best is None or not _is_no_cheaper(more, best)):
             best = more
             known.append(oracle.fleet(best))
-        hard |= set(sorted(missed - hard - set(numbers[:given_up]))[:HARDEST])
+        hard |= set(sorted(missed - hard)[:HARDEST])
 
 
 def _is_no_cheaper(found: Counts, best: Counts) -> bool:
@@ -136,12 +131,15 @@ def _is_no_cheaper(found: Counts, best: Counts) -> bool:
     return named(found) == named(best) or objective(found) > objective(best) * (1 + 1e-9)
 
 
-def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
-    """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
-    takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
-    twice as many. Pools `beside` the fleet may be added too, with up to so many.
+def grown(
+    problem: Problem, least: Counts, beside: Counts = (), *, most: float = math.inf
+) -> tuple[Problem, Counts | None]:
+    """A fleet with workers added until it misses no more than it may; None where that leaves the limits,
+    takes over GROWN_MOST times as many, or is worth more than `most`. Each time to the pool that keeps most
+    futures more for its price, and twice as many. Pools `beside` the fleet may be added too, with up to so
+    many.
     """
-    oracle, most = problem.oracle, workers_by_machine(least)
+    oracle, first = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
     left = list(range(len(oracle.futures)))
 
@@ -149,8 +147,10 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
 
     def may_be(counts: Counts) -> bool:
-        return problem.allows(counts) and all(
-            n <= GROWN_MOST * most.get(m, 1) for m, n in workers_by_machine(counts).items()
+        return (
+            objective(counts) <= most * (1 + 1e-9)
+            and problem.allows(counts)
+            and all(n <= GROWN_MOST * first.get(m, 1) for m, n in workers_by_machine(counts).items())
         )
 
     while True:
@@ -161,7 +161,7 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
             return ordered(), counts
         more = [with_more(counts, step, [k]) for k in range(len(counts))]
         idle = [(option, count) for option, count in beside if option not in dict(counts)]
-        more += [_with_pool(counts, option, n) for option, most in idle for n in {min(step, most), most}]
+        more += [_with_pool(counts, option, n) for option, own in idle for n in {min(step, own), own}]
         more = [owned_first(problem, each) for each in more]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:

@@ -97,20 +97,18 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
 
 
 def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node is paid for 8 GPUs: two workers of 4 cost what one does, and any of them may be lost. A fleet
-    that costs a node more is no production.
+    """Whole nodes are paid, with room for one worker more: with it any of them may be lost. A fleet that
+    costs a node more is no production.
     """
     problem, paper = searched()
     made = tried(problem, paper)
     assert made is not None
-    option = next(
-        each for each in paper.level0.options if each.role == "mixed" and 8 % (2 * each.type.gpus) == 0
-    )
-    node = 8 // option.type.gpus
-    one, two, dear = ((option, count) for count in (node - 1, node, node + 1))
+    (option, _), *others = ((each, 8 * count) for each, count in made.best)
+    assert option.type.gpus in (1, 2, 4)
+    one, two, dear = (((option, count), *others) for count in (15, 16, 17))
     missing = Answered("with-a-loss", (), None, None, None)
-    made = replace(made, best=(one,))
-    for lossy, best in (((two,), (two,)), ((dear,), (one,))):
+    made = replace(made, best=one)
+    for lossy, best in ((two, two), (dear, one)):
         monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_, lossy=lossy: (missing, lossy))
         assert with_answers(problem, paper, made).best == best
 
