@@ -59,7 +59,8 @@ LOSS_SEARCH = LEAST_SEARCH / 2  # simulated requests that each of its searches m
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
-NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
+NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets tested that miss no more,
+MOST_LOOKED = 64  # of so many
 BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000  # of other types, beside production, that stand a loss
 MOVED, MOST_MOVED = 2, 4  # workers more or fewer of up to so many machines, in a fleet that stands a loss
 MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
@@ -258,15 +259,23 @@ def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
-    """Cheaper fleets that miss a few too many of the futures that the search has seen, the closest first."""
+    """Cheaper fleets that miss a few too many of the futures that the search has seen and hold on paper, the
+    cheapest first, MOST_NEARLY at most. MOST_LOOKED are looked at, the dearest first: a search that refuted
+    them has simulated most of what they miss.
+    """
+    asked = replace(asked, most_effort=asked.oracle.effort() + NEAR_EFFORT)
     below, most = objective(best) * (1 - NEAR_FRAC), asked.oracle.may_miss + NEARLY
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
     as_written = asked.oracle.alone()
-    dearest_first = sorted(cheaper, key=lambda counts: -objective(counts))
-    on_paper = (each for each in dearest_first if asked.allows(each) and as_written.holds([each])[0])
-    cheaper = list(itertools.islice(on_paper, MOST_NEARLY))  # no more are simulated than are looked at
-    return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
+    found: list[Counts] = []
+    for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_LOOKED]:
+        if asked.out_of_time():
+            break
+        is_near = asked.allows(counts) and asked.oracle.missed(counts, most) <= most
+        if is_near and as_written.holds([counts])[0]:
+            found.append(counts)
+    return sorted(found, key=objective)[:MOST_NEARLY]
 
 
 def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:

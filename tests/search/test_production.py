@@ -16,11 +16,11 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.spread import Factor, Spread
 from planner.reports.facts import sentences
-from planner.search.answers import tried, with_answers
+from planner.search.answers import _nearly, tried, with_answers
 from planner.search.best_fleet import Found, best_of
 from planner.search.bill import bill
 from planner.search.certify import plan, search_llm
-from planner.search.fleets import Counts, objective
+from planner.search.fleets import Counts, named, objective
 from planner.search.futures import TESTED, Futures
 from planner.search.headroom import ends, holds_with
 from planner.search.plan import Plan
@@ -111,6 +111,21 @@ def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch:
     for lossy, best in ((two, two), (dear, one)):
         monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_, lossy=lossy: (missing, lossy))
         assert with_answers(problem, paper, made).best == best
+
+
+def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not() -> None:
+    """Six dearer fleets hold on paper too, and miss far too many futures: more decode workers do not help."""
+    problem, paper = searched()
+    made, asked = tried(problem, paper), in_production(problem)
+    assert made is not None
+    (prefill, count), (decode, _) = paper.best
+    far = [((prefill, count), (decode, 20 + more)) for more in range(6)]
+    most = asked.oracle.may_miss + 2
+    assert all(asked.oracle.missed(counts, most) > most for counts in far)
+    assert all(asked.oracle.alone().holds(far)) and objective(far[0]) > objective(made.best)
+    asked.oracle.told.update({named(counts): False for counts in (*far, made.best)})
+    dear = tuple((option, 20 * count) for option, count in made.best)
+    assert _nearly(asked, paper, dear) == [made.best]
 
 
 def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPatch) -> None:

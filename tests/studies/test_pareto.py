@@ -107,7 +107,7 @@ def test_with_safety_each_step_has_both_answers(study: Study) -> None:
     assert (paper["name"], made["name"]) == ("on-paper", "production")
     assert made["value"] == step["value"] >= paper["value"]
     assert row["kept in futures"] == f"{made['kept']} of {made['futures']}" and made["futures"] >= 20
-    line = next(csv.DictReader(render(found)["pareto.csv"].splitlines()))
+    line = next(csv.DictReader(str(render(found)["pareto.csv"]).splitlines()))
     assert float(line["on_paper_value"]) == paper["value"] and "answers" not in line
 
 
