@@ -13,7 +13,7 @@ import gc
 import io
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,6 +145,8 @@ def main() -> None:
                     "constraint": error.constraint,
                     "relaxation": error.relaxation,
                     "message": str(error),
+                    "ways": [[asdict(change) for change in way] for way in error.ways],
+                    "most_kept": None if error.most_kept is None else asdict(error.most_kept),
                 }
             )
         sys.exit(_say(error))

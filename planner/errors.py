@@ -66,12 +66,26 @@ class Change:
         return f"{self.limit} from {self.present:g} to {self.enough:g}{unit}"
 
 
+@dataclass(frozen=True, slots=True)
+class MostKept:
+    """The largest share of futures in which a fleet within the limits was found to keep the SLO, what that
+    fleet is worth, and what the cheapest on paper is, in `unit`; `asked_frac` was wanted.
+    """
+
+    asked_frac: float
+    kept_frac: float
+    value: float
+    on_paper: float
+    unit: str
+
+
 class InfeasibleError(PlannerError):
     """No fleet meets the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
     `kind` is "latency" (no number of workers cures it) or "capacity" (stock, power or budget runs out).
     `constraint` names what binds, one limit or several. Each of `ways` is enough, all of its changes made
-    together; `relaxation` says the same in a line, or what may help where no figures are known.
+    together; `relaxation` says the same in a line, or what may help where no figures are known. `most_kept`
+    is said where a fleet holds on paper and none in enough futures.
     """
 
     exit_code = 3
@@ -85,8 +99,10 @@ class InfeasibleError(PlannerError):
         relaxation: str = "",
         ways: Sequence[Sequence[Change]] = (),
         is_proved: bool = True,
+        most_kept: MostKept | None = None,
     ) -> None:
         super().__init__(message)
+        self.most_kept = most_kept
         self.kind: Literal["latency", "capacity"] = kind
         names = (constraint,) if isinstance(constraint, str) else constraint
         self.constraints = tuple(dict.fromkeys(names))
@@ -110,6 +126,7 @@ class InfeasibleError(PlannerError):
             relaxation=self.relaxation,
             ways=self.ways,
             is_proved=self.is_proved,
+            most_kept=self.most_kept,
         )
 
 

@@ -127,10 +127,21 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
             "starts and stops, USD": f"{way['migration_usd']:.2f}",
             f"USD in {document['horizon_h']:g} h": f"{way['total_usd']:.2f}",
             "SLO": "kept" if way["holds"] else "MISSED",
+            **({} if way["futures"] is None else {"kept in futures": f"{way['kept']} of {way['futures']}"}),
         }
         for way in document["ways"]
     ]
     print_rows(rows, "ways to go on")
+    answers = [
+        {
+            "answer": each["name"].replace("-", " "),
+            "USD/h": "-" if each["cost_usd_per_h"] is None else f"{each['cost_usd_per_h']:.2f}",
+            "kept in futures": f"{each['kept']} of {each['futures']}",
+        }
+        for each in document["answers"]
+    ]
+    if answers:
+        print_rows(answers, "the plan from scratch")
     over = ", ".join(document["searched_over"])
     if document["is_exact"]:
         proof = "exact"

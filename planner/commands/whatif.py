@@ -171,11 +171,26 @@ def print_moves(before: Answer, moves: list[Moved]) -> None:
             "if": moved.label,
             "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
             "the best then": difference(moved, before),
+            **_made(None if moved.answer is None else document(moved.answer), before),
             "fleet": "-" if moved.answer is None else document(moved.answer)["fleet"],
         }
         for moved in moves
     ]
-    print_rows(table, f"the plan: {document(before)['fleet']}, {amount(before)}")
+    said = "".join(f"; {name} {text}" for name, text in _answers(document(before)["answers"]).items())
+    print_rows(table, f"the plan: {document(before)['fleet']}, {amount(before)}{said}")
+
+
+def _made(found: dict[str, Any] | None, before: Answer) -> dict[str, str]:
+    """What the best is on paper, and in how many futures it is kept; nothing without safety."""
+    if not before.answers:
+        return {}
+    answers = {} if found is None else {each["name"]: each for each in found["answers"]}
+    cells = {"on paper, USD/h": "-", "kept in futures": "-"}
+    if (paper := answers.get("on-paper")) is not None and paper["cost_usd_per_h"] is not None:
+        cells["on paper, USD/h"] = f"{paper['cost_usd_per_h']:.2f}"
+    if (made := answers.get("production")) is not None and made["futures"]:
+        cells["kept in futures"] = f"{made['kept']} of {made['futures']}"
+    return cells
 
 
 def amount(answer: Answer) -> str:

@@ -568,9 +568,16 @@ class FewKeepAll:
 
 @dataclass(frozen=True, slots=True)
 class WorstHour:
-    """Where each limit stands in its worst hour, of a plan whose SLO is of the whole trace alone."""
+    """Where each limit stands in its worst hour, of a plan whose SLO is of the whole trace alone.
+
+    Where one is missed: with how many of the plan's workers, in their proportion, every hour holds, and what
+    is paid for them and for the plan; none where so many are not within the limits, or there was no time.
+    """
 
     hours: tuple[At, ...]
+    holding: tuple[Workers, ...] = ()
+    holding_usd_per_h: float | None = None
+    planned_usd_per_h: float | None = None
 
     @property
     def missed(self) -> tuple[At, ...]:
@@ -614,6 +621,7 @@ LeftOut = Literal[
     "other-draws",
     "more-draws",
     "histories",
+    "hours",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
@@ -26,6 +26,7 @@ from planner.face.inputs import (
     read_fleet,
     requests_meant,
 )
+from planner.face.questions import is_question, read_task
 from planner.face.results import Result
 from planner.fleet import Fleet
 from planner.io.executors import SERIAL, Executor
@@ -35,10 +36,13 @@ from planner.papers.fleet_goodput import FleetGoodput, fleet_goodput
 from planner.papers.goodput import TOLERANCE_FRAC
 from planner.reports import output, words
 from planner.reports.run import Outcome, outcome
+from planner.search.futures import Futures
 from planner.studies import compare as comparisons
 from planner.studies import seeds as many_seeds
 from planner.studies import tenants
 from planner.studies.seeds import SeedRun
+from planner.studies.standing import futures_for
+from planner.traffic.scaling import Asked
 from planner.traffic.trace import Trace, spread
 from planner.units import show_s
 
@@ -295,7 +299,25 @@ def compare(
     read, asked = requests_meant(trace, asked, is_said=traffic is not None, seed=seed)
     requests = asked.of(spread(read, seed=seed), seed=seed)
     where = executor if isinstance(executor, Executor) else Executor(executor)
-    return ComparisonResult(comparisons.compare(variants, requests, promise, seed=seed, executor=where))
+    futures = None if promise is None else _futures(slo, known, asked, read, seed)
+    return ComparisonResult(
+        comparisons.compare(variants, requests, promise, seed=seed, executor=where, futures=futures)
+    )
+
+
+def _futures(slo: SloLike, known: Catalog, asked: Asked, read: Trace, seed: int) -> Futures | None:
+    """Those of the question, with the traffic that is meant; None where limits alone are promised."""
+    if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
+        return None
+    task = read_task(slo, known).task()
+    meant = replace(
+        task,
+        rate_rps=asked.rate_rps,
+        scale=asked.how,
+        window=None if asked.part == "whole" else asked.part,
+        described=asked.described,
+    )
+    return futures_for(meant, read, seed)
 
 
 def goodput(

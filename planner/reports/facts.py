@@ -27,6 +27,7 @@ _LEFT_OUT: dict[facts.LeftOut, str] = {
     "longer-steps": "the plan with longer steps",
     "expected": "the plan for what is expected, to price the insurance",
     "longest-ttft": "the longest TTFT of other policies",
+    "hours": "what it costs to hold every hour",
     "shortest-first": "what shortest prompts first would save",
     "spot-gone": "spot workers that go all at once",
     "other-draws": "other draws of this traffic",
@@ -651,9 +652,18 @@ def _(fact: facts.WorstHour) -> str:
         return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_at_text, fact.hours))}"
     return (
         "the SLO is judged over the whole trace, and its worst hour misses it: "
-        f"{'; '.join(map(_at_text, fact.missed))}; slo: {{every: 1 h}} plans for every hour, and "
-        '`plan what-if --change "slo.every=1 h"` says what that costs'
+        f"{'; '.join(map(_at_text, fact.missed))}; {_holding_text(fact)}slo: {{every: 1 h}} plans for it"
     )
+
+
+def _holding_text(fact: facts.WorstHour) -> str:
+    """What it costs to hold every hour with more of the plan's workers; empty where that is not known."""
+    paid, planned = fact.holding_usd_per_h, fact.planned_usd_per_h
+    if paid is None or planned is None:
+        return ""
+    fleet = " + ".join(f"{each.count} {each.role}" for each in fact.holding)
+    more = f"{paid - planned:,.2f} USD/h more" if paid > planned + 5e-3 else "no more"
+    return f"with {fleet} workers in place of the plan's every hour holds, for {more}; "
 
 
 @sentence.register
@@ -666,7 +676,7 @@ def _(fact: facts.ShortTrace) -> str:
 
 @sentence.register
 def _(fact: facts.GuessedSteps) -> str:
-    return f"step times of {fact.gpu} tp{fact.tp}: {fact.basis}"
+    return f"step times of {fact.gpu} tp{fact.tp} are unchecked: {fact.basis}"
 
 
 @sentence.register

@@ -10,18 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost
-from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answered, Headroom
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answered, Headroom, KeptIn
 from planner.domain import OWNED, Limit, market_of
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Pool
 from planner.reports.answers import workers_text
-from planner.reports.words import HOURS_PER_MONTH, amount, counted, describe, level0_line, listed, usd
+from planner.reports.facts import percent
+from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, counted, describe, level0_line, listed, usd
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.solvers.nodes import node_of
 
 ASKED_MORE_FRAC = 0.2  # more traffic, whose cost the first screen says
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
-Basis = Literal["measured", "given", "listed", "estimated"]
+Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +161,12 @@ def _card(plan: Plan, answer: Answered) -> Card:
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
-    kept = (
-        "" if answer.kept_in is None else f"kept in {answer.kept_in.kept} of {answer.kept_in.futures} futures"
-    )
-    if kept and answer.kept_in is not None and answer.kept_in.after_loss:
-        kept += " after losing any one worker"
+    kept = "" if answer.kept_in is None else _kept_text(answer.kept_in)
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     return Card(
         name,
         "" if paid is None else f"{usd(paid)}/h",
-        "the plan" if is_plan else against_text(paid, plan.bill.usd_per_h),
+        "the plan" if is_plan else _difference(plan, answer, paid),
         "" if paid is None else f"{month_text(paid)} per month",
         workers_text(answer.workers),
         kept,
@@ -179,12 +176,27 @@ def _card(plan: Plan, answer: Answered) -> Card:
     )
 
 
+def _kept_text(kept_in: KeptIn) -> str:
+    if not kept_in.futures:
+        return "no time was left to test it on futures"
+    after = " after losing any one worker" if kept_in.after_loss else ""
+    return f"kept in {kept_in.kept} of {kept_in.futures} futures{after}"
+
+
+def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
+    said = against_text(paid, plan.bill.usd_per_h)
+    return f"{said}: it is the plan" if answer.workers == _workers(plan) and said == SAME_COST else said
+
+
+SAME_COST = "costs the same"
+
+
 def against_text(paid: float | None, planned: float) -> str:
     if paid is None:
         return ""
     more = paid - planned
     if abs(more) <= 5e-3:
-        return "costs the same"
+        return SAME_COST
     share = f" ({100 * more / planned:+.0f} %)" if planned else ""
     return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
@@ -198,15 +210,32 @@ def _named(limits: Sequence[Limit]) -> str:
 
 def glance(plan: Plan) -> list[Glance]:
     """What one asks first: cost per month, what breaks it, what more traffic costs, what is measured."""
-    paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
+    paid, tokens, idles = plan.bill.usd_per_h, plan.usd_per_million_tokens, plan.bill.idle_gpus
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
+    idle = f"; {counted(idles, 'GPU')} of whole nodes paid and idle" if idles else ""
     return [
-        Glance("Cost per month", month_text(paid), per_million),
+        Glance("Cost per month", month_text(paid), per_million + idle),
+        *_committed(plan),
         breaks_first(plan),
         _more_traffic(plan),
         _measured(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
+
+
+def _committed(plan: Plan) -> list[Glance]:
+    """What the same fleet costs by each commitment that is offered, and from which use on it pays."""
+    offered = [each for each in plan.certificate.commitments if each.term != "on-demand"]
+    if not offered:
+        return []
+    value = listed([f"{usd(each.usd_per_h)}/h for {TERMS[each.term]}" for each in offered])
+    used = [
+        f"{TERMS[each.term]} if needed more than {percent(each.needed_frac)} of the time"
+        for each in offered
+        if each.needed_frac is not None and each.needed_frac < 1
+    ]
+    note = f"cheaper than on demand: {', '.join(used)}" if used else "never cheaper than on demand"
+    return [Glance("Committed", value, note)]
 
 
 STATUS_WORDS = {
@@ -277,8 +306,7 @@ def basis(plan: Plan) -> dict[str, Basis]:
     found: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
     kinds: dict[Basis, list[str]] = {}
     for pool in plan.fleet.running:
-        steps: Basis = "measured" if pool.type.latency.kind == "steps" else "estimated"
-        kinds.setdefault(steps, []).append(pool.name)
+        kinds.setdefault(_basis_of_steps(pool), []).append(pool.name)
     for steps, names in kinds.items():
         found["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
     found["KV memory"] = "estimated"
@@ -290,14 +318,29 @@ def basis(plan: Plan) -> dict[str, Basis]:
     return found
 
 
+def _basis_of_steps(pool: Pool) -> Basis:
+    """Of a pool's step times: a roofline rests on no measurement of such kernels."""
+    of_kind: dict[str, Basis] = {"steps": "measured", "roofline": "unchecked"}
+    return of_kind.get(pool.type.latency.kind, "estimated")
+
+
 def basis_text(fleet: Fleet) -> str:
-    """Whether step times were measured, in a short sentence."""
-    kinds = {pool.name: pool.type.latency.kind for pool in fleet.running}
-    estimated = [name for name, kind in kinds.items() if kind != "steps"]
-    if not estimated:
-        return "Step times measured."
-    of = "" if len(estimated) == len(kinds) else f" of {listed(estimated)}"
-    return f"Step times{of} estimated, not measured here."
+    """Whether step times were measured, in a short sentence for each basis."""
+    bases = {pool.name: _basis_of_steps(pool) for pool in fleet.running}
+    said = []
+    for basis, text in BASIS_WORDS.items():
+        names = [name for name, of in bases.items() if of == basis]
+        if names and (basis != "measured" or len(names) == len(bases)):
+            of = "" if len(names) == len(bases) else f" of {listed(names)}"
+            said.append(f"Step times{of} {text}.")
+    return " ".join(said)
+
+
+BASIS_WORDS: dict[Basis, str] = {
+    "measured": "measured",
+    "estimated": "estimated, not measured here",
+    "unchecked": "unchecked: a roofline, no kernel of such GPUs was measured",
+}
 
 
 def _measured(plan: Plan) -> Glance:

@@ -80,7 +80,7 @@ def promise(plan: Plan) -> str:
     if plan.slo.attainment_frac is not None:
         limits += f", and {percent(plan.slo.attainment_frac)} of requests keep all of that at once"
     if plan.slo.every_s is not None:
-        limits += f", in every window of {show_span(plan.slo.every_s)}"
+        limits += f", in every window of {show_span(plan.slo.every_s)} (fixed, one after the other)"
     if plan.verdict.holds:
         return f"In the simulation of {plan.traffic_note}, it keeps the promise: {limits}."
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."

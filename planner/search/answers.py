@@ -20,12 +20,12 @@ import numpy as np
 
 from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
 from planner.documents.safety import Safety
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill, bought
-from planner.search.fleets import Counts, by_gpu, counts_named, in_order, named, objective
+from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
@@ -59,7 +59,8 @@ LOSS_SEARCH = LEAST_SEARCH / 2  # simulated requests that each of its searches m
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
 NEAR_FRAC = 0.01
-NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets looked at that may miss no more
+NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets tested that miss no more,
+MOST_LOOKED = 64  # of so many
 BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000  # of other types, beside production, that stand a loss
 MOVED, MOST_MOVED = 2, 4  # workers more or fewer of up to so many machines, in a fleet that stands a loss
 MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
@@ -169,7 +170,7 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
         asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
         is_searched = least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best)
         if is_searched:
-            least = cheaper_kept(asked, paper, least, start)
+            least = cheaper_kept(asked, paper, least, start, refuted=objective(best))
         first += kept_in.futures
     return Tried(best, kept_in, asked, test)
 
@@ -244,26 +245,37 @@ def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
-    """The fleet that stands a loss where it costs less than what was found, and passes the test."""
-    if lossy is None or objective(lossy) >= objective(found.best) * (1 - SAME_FRAC):
+    """The fleet that stands a loss where it costs no more than what was found, and passes the test: with as
+    few workers as do where it costs less, as it is where it costs the same, as in nodes that are paid anyway.
+    """
+    if lossy is None or objective(lossy) > objective(found.best) * (1 + 2 * FEWER_FRAC):
         return found
+    is_less = objective(lossy) < objective(found.best) * (1 - 2 * FEWER_FRAC)
     said = found.test.run(lossy)
     if not is_passed(said, found.test.safety):
         return found
-    best, kept_in = _shrunk(found.asked, found.test, lossy, said)
+    best, kept_in = _shrunk(found.asked, found.test, lossy, said) if is_less else (lossy, said)
     return replace(found, best=best, kept_in=kept_in)
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
-    """Cheaper fleets that miss a few too many of the futures that the search has seen, the closest first."""
+    """Cheaper fleets that miss a few too many of the futures that the search has seen and hold on paper, the
+    cheapest first, MOST_NEARLY at most. MOST_LOOKED are looked at, the dearest first: a search that refuted
+    them has simulated most of what they miss.
+    """
+    asked = replace(asked, most_effort=asked.oracle.effort() + NEAR_EFFORT)
     below, most = objective(best) * (1 - NEAR_FRAC), asked.oracle.may_miss + NEARLY
     known = [counts_named(fleet, paper.level0.options) for fleet in list(asked.oracle.told)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
     as_written = asked.oracle.alone()
-    dearest_first = sorted(cheaper, key=lambda counts: -objective(counts))
-    on_paper = (each for each in dearest_first if asked.allows(each) and as_written.holds([each])[0])
-    cheaper = list(itertools.islice(on_paper, MOST_NEARLY))  # no more are simulated than are looked at
-    return sorted((each for each in cheaper if asked.oracle.missed(each, most) <= most), key=objective)
+    found: list[Counts] = []
+    for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_LOOKED]:
+        if asked.out_of_time():
+            break
+        is_near = asked.allows(counts) and asked.oracle.missed(counts, most) <= most
+        if is_near and as_written.holds([counts])[0]:
+            found.append(counts)
+    return sorted(found, key=objective)[:MOST_NEARLY]
 
 
 def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:
@@ -301,6 +313,7 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
         is_proved=False,
+        most_kept=MostKept(wanted, kept_frac, paid(asked, best), paid(asked, paper.best), unit),
     )
 
 
@@ -316,11 +329,13 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     hard = in_most(asked, futures[: may_miss + LOSS_FUTURES], may_miss)
     lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
     strict = in_most(lossy, lossy.oracle.futures[may_miss:], 0)
+    least = objective(production.best)
     found = _spared(strict, asked, paper, production.best)
-    for question in (strict, lossy):
-        found = cheaper_kept(question, paper, found, any_mix=False, most=LOSS_SEARCH)
-    found = _moved(lossy, paper, production.best, found)
-    found = _with_other_types(lossy, paper, production.best, found)
+    if found is None or objective(found) > least * (1 + 2 * FEWER_FRAC):
+        for question in (strict, lossy):
+            found = cheaper_kept(question, paper, found, any_mix=False, most=LOSS_SEARCH, refuted=least)
+        found = _moved(lossy, paper, production.best, found)
+        found = _with_other_types(lossy, paper, production.best, found)
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)

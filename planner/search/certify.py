@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
-from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned
+from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
 from planner.documents.task import Task
 from planner.domain import FleetLimit
 from planner.errors import InfeasibleError
@@ -176,7 +176,12 @@ def certified(
         warnings=(
             *not_certified(problem, made),
             *map(OfTraffic, trace.warnings),
-            *findings.warnings(fleet, simulation, problem.slo, verdict),
+            *(
+                findings.holding_hours(problem, found.best if made is None else made.best, each, clock)
+                if isinstance(each, WorstHour)
+                else each
+                for each in findings.warnings(fleet, simulation, problem.slo, verdict)
+            ),
             *findings.images(fleet, problem.trace),
             *beyond.warnings,
         ),

@@ -32,8 +32,10 @@ from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.spread import Spread, Z
+from planner.search.around import least_in_proportion
 from planner.search.asked import rates_frac
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
+from planner.search.bill import bill, bought
 from planner.search.fleets import Counts, counts_of, objective, workers_of
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.oracle import SPOT_RISK_FRAC, stripped
@@ -51,6 +53,8 @@ FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called
 FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep all limits at once
 
 LONG_S, HOUR_S = 7200.0, 3600.0  # of a longer measured window the worst hour is told
+
+HOUR_FACTOR = 2.0  # times the plan's workers with which every hour is first looked at
 
 LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
 
@@ -406,6 +410,30 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
             At(limit, each.value_s, each.kept_frac, each.span_s)
             for limit, each in zip(slo.limits, worst, strict=True)
         )
+    )
+
+
+def holding_hours(problem: Problem, best: Counts, hour: facts.WorstHour, clock: Clock) -> facts.WorstHour:
+    """The same with what it costs to hold every hour with more of the plan's workers, on what is written."""
+    if not clock.allows("hours"):
+        return hour
+    alone = problem.oracle.alone()
+    oracle = replace(alone, slo=replace(problem.slo, every_s=HOUR_S))
+    planned = tuple(count for _, count in best)
+
+    def with_counts(counts: tuple[int, ...]) -> Counts:
+        return tuple((option, count) for (option, _), count in zip(best, counts, strict=True))
+
+    def holds(counts: tuple[int, ...]) -> bool:
+        return problem.allows(with_counts(counts)) and oracle.holds([with_counts(counts)])[0]
+
+    needed = least_in_proportion(planned, HOUR_FACTOR, holds)
+    paid_usd_per_h = bill(oracle.fleet(best)).usd_per_h
+    if needed is None:
+        return replace(hour, planned_usd_per_h=paid_usd_per_h)
+    fleet = oracle.fleet(with_counts(needed))
+    return replace(
+        hour, holding=bought(fleet), holding_usd_per_h=bill(fleet).usd_per_h, planned_usd_per_h=paid_usd_per_h
     )
 
 

@@ -9,6 +9,7 @@ workers fail independently of each other: of n, Binomial(n, down_frac) are down.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.search.fleets import Counts, Named, may_hand_over, named
+from planner.search.fleets import Counts, Named, may_hand_over, named, objective
 from planner.search.futures import Future
 from planner.search.pinning import Pinning
 from planner.simulator.metrics import Verdict, judge
@@ -55,6 +56,8 @@ LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001
+
+MANY_MISSED = 4
 
 KEPT_REQUESTS = 20_000  # of a future: of more, of which there are dozens, nothing is kept beside the trace
 
@@ -110,6 +113,7 @@ class Oracle:
     With `draws` it must keep it on each of them too, and in all but `may_miss` of `futures`. With `z` step
     times are so many standard deviations of their spread above the medians, those of prefills and of decodes.
     `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
+    Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
     `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
     their options. The kernel releases the GIL, so threads use the cores.
     """
@@ -126,6 +130,7 @@ class Oracle:
     draws: tuple[Trace, ...] = ()
     futures: tuple[Future, ...] = ()  # the hardest first
     may_miss: int = 0
+    refuted_below: float = -math.inf
     z: tuple[float, float] | None = None
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
@@ -148,7 +153,7 @@ class Oracle:
 
     def alone(self, **changes: Any) -> Oracle:
         """The same question without draws and futures: of what is written, or of `changes` in its place."""
-        return replace(self, draws=(), futures=(), may_miss=0, **changes)
+        return replace(self, draws=(), futures=(), may_miss=0, refuted_below=-math.inf, **changes)
 
     def within_future(self, future: Future) -> Oracle:
         """The same question of one future in place of what is written."""
@@ -214,7 +219,8 @@ class Oracle:
         """Futures are asked first: a fleet for which they matter mostly holds on what is written."""
         written = (self, *self._others)
         return (
-            not any(oracle._is_known_to_fail(counts) for oracle in written)
+            not (math.isfinite(self.refuted_below) and objective(counts) < self.refuted_below)
+            and not any(oracle._is_known_to_fail(counts) for oracle in written)
             and self._keeps_enough(counts)
             and all(oracle._survives(counts) for oracle in written)
         )
@@ -262,9 +268,11 @@ class Oracle:
 
         Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
         (search/assumed.py), and a false one where requests wait for others, as answers that take no time
-        bring the next ones earlier.
+        bring the next ones earlier. Where MANY_MISSED futures may be missed, so that it takes many
+        simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more, those
+        asked first.
         """
-        return [self._leads_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+        return [self._leads_enough(option, self.left(option, count)) for ((option, count),) in fleets]
 
     def follows(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
@@ -380,6 +388,14 @@ class Oracle:
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
         return self._answer(_key(counts), lambda: self.fleet(counts), self.trace, self._requests, self.slo)
+
+    def _leads_enough(self, option: Option, count: int) -> bool:
+        hardest = self._in_futures[: self.may_miss + 1]
+        if not MANY_MISSED <= self.may_miss < len(hardest):
+            return self._leads_alone(option, count)
+        return any(oracle._leads_alone(option, count) for oracle in hardest) and self._leads_alone(
+            option, count
+        )
 
     def _leads_alone(self, option: Option, count: int) -> bool:
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")

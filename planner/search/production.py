@@ -12,6 +12,7 @@ join the S, and it grows again. A cheaper fleet that is nearly there is tested t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -55,6 +56,11 @@ def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Probl
     return replace(problem, oracle=oracle, progress=silent)
 
 
+def refuted_below(problem: Problem, value: float) -> Problem:
+    """The same question, where fleets that are worth less are known to fail it."""
+    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - 1e-9)))
+
+
 def limited(problem: Problem, most: float) -> Problem:
     """The same question, to be searched with so much effort from here on."""
     return replace(problem, most_effort=problem.oracle.effort() + _effort(problem, most))
@@ -75,7 +81,7 @@ def cheapest_kept(
     ordered, best = grown(problem, paper.best, owned_beside(problem, paper.level0, paper.best))
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
-    return ordered, cheaper_kept(ordered, paper, best, start)
+    return ordered, cheaper_kept(ordered, paper, best, start, refuted=paper.value)
 
 
 def cheaper_kept(
@@ -86,8 +92,10 @@ def cheaper_kept(
     *,
     any_mix: bool = True,
     most: float = MOST_SEARCH,
+    refuted: float = -math.inf,
 ) -> Counts | None:
     """The cheapest fleet found, `best` where none is cheaper; the hardest futures come first in `problem`.
+    Fleets that are worth less than `refuted` are known to miss too many, as on paper none of them holds.
 
     With `any_mix` fleets of several types per pool are looked for, where the cheapest on paper is one or no
     other is known.
@@ -101,6 +109,7 @@ def cheaper_kept(
     left = _effort(problem, most)
     while True:
         some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
+        some = refuted_below(some, refuted)
         found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
         left -= some.oracle.effort()
         oracle.told.update(some.oracle.told)
@@ -109,7 +118,8 @@ def cheaper_kept(
         missed = _missed(oracle, found)
         if len(missed) <= oracle.may_miss:
             return found
-        more = grown(problem, found)[1]  # it holds in the hardest: little is short
+        dearest = math.inf if best is None else objective(best)
+        more = grown(problem, found, most=dearest)[1]  # it holds in the hardest: little is short
         if more is not None and (best is None or not _is_no_cheaper(more, best)):
             best = more
             known.append(oracle.fleet(best))
@@ -121,12 +131,15 @@ def _is_no_cheaper(found: Counts, best: Counts) -> bool:
     return named(found) == named(best) or objective(found) > objective(best) * (1 + 1e-9)
 
 
-def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem, Counts | None]:
-    """A fleet with workers added until it misses no more than it may; None where that leaves the limits, or
-    takes over GROWN_MOST times as many. Each time to the pool that keeps most futures more for its price, and
-    twice as many. Pools `beside` the fleet may be added too, with up to so many.
+def grown(
+    problem: Problem, least: Counts, beside: Counts = (), *, most: float = math.inf
+) -> tuple[Problem, Counts | None]:
+    """A fleet with workers added until it misses no more than it may; None where that leaves the limits,
+    takes over GROWN_MOST times as many, or is worth more than `most`. Each time to the pool that keeps most
+    futures more for its price, and twice as many. Pools `beside` the fleet may be added too, with up to so
+    many.
     """
-    oracle, most = problem.oracle, workers_by_machine(least)
+    oracle, first = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
     left = list(range(len(oracle.futures)))
 
@@ -134,8 +147,10 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
         return in_most(problem, [oracle.futures[i] for i in (*left, *reversed(easier))], oracle.may_miss)
 
     def may_be(counts: Counts) -> bool:
-        return problem.allows(counts) and all(
-            n <= GROWN_MOST * most.get(m, 1) for m, n in workers_by_machine(counts).items()
+        return (
+            objective(counts) <= most * (1 + 1e-9)
+            and problem.allows(counts)
+            and all(n <= GROWN_MOST * first.get(m, 1) for m, n in workers_by_machine(counts).items())
         )
 
     while True:
@@ -146,7 +161,7 @@ def grown(problem: Problem, least: Counts, beside: Counts = ()) -> tuple[Problem
             return ordered(), counts
         more = [with_more(counts, step, [k]) for k in range(len(counts))]
         idle = [(option, count) for option, count in beside if option not in dict(counts)]
-        more += [_with_pool(counts, option, n) for option, most in idle for n in {min(step, most), most}]
+        more += [_with_pool(counts, option, n) for option, own in idle for n in {min(step, own), own}]
         more = [owned_first(problem, each) for each in more]
         more = [each for each in more if may_be(each)]
         if len(more) > 1:

@@ -145,9 +145,8 @@ def _check(market: Market, demand: Demand, served: Sequence[Served]) -> None:
         for c, unit in each.units.items():
             capacity = market.capacities[c]
             where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
-            gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
-            if gpus != sum(capacity.on.values()):
-                said = sum(capacity.on.values())
+            gpus, said = sum(pool.count * pool.type.gpus for pool in unit.pools), sum(capacity.on.values())
+            if gpus != said:
                 raise InputError(f"{where}: gpus is {said}, its fleet has {gpus}; make them one")
             for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
                 if row_of(gpu) not in capacity.on:

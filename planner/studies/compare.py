@@ -1,6 +1,7 @@
 """Several fleets, or policies, on the same requests: one table and one picture.
 
-Every variant is simulated to the end on one list of requests, so what differs is the variant's doing. Dollars
+Every variant is simulated to the end on one list of requests, so what differs is the variant's doing. Where
+something is promised, also in the same futures, and with more traffic and longer steps (standing.py). Dollars
 per million output tokens are the fleet's price for the whole run, from the first arrival to the last token,
 over the output tokens of the requests it finished.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from planner.documents.fleet import fleet_document
 from planner.documents.slo import slo_document
-from planner.domain import Metric, Slo
+from planner.domain import Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.io.executors import SERIAL, Executor, run
@@ -29,8 +30,11 @@ from planner.reports.facts import queue_text
 from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
 from planner.reports.run import outcome
+from planner.reports.screen import more_text
 from planner.reports.words import describe
 from planner.search.bill import bill
+from planner.search.futures import Futures
+from planner.studies.standing import Standing, standing
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
@@ -57,6 +61,7 @@ class VariantRow:
     variant: Variant
     summary: output.Document
     curves: dict[Metric, Curve]
+    standing: Standing | None = None  # None where nothing is promised, or it was not simulated
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -83,6 +88,7 @@ class VariantRow:
             "verdict": {True: "kept", False: "missed", None: None}[slo.get("holds")],
             "attainment_frac": slo.get("attainment_frac"),
             "steady": {True: "yes", False: "no", None: None}[slo.get("is_steady")],
+            **self._standing_cells(),
             **{
                 f"{metric}_{name}_s": (summary[f"{metric}_s"] or {}).get(name)
                 for metric in METRICS
@@ -95,6 +101,22 @@ class VariantRow:
             "rejected": summary["rejected"],
             "unfinished": summary["unfinished"],
             "preemptions": summary["preemptions"],
+        }
+
+    def _standing_cells(self) -> dict[str, Any]:
+        """In how many futures it is kept, to how much more it holds, and which limits it misses first."""
+        stands = self.standing
+        kept_in, ends = (None, None) if stands is None else (stands.kept_in, stands.ends)
+        room = None if ends is None else ends.headroom
+        first: tuple[Limit, ...] = ()
+        if ends is not None and room is not None:
+            first = ends.by_traffic if room.traffic_frac <= room.steps_frac else ends.by_steps
+        return {
+            "kept": None if kept_in is None else kept_in.kept,
+            "futures": None if kept_in is None else kept_in.futures,
+            "holds_to_traffic_frac": None if room is None else _rounded(room.traffic_frac),
+            "holds_to_steps_frac": None if room is None else _rounded(room.steps_frac),
+            "breaks_first": " or ".join(limit.name for limit in first) or None,
         }
 
 
@@ -134,8 +156,10 @@ def compare(
     *,
     seed: int = 0,
     executor: Executor = SERIAL,
+    futures: Futures | None = None,
 ) -> Comparison:
-    """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too.
+    """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too. With
+    `futures` each is simulated in some of these, too.
 
     Raises InputError for none, or for two of one name.
     """
@@ -144,12 +168,12 @@ def compare(
         raise InputError("compare: expected at least one fleet")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"compare: two variants are named {twice[0]!r}; name a fleet with --fleet NAME=FILE")
-    rows = run(_row, variants, shared=(requests, slo, seed), executor=executor)
+    rows = run(_row, variants, shared=(requests, slo, seed, futures), executor=executor)
     return Comparison(requests, slo, seed, tuple(rows))
 
 
-def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> VariantRow:
-    requests, slo, seed = shared
+def _row(shared: tuple[Trace, Slo | None, int, Futures | None], variant: Variant) -> VariantRow:
+    requests, slo, seed, futures = shared
     found = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
     curves = {
@@ -158,7 +182,8 @@ def _row(shared: tuple[Trace, Slo | None, int], variant: Variant) -> VariantRow:
         )
         for metric in PICTURED
     }
-    return VariantRow(variant, found.summary(), curves)
+    stands = None if slo is None else standing(variant.fleet, requests, slo, futures)
+    return VariantRow(variant, found.summary(), curves, stands)
 
 
 def render(comparison: Comparison) -> dict[str, str]:
@@ -213,6 +238,10 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
         line("promise", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
         line("requests that keep all limits", "attainment_frac", _percent),
         line("backlog steady", "steady", str),
+        ("kept in futures", [_kept_text(cells) for cells in every]),
+        line("holds to more traffic", "holds_to_traffic_frac", more_text),
+        line("holds to longer steps", "holds_to_steps_frac", more_text),
+        line("missed first beyond", "breaks_first", str),
         *(latency(metric, name) for metric in METRICS for name in PERCENTILES),
         line("USD per million output tokens", "usd_per_million_output_tokens", "{:,.3f}".format),
         line("expected power, kW", "expected_w", lambda watts: f"{watts / 1e3:,.2f}"),
@@ -235,9 +264,19 @@ def verdict(comparison: Comparison) -> str:
     if not kept:
         return f"None of {len(rows)} variants keeps the promise."
     best = min(kept, key=_by_price)
-    return (
-        f"{len(kept)} of {len(rows)} keep the promise; the cheapest is {best.variant.name}, {_price(best)}."
-    )
+    least = f"the cheapest is {best.variant.name}, {_price(best)}."
+    if not any(row.standing is not None and row.standing.kept_in is not None for row in rows):
+        return f"{len(kept)} of {len(rows)} keep the promise; {least}"
+    sure = [row for row in kept if row.standing is not None and row.standing.is_kept_in_enough]
+    found = f"{len(kept)} of {len(rows)} keep the promise on this traffic; {least}"
+    if not sure:
+        return f"{found} None keeps it in enough futures."
+    surest = min(sure, key=_by_price)
+    return f"{found} In enough futures: {len(sure)}, the cheapest is {surest.variant.name}, {_price(surest)}."
+
+
+def _kept_text(cells: dict[str, Any]) -> str:
+    return "-" if cells["futures"] is None else f"{cells['kept']} of {cells['futures']}"
 
 
 def _by_price(row: VariantRow) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from planner.documents.facts import Answered
 from planner.documents.slo import METRICS
 from planner.documents.task import Task
 from planner.errors import InfeasibleError, InputError
@@ -29,7 +30,7 @@ from planner.search.options import OBJECTIVE_UNITS
 from planner.search.owned import paid
 from planner.search.problem import on_all_draws
 from planner.search.production import in_production
-from planner.studies.whatif import Answer, Study, holds, recast
+from planner.studies.whatif import Answer, Study, answer_document, holds, recast
 from planner.units import finite
 
 Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
@@ -50,6 +51,7 @@ class Step:
     is_exact: bool  # the best of level 0 is
     is_exhausted: bool  # the search of level 0 came to its end in time
     level0: float  # the best of one worker type per pool; a fleet of several types may have beaten it
+    answers: tuple[Answered, ...] = ()  # on paper and in production, where safety is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ def frontier(
         corner, at = walk.corner(answer, at, tightest)
         simplest = answer.found.level0.search
         level0 = simplest.value if simplest.best is None else paid(answer.problem, simplest.best)
-        steps.append(Step(corner, answer.value, answer.fleet, answer.is_exact, answer.is_exhausted, level0))
+        proof = answer.is_exact, answer.is_exhausted
+        steps.append(Step(corner, answer.value, answer.fleet, *proof, level0, answer.answers))
         if sign * at < sign * tightest:
             ended = "the range that was asked for ends here"
             break
@@ -271,6 +274,7 @@ def document(found: Frontier) -> dict[str, Any]:
                 "level0_exact": step.is_exact,
                 "level0_exhausted": step.is_exhausted,
                 "is_asked": found.asked is not None and step == found.best_at(found.asked),
+                "answers": [answer_document(each) for each in step.answers],
             }
             for step in found.steps
         ],

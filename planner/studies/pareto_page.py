@@ -22,9 +22,10 @@ NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 def render(found: Frontier) -> dict[str, str | bytes]:
     """The page, CSV, JSON and the picture, by their names."""
     told, text = document(found), io.StringIO()
-    lines = csv.DictWriter(text, list(told["steps"][0]), lineterminator="\n")
+    flat = [_flat(step) for step in told["steps"]]
+    lines = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
     lines.writeheader()
-    lines.writerows(told["steps"])
+    lines.writerows(flat)
     caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding"
     asked = "" if found.asked is None else "; the circle is what was asked"
     figure = Figure("pareto", picture(found), f"{caption}{asked}.")
@@ -75,6 +76,27 @@ def ended_line(found: Frontier) -> str:
     return f"the staircase ends: {found.ended}"
 
 
+def _flat(step: dict[str, Any]) -> dict[str, Any]:
+    """A line of pareto.csv: each answer's price and futures in columns of their own."""
+    answers = {each["name"].replace("-", "_"): each for each in step["answers"]}
+    return {key: value for key, value in step.items() if key != "answers"} | {
+        f"{name}_{key}": each[key] for name, each in answers.items() for key in ("value", "kept", "futures")
+    }
+
+
+def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
+    """What the cheapest fleet on paper costs, and in how many futures it and this one are kept."""
+    answers = {each["name"]: each for each in step["answers"]}
+    if not {"on-paper", "production"} <= answers.keys():
+        return {}
+    paper, made = answers["on-paper"], answers["production"]
+    return {
+        "on paper": "-" if paper["value"] is None else f"{paper['value']:.6g}",
+        "on paper, kept in": f"{paper['kept']} of {paper['futures']}",
+        "kept in futures": f"{made['kept']} of {made['futures']}",
+    }
+
+
 def rows(found: Frontier) -> list[dict[str, str]]:
     """Fleet by fleet, as text."""
     return [
@@ -82,6 +104,7 @@ def rows(found: Frontier) -> list[dict[str, str]]:
             f"{found.axis}, holds to": _shown(found, step["holds_to"]),
             found.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
+            **_answer_cells(step),
             "one type per pool": f"{step['level0']:.6g}, "
             + level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"]),
             "asked": "*" if step["is_asked"] else "",

@@ -31,11 +31,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.facts import KeptIn
 from planner.documents.task import Task
 from planner.domain import OWNED, SPOT, market_of, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.words import describe
+from planner.search.answers import Test
 from planner.search.beyond import expected_share
 from planner.search.fleets import Counts
 from planner.search.options import option_of
@@ -46,7 +48,7 @@ from planner.search.production import in_production
 from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
 from planner.solvers.nodes import idle_usd_per_h, node_of
-from planner.studies.whatif import Answer, Study
+from planner.studies.whatif import Answer, Study, answer_document
 from planner.traffic.trace import Trace
 from planner.units import finite
 
@@ -90,6 +92,7 @@ class Way:
     migration_usd: float
     total_usd: float
     holds: bool
+    kept_in: KeptIn | None = None  # in the same futures for all ways; None with `safety: none`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,6 +183,7 @@ class _Change:
     uses: Floats
     amounts: Floats
     budget_usd_per_h: float
+    test: Test | None
 
     def counts(self, n: Ints) -> Counts:
         return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
@@ -204,17 +208,22 @@ class _Change:
         return np.asarray((n @ self.uses.T <= self.amounts).all(-1) & (self.paid(n) <= self.budget_usd_per_h))
 
     def way(self, label: str, n: Ints, *, is_held: bool) -> Way:
-        fleet = self.oracle.fleet(self.counts(n))
-        return Way(label, fleet, float(self.paid(n)), float(self.migration(n)), float(self.total(n)), is_held)
+        counts = self.counts(n)
+        kept_in = None if self.test is None else self.test.of(counts, self.test.beside)
+        costs = float(self.paid(n)), float(self.migration(n)), float(self.total(n))
+        return Way(label, self.oracle.fleet(counts), *costs, is_held, kept_in)
 
 
 def _change(scratch: Answer, running: Sequence[tuple[Option, int]], gone: int, terms: Terms) -> _Change:
     universe, limits = _universe(running, scratch), scratch.problem.limits
     rows, counted = limits.rows(), {option.name: k for option, k in running}
     uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
+    problem, test = scratch.problem, None
+    if problem.task.safety is not None and problem.tested is not None:
+        test = Test(problem.oracle, problem.tested, problem.task.safety, 0, lambda: False)
     return _Change(
         universe,
-        in_production(on_all_draws(scratch.problem)).oracle,
+        in_production(on_all_draws(problem)).oracle,
         terms,
         n0=np.array([counted.get(option.name, 0) for option in universe]),
         gone=gone,
@@ -222,6 +231,7 @@ def _change(scratch: Answer, running: Sequence[tuple[Option, int]], gone: int, t
         uses=uses.reshape(len(rows), len(universe)),
         amounts=np.array([amount for _, amount in rows]) * (1 + 1e-9),
         budget_usd_per_h=math.inf if limits.cost_usd_per_h is None else limits.cost_usd_per_h * (1 + 1e-9),
+        test=test,
     )
 
 
@@ -404,6 +414,8 @@ def document(found: Replan, moved: tuple[Drift, ...] | None) -> dict[str, Any]:
                 "migration_usd": way.migration_usd,
                 "total_usd": way.total_usd,
                 "holds": way.holds,
+                "kept": None if way.kept_in is None else way.kept_in.kept,
+                "futures": None if way.kept_in is None else way.kept_in.futures,
             }
             for way in (found.best, *found.ways)
         ],
@@ -418,6 +430,7 @@ def document(found: Replan, moved: tuple[Drift, ...] | None) -> dict[str, Any]:
             }
             for k, line in enumerate(found.verdict.lines)
         ],
+        "answers": [answer_document(each) for each in found.scratch.answers],
         "searched_over": list(found.options),
         "is_exhausted": found.is_exhausted,
         "left_out_by_a_larger_one": found.assumed,

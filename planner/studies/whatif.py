@@ -391,11 +391,12 @@ def document(answer: Answer) -> dict[str, Any]:
         ],
         "requests": len(tokens),
         "rate_rps": tokens.rate_rps,
-        "answers": [_answer_document(each) for each in answer.answers],
+        "answers": [answer_document(each) for each in answer.answers],
     }
 
 
-def _answer_document(answer: Answered) -> dict[str, Any]:
+def answer_document(answer: Answered) -> dict[str, Any]:
+    """One of the three answers as plain values, for --json."""
     said = answer.kept_in
     return {
         "name": answer.name,

@@ -11,7 +11,7 @@ from plans import a_plan, a_simulation, a_trace, an_around, mixed, pairs
 
 from planner.documents.around import Made
 from planner.documents.certificate import certificate_document, read_certificate
-from planner.documents.facts import Answered, Headroom, KeptIn, Workers
+from planner.documents.facts import Answered, Commitment, Headroom, KeptIn, Workers
 from planner.reports import curves, drawing, report, screen, screen_charts
 from planner.reports.facts import sentence
 from planner.reports.output import certificate_json, plain
@@ -68,6 +68,48 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
     assert told["20 % more traffic"][0] == "+17.94 USD/h"
     assert told["20 % more traffic"][1].startswith("5 prefill workers of 2 × h100-80g")
     assert told["Measured"][0] == "1 of 6 inputs" and "estimated: step times" in told["Measured"][1]
+
+
+def test_commitments_stand_beside_on_demand() -> None:
+    """Three nodes at 71.76 USD/h; reserved at half that, it pays from half of the time on."""
+    plan = answered()
+    terms = (
+        Commitment("on-demand", 71.76, 1.0, ("h100-80g: given, 2.99 USD/h",), ()),
+        Commitment("reserved-1y", 50.232, 0.7, ("h100-80g: given, 2.09 USD/h",), ()),
+        Commitment("reserved-3y", 35.88, 0.5, ("h100-80g: given, 1.5 USD/h",), ()),
+    )
+    plan = replace(plan, certificate=replace(plan.certificate, commitments=terms))
+    told = {each.name: (each.value, each.note) for each in screen.glance(plan)}
+    assert told["Committed"][0] == "50.23 USD/h for 1 year and 35.88 USD/h for 3 years"
+    assert "1 year if needed more than 70 % of the time" in told["Committed"][1]
+    assert "Committed" not in {each.name for each in screen.glance(answered())}
+
+
+def test_gpus_that_idle_in_paid_nodes_are_counted() -> None:
+    """20 of 24 GPUs hold workers."""
+    (cost,) = [each for each in screen.glance(answered()) if each.name == "Cost per month"]
+    assert cost.note.endswith("4 GPUs of whole nodes paid and idle")
+
+
+def test_what_rests_on_a_roofline_is_called_unchecked() -> None:
+    plan = answered()
+    pools = tuple(
+        replace(pool, type=replace(pool.type, latency=replace(pool.type.latency, kind="roofline")))
+        for pool in plan.fleet.pools
+    )
+    plan = replace(plan, fleet=replace(plan.fleet, pools=pools))
+    assert "Step times unchecked: a roofline" in screen.verdict(plan)
+    assert screen.basis(plan)["step times"] == "unchecked"
+    (measured,) = [each for each in screen.glance(plan) if each.name == "Measured"]
+    assert "unchecked: step times" in measured.note
+
+
+def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
+    plan = answered()
+    *others, lossy = plan.certificate.answers
+    same = replace(lossy, value=71.76, paid_usd_per_h=71.76)
+    plan = replace(plan, certificate=replace(plan.certificate, answers=(*others, same)))
+    assert screen.cards(plan)[2].difference == "costs the same: it is the plan"
 
 
 def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ from planner.reports.facts import sentence
 from planner.reports.output import to_json
 from planner.reports.rows import slo_rows
 from planner.reports.words import promise
+from planner.search.bill import bill
 from planner.search.certify import plan
-from planner.search.findings import kept_hours, outcome_of, worst_hour
-from planner.search.oracle import is_looser
+from planner.search.findings import Clock, holding_hours, kept_hours, outcome_of, worst_hour
+from planner.search.oracle import Oracle, is_looser
 from planner.search.plan import Plan
 from planner.simulator.metrics import judge
 from planner.simulator.replay import simulate
@@ -103,6 +106,28 @@ def test_a_long_plan_says_its_worst_hour() -> None:
     assert worst_hour(simulation, replace(slo, every_s=600.0)) is None
     missed = outcome_of(judge(simulation, replace(slo, every_s=3600.0)), slo).missed
     assert [(at.value_s, at.window_s) for at in missed] == [(4.0, (7320.0, 10920.0))]
+
+
+def test_what_holding_every_hour_costs_is_what_holds_in_each() -> None:
+    """Two seats serve five at once in 1, 1, 2, 2 and 3 s, one in up to 5; the bill is of as many."""
+    fleet, trace = one_bad_hour()
+    slo = Slo((Limit("ttft", 0.8, 2.5),))
+    oracle = Oracle(fleet.llm, trace, slo, fleet.network, fleet.policies)
+    hour = worst_hour(simulate(fleet, trace, limits=slo.limits, record=True), slo)
+    assert hour is not None
+    problem: Any = SimpleNamespace(oracle=oracle, slo=slo, allows=lambda counts: True)
+    found = holding_hours(problem, oracle.counts(fleet), hour, Clock())
+    (workers,) = found.holding
+    assert workers.count > fleet.workers
+    hourly = replace(oracle, slo=replace(slo, every_s=3600.0))
+    ((option, _),) = oracle.counts(fleet)
+    assert hourly.holds([((option, workers.count),)]) == [True]
+    assert hourly.holds([((option, workers.count - 1),)]) == [False]
+    paid, planned = found.holding_usd_per_h, found.planned_usd_per_h
+    assert paid == bill(oracle.fleet(((option, workers.count),))).usd_per_h
+    assert planned is not None and f"for {paid - planned:,.2f} USD/h more" in sentence(found)
+    within: Any = SimpleNamespace(oracle=oracle, slo=slo, allows=lambda counts: False)
+    assert holding_hours(within, oracle.counts(fleet), hour, Clock()).holding_usd_per_h is None
 
 
 def test_a_long_plan_that_keeps_every_hour_says_so() -> None:

@@ -16,11 +16,11 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.spread import Factor, Spread
 from planner.reports.facts import sentences
-from planner.search.answers import tried, with_answers
+from planner.search.answers import _nearly, tried, with_answers
 from planner.search.best_fleet import Found, best_of
 from planner.search.bill import bill
 from planner.search.certify import plan, search_llm
-from planner.search.fleets import Counts, objective
+from planner.search.fleets import Counts, named, objective
 from planner.search.futures import TESTED, Futures
 from planner.search.headroom import ends, holds_with
 from planner.search.plan import Plan
@@ -96,6 +96,38 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
     assert objective(said.best) <= objective(lossy) and said.is_tested
 
 
+def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole nodes are paid, with room for one worker more: with it any of them may be lost. A fleet that
+    costs a node more is no production.
+    """
+    problem, paper = searched()
+    made = tried(problem, paper)
+    assert made is not None
+    (option, _), *others = ((each, 8 * count) for each, count in made.best)
+    assert option.type.gpus in (1, 2, 4)
+    one, two, dear = (((option, count), *others) for count in (15, 16, 17))
+    missing = Answered("with-a-loss", (), None, None, None)
+    made = replace(made, best=one)
+    for lossy, best in ((two, two), (dear, one)):
+        monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_, lossy=lossy: (missing, lossy))
+        assert with_answers(problem, paper, made).best == best
+
+
+def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not() -> None:
+    """Six dearer fleets hold on paper too, and miss far too many futures: more decode workers do not help."""
+    problem, paper = searched()
+    made, asked = tried(problem, paper), in_production(problem)
+    assert made is not None
+    (prefill, count), (decode, _) = paper.best
+    far = [((prefill, count), (decode, 20 + more)) for more in range(6)]
+    most = asked.oracle.may_miss + 2
+    assert all(asked.oracle.missed(counts, most) > most for counts in far)
+    assert all(asked.oracle.alone().holds(far)) and objective(far[0]) > objective(made.best)
+    asked.oracle.told.update({named(counts): False for counts in (*far, made.best)})
+    dear = tuple((option, 20 * count) for option, count in made.best)
+    assert _nearly(asked, paper, dear) == [made.best]
+
+
 def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds the fleet on paper and then nothing more: that grows until it is kept in enough
     futures, and is the answer in place of the dear one that was known before.
@@ -137,6 +169,9 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     ) as error:
         plan(question(**SAFE, **stock), traffic(), CATALOG)
     assert "USD/h" in str(error.value) and "kept_in: 0." in error.value.relaxation
+    most = error.value.most_kept
+    assert most is not None and most.asked_frac == 0.9 > most.kept_frac and most.value >= most.on_paper > 0
+    assert f"is {100 * most.kept_frac:.0f} %, for {most.value:.2f} {most.unit}" in str(error.value)
 
 
 def test_without_a_spread_nothing_is_certified() -> None:

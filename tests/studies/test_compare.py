@@ -38,6 +38,7 @@ from planner.studies.compare import (
     to_json,
     verdict,
 )
+from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
@@ -124,6 +125,29 @@ def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
     kept = sum(found is not None and found.holds for found in by_count.values())
     assert verdict(comparison).startswith(f"{kept} of 3 keep the promise; the cheapest is n{least}, ")
     assert shown(comparison)["promise"] == ["kept" if count >= least else "MISSED" for count in (3, 1, 2)]
+
+
+def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
+    """With the traffic to which it holds a fleet keeps the SLO, with a step more it does not."""
+    trace, slo = sped_up(a_trace(200), 3.0), Slo((Limit("ttft", 0.9, 0.75),))
+    found = compare([Variant(f"n{count}", small(count)) for count in (1, 2)], trace, slo)
+    missed, held = (row.cells() for row in found.rows)
+    assert missed["holds_to_traffic_frac"] is None and missed["kept"] is held["futures"] is None
+    frac = held["holds_to_traffic_frac"]
+    assert 0.005 < frac < 1.0 and held["breaks_first"] == "ttft p90"
+    kept = [outcome(small(2), sped_up(trace, 1 + more), slo).verdict for more in (frac, frac + 1 / 256)]
+    assert [each is not None and each.holds for each in kept] == [True, False]
+    assert shown(found)["holds to more traffic"][0] == "-"
+
+
+def test_the_command_counts_the_futures_that_each_fleet_keeps(here: Path) -> None:
+    """One worker misses them, two keep them: the same futures for both, and none with `safety: none`."""
+    line = ("compare", "--fleet", "one.yaml", "--fleet", "two.yaml", "--slo", "slo.yaml", "--json")
+    one, two = json.loads(plan(*line).stdout)["variants"]
+    assert one["futures"] == two["futures"] >= 10 and one["kept"] <= two["kept"] <= two["futures"]
+    assert "futures" in plan(*line[:-1]).stdout
+    (here / "slo.yaml").write_text(SLO + "safety: none\n")
+    assert json.loads(plan(*line).stdout)["variants"][0]["futures"] is None
 
 
 def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:

@@ -17,10 +17,12 @@ from questions import question as asked
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo
 from planner.errors import InfeasibleError, InputError
 from planner.search.bill import bill
-from planner.studies.pareto import Frontier, frontier
+from planner.studies.pareto import Frontier, document, frontier
+from planner.studies.pareto_page import render, rows
 from planner.studies.whatif import Study, holds, recast
 
 question = partial(asked, engine="none")  # the fleets that these tests are about
@@ -96,6 +98,17 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
     at = found.best_at(9.0)  # at 9.4 and 10.05 the cheapest of 10 fails: what is drawn there is harder
     assert at is not None
     assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=9.0)).value)
+
+
+def test_with_safety_each_step_has_both_answers(study: Study) -> None:
+    found = frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
+    (step,), (row,) = document(found)["steps"], rows(found)
+    paper, made = step["answers"]
+    assert (paper["name"], made["name"]) == ("on-paper", "production")
+    assert made["value"] == step["value"] >= paper["value"]
+    assert row["kept in futures"] == f"{made['kept']} of {made['futures']}" and made["futures"] >= 20
+    line = next(csv.DictReader(str(render(found)["pareto.csv"]).splitlines()))
+    assert float(line["on_paper_value"]) == paper["value"] and "answers" not in line
 
 
 def test_too_few_points_are_said(study: Study) -> None:

@@ -24,7 +24,7 @@ from planner.fleet import Fleet
 from planner.search.bill import bill, paid_whole_usd_per_h
 from planner.search.production import in_production
 from planner.solvers.master import Option
-from planner.studies.replan import Replan, drift, replan
+from planner.studies.replan import Replan, document, drift, replan
 from planner.studies.whatif import Study
 from planner.traffic.trace import Trace
 
@@ -60,6 +60,10 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     assert found.best.cost_usd_per_h > on_paper.value
     oracle = in_production(study.pose(safe)).oracle
     assert oracle.holds([oracle.counts(found.best.fleet)])[0]
+    told = document(found, None)
+    for way in told["ways"]:
+        assert 0.8 * way["futures"] < way["kept"] <= way["futures"]
+    assert [each["name"] for each in told["answers"]] == ["on-paper", "production"]
 
 
 def at(rate_rps: float) -> Task:
@@ -216,9 +220,9 @@ def write(folder: Path, trace: Trace) -> None:
 def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> None:
     """`plan -o`, then `plan replan` twice: the second time the fleet that was written is kept."""
     write(tmp_path, traffic())
-    document = DOCUMENT | {"traffic": {"rate": 8}}
-    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(document))
-    (tmp_path / "later.yaml").write_text(yaml.safe_dump(document | {"traffic": {"rate": 14}}))
+    asks = DOCUMENT | {"traffic": {"rate": 8}}
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(asks))
+    (tmp_path / "later.yaml").write_text(yaml.safe_dump(asks | {"traffic": {"rate": 14}}))
     trace = ["--trace", str(tmp_path / "trace.csv")]
     planned = CliRunner().invoke(
         app, ["--slo", str(tmp_path / "slo.yaml"), *trace, "-o", str(tmp_path / "out")]
