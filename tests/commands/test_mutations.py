@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from benchmarks.mutate import Found, Kind, kinds, mutate, written_plan
 
-KINDS = (
-    "slo described fleet plan schedule trace catalog engines config imports allocate tree"  # one test for each
-).split()
+KINDS = ("slo described fleet plan schedule trace catalog engines config imports allocate tree").split()
 QUICK, SLOW = range(5), range(5, 60)  # thousands: python benchmarks/mutate.py
 
 
