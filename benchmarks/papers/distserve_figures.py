@@ -4,8 +4,9 @@
 
 OPT on nodes of 8 A100-80G, the limits of its Table 1, 90 % of requests within both at once, Poisson arrivals,
 steady state, one seed. Prompts and outputs are drawn about the means of its Figure 7 (its data are not
-shipped). Step times are rooflines. Prefill batches are as large as L_m (planner/models/saturation.py). vLLM is colocated, prompts
-first, tensor parallel over 1, 4 and 8 GPUs, as there. KV moves by NVLink: Algorithm 2 keeps it in the node.
+shipped). Step times are rooflines. Prefill batches are as large as L_m (planner/models/saturation.py). vLLM
+is colocated, prompts first, tensor parallel over 1, 4 and 8 GPUs, as there. KV moves by NVLink: Algorithm 2
+keeps it in the node.
 """
 
 from __future__ import annotations
