@@ -4,9 +4,9 @@
 
 OPT on nodes of 8 A100-80G, the limits of its Table 1, 90 % of requests within both at once, Poisson arrivals,
 steady state, one seed. Prompts and outputs are drawn about the means of its Figure 7 (its data are not
-shipped). OPT-13B and 66B take the step times of its own simulator (benchmarks/distserve_fits.yaml), 175B
-rooflines. Prefill batches are as large as L_m (planner/models/saturation.py). vLLM is colocated, prompts
-first, tensor parallel over 1, 4 and 8 GPUs, as there. KV moves by NVLink: Algorithm 2 keeps it in the node.
+shipped). Step times are rooflines. Prefill batches are as large as L_m (planner/models/saturation.py). vLLM
+is colocated, prompts first, tensor parallel over 1, 4 and 8 GPUs, as there. KV moves by NVLink: Algorithm 2
+keeps it in the node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +23,7 @@ from common import CATALOG, log_normal, most, poisson
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.io.files import read_yaml
-from planner.models.forms import DistServeSteps
-from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
 from planner.models.saturation import saturating_tokens
 from planner.papers import distserve as placement
 from planner.papers.goodput import Steady, goodput
@@ -37,11 +32,9 @@ from planner.simulator.metrics import measured
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
-FITS = Path(__file__).parents[1] / "distserve_fits.yaml"
 GPU = CATALOG.gpu("a100-80g")
 WITHIN = Network(GPU.link_bytes_per_s, transfer="serialised", is_shared=False)
 POLICIES = Policies(batching="distserve", routing="least-outstanding", decode_routing="least-outstanding")
-NO_FIT = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, basis="not used")
 SEATS, REQUESTS = 256, 4000
 SIGMA = 0.9  # of lengths; OPT takes 2,048 tokens in all
 NODES = 4
@@ -97,19 +90,8 @@ OTHERS = (
 
 
 def types_of(llm: Llm, gpu: Gpu = GPU, nodes: int = NODES) -> list[WorkerType]:
-    """Instances with DistServe's own step times where it has some, else with rooflines."""
-    documents = read_yaml(FITS)
-    if f"facebook/{llm.name}" not in documents:
-        return list(placement.instance_types(llm, gpu, CATALOG, nodes=nodes, max_num_seqs=SEATS))
-    document, types = documents[f"facebook/{llm.name}"], []
-    for tp, by_pp in document["batch_tokens"].items():
-        rows = document["steps"][tp]
-        prefill, small, large = (tuple(ms / 1000 for ms in rows[k]) for k in ("prefill", "small", "large"))
-        form = DistServeSteps(prefill, small, large, 95, 1e-3, 2e-3, 1e-7)
-        for pp in by_pp:
-            if kv_tokens := kv_cache_tokens(llm, gpu, tp, pp):
-                types.append(WorkerType(gpu, tp, NO_FIT, kv_tokens, 8192, SEATS, pp, form))
-    return types
+    """Instances with the catalog's step times: rooflines."""
+    return list(placement.instance_types(llm, gpu, CATALOG, nodes=nodes, max_num_seqs=SEATS))
 
 
 def filling(kind: WorkerType) -> WorkerType:
