@@ -87,6 +87,8 @@ def with_ways(state: State, fleet: Fleet) -> State:
 def rows(fleet: Fleet) -> npt.NDArray[np.void]:
     """The links: the network's own, and with a topology the NVLink of every place, its NIC, every uplink."""
     network, topology = fleet.network, fleet.network.topology
+    if not network.bandwidth_bytes_per_s > 0:
+        raise InputError(f"network.bandwidth is {network.bandwidth_bytes_per_s}, must be > 0")
     base = _link(fleet, network.bandwidth_bytes_per_s)
     if topology is None:
         return base
