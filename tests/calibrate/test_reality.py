@@ -363,7 +363,7 @@ def test_bounds_are_held_against_every_run_of_their_kind(tmp_path: Path, engines
     """-50 % on every ITL: size and bias are both 50 %. Throughput is twice what was measured."""
     rows = [row for row in reality.ml_energy(ml_energy(tmp_path), {}, engines) if isinstance(row, Row)]
     verdicts = {(each["quantity"], each["over"]): each for each in reality.judged(rows, [])}
-    assert len(verdicts) == 4
+    assert len(verdicts) == 5
     for quantity in ("itl p50", "itl p50, bias"):
         verdict = verdicts[quantity, "H100, LLMs with fits"]
         assert verdict["error_frac"] == pytest.approx(0.5) and not verdict["holds"]
