@@ -7,7 +7,7 @@ import pytest
 from benchmarks.mutate import Found, Kind, kinds, mutate, written_plan
 
 KINDS = ("slo described fleet plan schedule trace catalog engines config imports allocate tree").split()
-QUICK, SLOW = range(5), range(5, 60)  # thousands: python benchmarks/mutate.py
+QUICK, SLOW = range(5), range(5, 25)  # thousands: python benchmarks/mutate.py
 
 
 @pytest.fixture(scope="module")
