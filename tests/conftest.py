@@ -12,9 +12,9 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
-# real servers, processes and browsers: on a busy machine one loses a race now and then. What fails there is
+# real servers, engines, processes and browsers: on a busy machine one loses a race now and then. What fails there is
 # tried once more and told as RERUN; everywhere else a failure is a failure
-WITH_SERVERS = ("browser", "runtime", "ui")
+WITH_SERVERS = ("browser", "runtime", "ui", "with_vllm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
