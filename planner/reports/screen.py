@@ -367,8 +367,21 @@ def why(plan: Plan) -> list[str]:
         price = (
             "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
         )
-        said.append(f"the cheapest fleet on paper{price} keeps it in {kept}")
+        said += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
     return [*said, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
+
+
+def _not_measured(plan: Plan) -> list[str]:
+    """How far off the step times are that futures draw, where nobody measured them on this fleet's GPUs."""
+    said = []
+    for spread in dict.fromkeys(pool.type.latency.spread for pool in plan.fleet.running):
+        if spread is not None and not spread.is_own:
+            ends = [f"{each.low:.2f} to {each.high:.2f}" for each in (spread.prefill, spread.decode)]
+            said.append(
+                f"elsewhere prefills took {ends[0]} times as long as estimated and decodes {ends[1]} times, "
+                "and futures draw such times: `plan profile` on your GPUs narrows them"
+            )
+    return said
 
 
 def _workers(plan: Plan) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from plans import a_plan, a_simulation, a_trace, an_around, mixed, pairs
 from planner.documents.around import Made
 from planner.documents.certificate import certificate_document, read_certificate
 from planner.documents.facts import Answered, Commitment, Headroom, KeptIn, Workers
+from planner.models.spread import Factor, Spread
 from planner.reports import curves, drawing, report, screen, screen_charts
 from planner.reports.facts import sentence
 from planner.reports.output import certificate_json, plain
@@ -136,9 +137,30 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
 
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
-    fewer, paper, _ = screen.why(answered())
+    fewer, paper, *_ = screen.why(answered())
     assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of 10 futures"
     assert paper == "the cheapest fleet on paper, 47.84 USD/h, keeps it in 3 of 10 futures"
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_what_was_not_measured_is_a_reason_for_the_price(is_own: bool) -> None:
+    """Factors of 1.2 e^(+-1.645 x 0.2) and e^(+-1.645 x 0.1) hold 90 %."""
+    plan = answered()
+    spread = Spread(Factor(1.2, 0.2), Factor(1.0, 0.1), "three campaigns", is_own)
+    kinds = [
+        replace(pool.type, latency=replace(pool.type.latency, spread=spread)) for pool in plan.fleet.pools
+    ]
+    pools = tuple(replace(pool, type=kind) for pool, kind in zip(plan.fleet.pools, kinds, strict=True))
+    said = [
+        line
+        for line in screen.why(replace(plan, fleet=replace(plan.fleet, pools=pools)))
+        if "profile" in line
+    ]
+    assert said == [] if is_own else len(said) == 1
+    if not is_own:
+        assert (
+            "prefills took 0.86 to 1.67 times as long as estimated and decodes 0.85 to 1.18 times" in said[0]
+        )
 
 
 def test_what_the_app_draws_is_the_same_as_values() -> None:
