@@ -136,7 +136,7 @@ def made_prompts(n: int, rng: np.random.Generator) -> tuple[list[str], Ints, Int
 
 
 def _made_words(rng: np.random.Generator, n: int) -> list[str]:
-    return ["".join(rng.choice(_SYLLABLES, 4)) for _ in range(n)]
+    return ["".join(word) for word in np.array(_SYLLABLES)[rng.integers(len(_SYLLABLES), size=(n, 4))].tolist()]
 
 
 def best_accuracy(bucket_tokens: int = BUCKET_TOKENS, buckets: int = 10) -> float:

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -356,10 +356,20 @@ def _rows(
     path: Path, to_row: Callable[[str, Section, Document], Named], provenance: dict[str, Provenance]
 ) -> tuple[dict[str, Named], dict[str, str]]:
     """Rows of a file by name, and lower-case names and aliases -> name."""
+    read = _shipped_rows if path.parent == repository_dir("catalogs") else _read_rows
+    rows, aliases, sources = read(path, to_row)
+    provenance |= sources
+    return dict(rows), dict(aliases)
+
+
+def _read_rows(
+    path: Path, to_row: Callable[[str, Section, Document], Named]
+) -> tuple[dict[str, Named], dict[str, str], dict[str, Provenance]]:
     with errors_as(CatalogError, path):
         document = read_yaml(path)
     rows: dict[str, Named] = {}
     aliases: dict[str, str] = {}
+    provenance: dict[str, Provenance] = {}
     for name, written in document.items():
         where = f"{path}: {name}"
         with errors_as(CatalogError, where):
@@ -371,7 +381,10 @@ def _rows(
             for alias in (name, *_aliases(row)):
                 if aliases.setdefault(alias.lower(), name) != name:
                     raise InputError(f"{where}: aliases: {alias!r} already names {aliases[alias.lower()]}")
-    return rows, aliases
+    return rows, aliases, provenance
+
+
+_shipped_rows = cache(_read_rows)  # what we ship does not change while a process runs
 
 
 def _provenance(row: Section, document: Document) -> Provenance:
