@@ -136,7 +136,8 @@ def made_prompts(n: int, rng: np.random.Generator) -> tuple[list[str], Ints, Int
 
 
 def _made_words(rng: np.random.Generator, n: int) -> list[str]:
-    return ["".join(word) for word in np.array(_SYLLABLES)[rng.integers(len(_SYLLABLES), size=(n, 4))].tolist()]
+    drawn = rng.integers(len(_SYLLABLES), size=(n, 4))
+    return ["".join(word) for word in np.array(_SYLLABLES)[drawn].tolist()]
 
 
 def best_accuracy(bucket_tokens: int = BUCKET_TOKENS, buckets: int = 10) -> float:

@@ -91,7 +91,7 @@ def test_another_process_with_other_batches_steps_as_found(
 ) -> None:
     """A second engine at 1, 2, 6 and 20 sequences, where the first was watched at 1, 4, 10 and 32: its steps
     grow with the batch as the constants say. One process is slower than the next on a machine that others use
-    (0.6 to 1.4 times was seen), so what all batches have in common is taken out; it may be a factor of two."""
+    (0.6 to 1.4 times was seen), so what all batches have in common is taken out, up to a factor of two."""
     for attempt in range(ATTEMPTS):
         first = found if attempt == 0 else fit_engine(profile, watch(TINY, ALONE))
         other = watch(TINY, replace(ALONE, max_num_seqs=20, seed=7))
