@@ -150,6 +150,7 @@ def test_the_python_page_prints_what_it_shows(
         assert not_shown(f"```text\n{shown}```", capsys.readouterr().out) == []
 
 
+@pytest.mark.slow
 def test_the_sweep_draws_cost_against_the_slo(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ import fleetplan
 
 pytest.importorskip("streamlit", reason="needs the extra 'ui'")
 
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from planner.cli import app as cli
@@ -85,6 +86,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(jobs, "WITH_SPARE", False)
+    # Streamlit looks through every installed package for components: at each start, which AppTest makes often
+    monkeypatch.setattr(manifest_scanner, "scan_component_manifests", list)
     monkeypatch.setenv(session.FOLDER_VARIABLE, str(folder))
 
 
@@ -414,7 +417,10 @@ def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.M
     assert answer("what_if", ttft_ms=1000.0)[1] > simulated and answer()[0] == fresh
 
 
-@pytest.mark.parametrize("changed", [{"rate": 8.0}, {"ttft_ms": 300.0}, {"objective": "gpus"}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"rate": 8.0}, pytest.param({"ttft_ms": 300.0}, marks=pytest.mark.slow), {"objective": "gpus"}],
+)
 def test_a_what_if_finds_the_fleet_of_a_plan(changed: dict[str, Any]) -> None:
     request = sample_request(**({"rate": 5.0} | changed))
     quick, whole = (worker.run(kind, request)[0] for kind in ("what_if", "plan"))
@@ -592,6 +598,7 @@ def test_what_if_takes_any_key_of_slo_yaml_and_refuses_what_is_none() -> None:
     assert "With fleet.network.latency=5 ms: " in shown(at.subheader)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_around_a_plan_dearer_gpus_keep_it_and_longer_steps_do_not() -> None:
     """Planned on paper the sample's plan fails with steps 8.2 % longer; a price cannot break a promise."""
@@ -636,6 +643,7 @@ def test_an_llm_that_is_in_no_catalog_is_uploaded_as_its_config() -> None:
     assert replace(CATALOG.llm(parse_task(asked, CATALOG).llm), name=llm.name) == llm
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
     on_paper("0" * 32, "500 ms", ONE_BY_ONE)
