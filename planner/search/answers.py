@@ -229,15 +229,6 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     return Production(best, answers, drawn, is_tested, lossy)
 
 
-def first_two(problem: Problem, paper: Found, found: Tried) -> tuple[Answered, ...]:
-    """On paper and production, without how far they hold: nothing is simulated for them."""
-    on_paper = _kept_on_paper(problem, paper, found)
-    return (
-        _bought(problem, "on-paper", paper.best, on_paper),
-        _bought(problem, "production", found.best, found.kept_in),
-    )
-
-
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
     """In the futures that production was searched in, and the fleet on paper was not."""
     assert problem.searched is not None
