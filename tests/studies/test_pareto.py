@@ -100,11 +100,11 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
     assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=9.0)).value)
 
 
-def test_with_safety_each_step_has_both_answers(study: Study) -> None:
+def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
     found = frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
     (step,), (row,) = document(found)["steps"], rows(found)
-    paper, made = step["answers"]
-    assert (paper["name"], made["name"]) == ("on-paper", "production")
+    paper, made, lossy = step["answers"]
+    assert [paper["name"], made["name"], lossy["name"]] == ["on-paper", "production", "with-a-loss"]
     assert made["value"] == step["value"] >= paper["value"]
     assert row["kept in futures"] == f"{made['kept']} of {made['futures']}" and made["futures"] >= 20
     line = next(csv.DictReader(str(render(found)["pareto.csv"]).splitlines()))
