@@ -89,6 +89,7 @@ def _planned(
         slo.write_text(yaml.safe_dump(question))
         out = Path(folder) / "out"
         environment = os.environ | ({"NUMBA_CACHE_DIR": str(Path(folder) / "cache")} if is_cold else {})
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else our own modules are compiled every time
         command = [
             sys.executable,
             "-m",
