@@ -109,6 +109,11 @@ def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
     assert row["kept in futures"] == f"{made['kept']} of {made['futures']}" and made["futures"] >= 20
     line = next(csv.DictReader(str(render(found)["pareto.csv"]).splitlines()))
     assert float(line["on_paper_value"]) == paper["value"] and "answers" not in line
+    first = replace(found.steps[0], answers=found.steps[0].answers[:2])  # where the time was over
+    lines = csv.DictReader(
+        str(render(replace(found, steps=(first, *found.steps)))["pareto.csv"]).splitlines()
+    )
+    assert [line["with_a_loss_value"] for line in lines] == ["", line["with_a_loss_value"]]
 
 
 def test_too_few_points_are_said(study: Study) -> None:
