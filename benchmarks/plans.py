@@ -1,10 +1,11 @@
 """Whole plans on the Azure traces, on paper and for production: time, value, bounds, simpler fleets.
 
     python benchmarks/plans.py [--traces DIR] [--kinds conv code] [--rates own 20 70 200] [--time-limit S]
-                               [--cold]
+                               [--cold] [--short]
 
 Runs the `plan` command as a user would, one process per case, and prints a Markdown table, each row once it
-is known. `--cold` gives every process an empty compilation cache, as the very first run after an install has.
+is known. `--short` takes the first 10 minutes at 70 requests/s and the first 3 at 200, as
+benchmarks/held_out.py does. `--cold` gives every process an empty compilation cache, as the very first run after an install has.
 On a machine that is busy with other things a longer `--time-limit` keeps its clock from deciding. DIR holds
 AzureLLMInferenceTrace_{conv,code}.csv of AzurePublicDataset; default: ../shared/data/traces beside the clone.
 """
@@ -22,13 +23,16 @@ from typing import Any
 import yaml
 
 DEFAULT_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+SHORT = {"70": "first 10 min", "200": "first 3 min"}
 SLO = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
 
 
-def run_case(trace: Path, rate: str, *, time_limit_s: float, is_cold: bool) -> dict[str, str]:
+def run_case(
+    trace: Path, rate: str, *, time_limit_s: float, is_cold: bool, window: str | None = None
+) -> dict[str, str]:
     """One plan on paper and one for production; the row of the table."""
-    paper, paper_s, plan_yaml = _planned(trace, rate, "none", time_limit_s, is_cold=is_cold)
-    made, made_s, made_yaml = _planned(trace, rate, None, time_limit_s, is_cold=is_cold)
+    paper, paper_s, plan_yaml = _planned(trace, rate, "none", time_limit_s, is_cold=is_cold, window=window)
+    made, made_s, made_yaml = _planned(trace, rate, None, time_limit_s, is_cold=is_cold, window=window)
     certificate = paper["certificate"]
     answer = next(each for each in made["certificate"]["answers"] if each["name"] == "production")
     simpler = {row["label"]: row for row in paper["alternatives"]}
@@ -72,7 +76,7 @@ def _workers(plan: dict[str, Any]) -> str:
 
 
 def _planned(
-    trace: Path, rate: str, safety: str | None, time_limit_s: float, *, is_cold: bool
+    trace: Path, rate: str, safety: str | None, time_limit_s: float, *, is_cold: bool, window: str | None
 ) -> tuple[dict[str, Any], float, dict[str, Any]]:
     """What `plan --json` says, the CPU seconds it took, and plan.yaml."""
     question: dict[str, object] = {
@@ -83,12 +87,13 @@ def _planned(
     if safety is not None:
         question["safety"] = safety
     if rate != "own":
-        question["traffic"] = {"rate": float(rate)}
+        question["traffic"] = {"rate": float(rate)} | ({} if window is None else {"window": window})
     with tempfile.TemporaryDirectory() as folder:
         slo = Path(folder) / "slo.yaml"
         slo.write_text(yaml.safe_dump(question))
         out = Path(folder) / "out"
         environment = os.environ | ({"NUMBA_CACHE_DIR": str(Path(folder) / "cache")} if is_cold else {})
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else our own modules are compiled every time
         command = [
             sys.executable,
             "-m",
@@ -123,6 +128,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["conv", "code"])
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     is_first = True
     for kind in arguments.kinds:
@@ -132,7 +138,10 @@ def main() -> None:
                 f"{trace}: no such file; download AzurePublicDataset's 2023 traces, or use --traces"
             )
         for rate in arguments.rates:
-            row = run_case(trace, rate, time_limit_s=arguments.time_limit, is_cold=arguments.cold)
+            window = SHORT.get(rate) if arguments.short else None
+            row = run_case(
+                trace, rate, time_limit_s=arguments.time_limit, is_cold=arguments.cold, window=window
+            )
             if is_first:
                 print("| " + " | ".join(row) + " |")
                 print("|" + "---|" * len(row))

@@ -132,14 +132,7 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
         for way in document["ways"]
     ]
     print_rows(rows, "ways to go on")
-    answers = [
-        {
-            "answer": each["name"].replace("-", " "),
-            "USD/h": "-" if each["cost_usd_per_h"] is None else f"{each['cost_usd_per_h']:.2f}",
-            "kept in futures": f"{each['kept']} of {each['futures']}",
-        }
-        for each in document["answers"]
-    ]
+    answers = answer_rows(document["answers"])
     if answers:
         print_rows(answers, "the plan from scratch")
     over = ", ".join(document["searched_over"])
@@ -153,3 +146,15 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
     else:
         proof = "NOT exhausted"
     console.print(f"{proof} over all counts of {over}; {document['simulations']} simulations", markup=False)
+
+
+def answer_rows(found: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What each of the three answers costs, and in how many futures it is kept."""
+    return [
+        {
+            "answer": each["name"].replace("-", " "),
+            "USD/h": "none found" if each["cost_usd_per_h"] is None else f"{each['cost_usd_per_h']:.2f}",
+            "kept in futures": "-" if each["kept"] is None else f"{each['kept']} of {each['futures']}",
+        }
+        for each in found
+    ]

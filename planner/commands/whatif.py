@@ -67,8 +67,8 @@ def what_if(
             document = whatif.change(document, text)
         changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        before = study.ask(task, with_loss=True)
-        moved = whatif.ask_again(study, before, changed, ", ".join(changes), with_loss=True)
+        before = study.ask(task)
+        moved = whatif.ask_again(study, before, changed, ", ".join(changes))
         bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
     if json_output:
         print_json(

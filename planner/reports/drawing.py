@@ -86,9 +86,14 @@ def chart_svg(chart: Any) -> str:
     No chart clips its marks: the ids of clip paths are counted over the life of the process, so the bytes
     would differ from run to run.
     """
+    return svg_of(chart_spec(chart))
+
+
+def svg_of(spec: dict[str, Any]) -> str:
+    """The same of what `chart_spec` gave."""
     import vl_convert
 
-    return themed(vl_convert.vegalite_to_svg(chart_spec(chart)))
+    return themed(vl_convert.vegalite_to_svg(spec))
 
 
 def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
@@ -118,7 +123,11 @@ def live_spec(chart: Any) -> dict[str, Any]:
     The point of a line next to the pointer tells its values, and so does every bar and dot; a click on names
     in the legend shows those alone; where there are lines, the horizontal axis moves and zooms.
     """
-    spec = chart_spec(chart)
+    return enlivened(chart_spec(chart))
+
+
+def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same of what `chart_spec` gave, which is changed."""
     parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
     has_lines = any(_is_data_line(part) for part in parts)
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.io.files import package_text
-from planner.reports.drawing import Figure, chart_svg, live_spec, packed, packed_vega, themed
+from planner.reports.drawing import Figure, chart_spec, enlivened, packed, packed_vega, svg_of, themed
 
 _FIGURE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
 
@@ -62,13 +62,15 @@ def charts(figures: Iterable[Figure]) -> str:
 
 def chart(figure: Figure, *, wide: bool = False) -> str:
     """A chart with its caption, which is also its name for those who do not see it."""
-    spec = packed(themed(json.dumps(live_spec(figure.chart), separators=(",", ":"))))
+    spec = chart_spec(figure.chart)  # once: Altair takes as long for it as the drawing does
+    still = svg_of(spec)
+    live = packed(themed(json.dumps(enlivened(spec), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")
     return (
         f'<figure{" class=wide" if wide else ""}><div class=still role=img aria-labelledby="{name}">'
-        f"{chart_svg(figure.chart)}</div>"
+        f"{still}</div>"
         f'<div class=live role=img aria-labelledby="{name}"></div>'
-        f'<script type="text/plain">{spec}</script>'
+        f'<script type="text/plain">{live}</script>'
         f'<figcaption id="{name}">{escape(figure.caption)}</figcaption></figure>'
     )
 

@@ -17,8 +17,10 @@ from planner.reports.answers import workers_text
 from planner.reports.facts import percent
 from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, counted, describe, level0_line, listed, usd
 from planner.search.bill import Bill
+from planner.search.oracle import POOL_NAMES
 from planner.search.plan import Plan
 from planner.solvers.nodes import node_of
+from planner.units import percentile_name
 
 ASKED_MORE_FRAC = 0.2  # more traffic, whose cost the first screen says
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
@@ -201,8 +203,20 @@ def against_text(paid: float | None, planned: float) -> str:
     return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
+def limit_text(limit: Limit) -> str:
+    """As a reader knows it: "TTFT p90"."""
+    return f"{limit.metric.upper()} {percentile_name(limit.percentile_frac)}"
+
+
 def _named(limits: Sequence[Limit]) -> str:
-    return " or ".join(limit.name for limit in limits)
+    return " or ".join(map(limit_text, limits))
+
+
+def _one_lost(lost: Lost) -> str:
+    """For instance "1 decode worker of 2", with the pool's name where its role has several pools."""
+    name, _, number = lost.pool.partition("-")
+    role = next((role for role, pool in POOL_NAMES.items() if pool == name), name)
+    return f"1 {role} worker of {lost.workers}" + (f" in {lost.pool}" if number else "")
 
 
 # -- at a glance -------------------------------------------------------------------------------------------
@@ -268,7 +282,7 @@ def breaks_first(plan: Plan) -> Glance:
     lost = next((each for each in losses if not each.holds), None)
     if lost is not None:
         missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
-        value = f"1 {lost.pool} worker of {lost.workers} lost"
+        value = f"{_one_lost(lost)} lost"
         return Glance("Breaks first", value, f"then {missed}; with all workers at {strained}: {limit}")
     spare = "; any one worker may be lost" if losses else ""
     return Glance("Breaks first", strained, f"beyond that {limit}{spare}")
@@ -495,7 +509,7 @@ def _worst(losses: Sequence[Lost]) -> list[Lost]:
 
 
 def _lost(lost: Lost) -> Breaks:
-    label = f"loss of 1 {lost.pool} worker of {lost.workers}"
+    label = f"loss of {_one_lost(lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
     missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"

@@ -38,14 +38,14 @@ def attainment(plan: Plan) -> Figure | None:
     around = plan.certificate.around
     if around is None or len(around.at_workers) < 2:
         return None
-    names = [share.limit.name for share in around.at_workers[0].shares]
+    names = [screen.limit_text(share.limit) for share in around.at_workers[0].shares]
     rows = [
         {
             "x": at.workers,
             "y": round(share.median_frac, 5),
             "low": round(share.needed_frac, 5),
             "high": round(share.most_frac, 5),
-            "name": share.limit.name,
+            "name": screen.limit_text(share.limit),
         }
         for at in around.at_workers
         for share in at.shares
@@ -315,7 +315,7 @@ def latencies(plan: Plan) -> list[Figure]:
     found = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
-        shown = " and ".join(f"{limit.name} ≤ {show_s(limit.limit_s)}" for limit in limits)
+        shown = " and ".join(f"{screen.limit_text(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
         said = f"; the curve passes above the circle where {shown} is kept"
         found.append(latency(plan.simulation, metric, limits, said))
     return [figure for figure in found if figure is not None]

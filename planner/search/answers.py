@@ -54,7 +54,7 @@ TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
-LOSS_FUTURES = 4 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
+LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
 LOSS_SEARCH = LEAST_SEARCH / 2  # simulated requests that each of its searches may cost
 AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
 TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
@@ -227,15 +227,6 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     is_tested = is_passed(kept_in, problem.task.safety)
     drawn = _drawn(problem, best, len(found.asked.oracle.futures))
     return Production(best, answers, drawn, is_tested, lossy)
-
-
-def first_two(problem: Problem, paper: Found, found: Tried) -> tuple[Answered, ...]:
-    """On paper and production, without how far they hold: nothing is simulated for them."""
-    on_paper = _kept_on_paper(problem, paper, found)
-    return (
-        _bought(problem, "on-paper", paper.best, on_paper),
-        _bought(problem, "production", found.best, found.kept_in),
-    )
 
 
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
@@ -469,21 +460,20 @@ def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
 
 
 def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
-    """Of fleets at about this price the one that holds furthest; `best` where none beats it."""
+    """Of fleets at about this price the one that holds furthest; `best` where none beats it. How far they
+    hold is asked first, as whether they keep enough futures takes many more simulations.
+    """
     problem = replace(problem, most_effort=problem.oracle.effort() + NEAR_EFFORT)
     end = ends(problem.oracle, best).headroom
-    room = min(end.traffic_frac, end.steps_frac)
+    room, further = min(end.traffic_frac, end.steps_frac), list[Counts]()
     for counts in itertools.islice(_near(problem, paper, best), MOST_NEAR):
         beyond = room * 1.1 + SAME_FRAC
-        if (
-            problem.out_of_time()
-            or not holds_with(problem.oracle, counts, beyond)
-            or not problem.oracle.holds([counts])[0]
-        ):
+        if problem.out_of_time() or not holds_with(problem.oracle, counts, beyond):
             continue
         end = ends(problem.oracle, counts, least_frac=beyond).headroom
-        best, room = counts, min(end.traffic_frac, end.steps_frac)
-    return best
+        further.append(counts)
+        room = min(end.traffic_frac, end.steps_frac)
+    return next((counts for counts in reversed(further) if problem.oracle.holds([counts])[0]), best)
 
 
 def _held(problem: Problem, paper: Found) -> Iterator[Counts]:

@@ -45,6 +45,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -333,6 +334,7 @@ def least_token_seconds(
     return np.asarray((own + gaps / 2) * gaps * step_s / option.type.step_tokens)
 
 
+@lru_cache(maxsize=2048)  # searches of one question ask for the same
 def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
     return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)

@@ -51,7 +51,7 @@ class Step:
     is_exact: bool  # the best of level 0 is
     is_exhausted: bool  # the search of level 0 came to its end in time
     level0: float  # the best of one worker type per pool; a fleet of several types may have beaten it
-    answers: tuple[Answered, ...] = ()  # on paper and in production, where safety is asked for
+    answers: tuple[Answered, ...] = ()  # the three, where safety is asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ def render(found: Frontier) -> dict[str, str | bytes]:
     """The page, CSV, JSON and the picture, by their names."""
     told, text = document(found), io.StringIO()
     flat = [_flat(step) for step in told["steps"]]
-    lines = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
+    columns = list(dict.fromkeys(key for line in flat for key in line))  # a step may lack an answer
+    lines = csv.DictWriter(text, columns, lineterminator="\n")
     lines.writeheader()
     lines.writerows(flat)
     caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding"

@@ -19,7 +19,7 @@ from planner.documents.task import Task
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
 from planner.search.alternatives import ONE_GPU
-from planner.search.answers import is_passed, tried
+from planner.search.answers import production
 from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.fleets import Counts
 from planner.search.owned import paid
@@ -125,8 +125,7 @@ def _alone(
 def _in_production(problem: Problem, paper: Found) -> Counts | None:
     """The fleet that passes the test for production; None where none was found that does."""
     try:
-        answer = tried(problem, paper)
+        answer = production(problem, paper)
     except InfeasibleError:
         return None
-    assert problem.task.safety is not None
-    return answer.best if answer is not None and is_passed(answer.kept_in, problem.task.safety) else None
+    return answer.best if answer is not None and answer.is_tested else None

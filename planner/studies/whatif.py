@@ -27,7 +27,7 @@ from planner.fleet import Fleet, Policies
 from planner.io.files import yaml_value
 from planner.reports.facts import moved_text
 from planner.reports.words import describe
-from planner.search.answers import first_two, tried, with_answers
+from planner.search.answers import tried, with_answers
 from planner.search.asked import Asked, asked_traffic, further_traffic
 from planner.search.best_fleet import Found, best_of, policies_label, search_policies
 from planner.search.bill import bill
@@ -124,11 +124,11 @@ class Study:
             asked=self.asked(task),
         )
 
-    def ask(self, task: Task, start: Sequence[Fleet] = (), *, with_loss: bool = False) -> Answer:
-        """The best fleet, for production where safety is asked for; raises what `pose.pose`,
-        `best_fleet.search` and `answers.tried` raise, and OutOfTimeError.
+    def ask(self, task: Task, start: Sequence[Fleet] = ()) -> Answer:
+        """The best fleet, for production where safety is asked for: that of a plan, as the same functions
+        decide, also between fleets at one bill. Those of `start` are tried first.
 
-        Those of `start` are tried first. With `with_loss` a fleet that stands a loss is looked for too.
+        Raises what `pose.pose`, `best_fleet.search` and `answers.tried` raise, and OutOfTimeError.
         """
         problem, found = best_of(search_policies(self.pose(task), start))
         answers: tuple[Answered, ...] = ()
@@ -138,11 +138,9 @@ class Study:
                     f"no fleet for production was found within {self.time_limit_s:g} s; raise --time-limit, "
                     "or ask with safety: none"
                 )
-            best, answers = made.best, () if with_loss else first_two(problem, found, made)
-            if with_loss:
-                whole = with_answers(problem, found, made)
-                best, answers = whole.best, whole.answers
-            found = replace(found, best=best, value=objective(best))
+            whole = with_answers(problem, found, made)
+            answers = whole.answers
+            found = replace(found, best=whole.best, value=objective(whole.best))
         fleet = problem.oracle.fleet(found.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
         return Answer(problem, found, fleet, verdict, served_s(problem.trace, simulation), answers)
@@ -182,8 +180,8 @@ class Moved:
     under: str = ""
 
 
-def ask_again(study: Study, before: Answer, task: Task, label: str, *, with_loss: bool = False) -> Moved:
-    """The changed question, from the fleet of before; `with_loss` as for `Study.ask`."""
+def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
+    """The changed question, from the fleet of before."""
     study.progress(label)
     try:
         problem = study.pose(task)
@@ -196,7 +194,7 @@ def ask_again(study: Study, before: Answer, task: Task, label: str, *, with_loss
     if fleet is not None and under is not None and under != fleet.policies:
         said = policies_label(under, (under, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, kept, study.ask(task, (before.fleet,), with_loss=with_loss), under=said)
+        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=said)
     except InfeasibleError as error:
         return Moved(label, task, kept, None, str(error), said)
 

@@ -64,8 +64,8 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
     """89.70 - 71.76 = 17.94 USD/h for a fifth more traffic."""
     told = {each.name: (each.value, each.note) for each in screen.glance(answered())}
     assert told["Cost per month"][0] == "52,385 USD"
-    assert told["Breaks first"][0] == "1 dec worker of 3 lost"
-    assert "tbt p99 is missed" in told["Breaks first"][1] and "+9.0 % step time" in told["Breaks first"][1]
+    assert told["Breaks first"][0] == "1 decode worker of 3 lost"
+    assert "TBT p99 is missed" in told["Breaks first"][1] and "+9.0 % step time" in told["Breaks first"][1]
     assert told["20 % more traffic"][0] == "+17.94 USD/h"
     assert told["20 % more traffic"][1].startswith("5 prefill workers of 2 × h100-80g")
     assert told["Measured"][0] == "1 of 6 inputs" and "estimated: step times" in told["Measured"][1]
@@ -120,14 +120,14 @@ def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
     (first,) = [each for each in screen.glance(plan) if each.name == "Breaks first"]
     assert (first.value, first.note) == (
         "+9.0 % step time",
-        "beyond that ttft p90 is missed; any one worker may be lost",
+        "beyond that TTFT p90 is missed; any one worker may be lost",
     )
 
 
 def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
     rows = screen.breaks(answered())
     assert [each.label for each in rows] == [
-        "loss of 1 dec worker of 3",
+        "loss of 1 decode worker of 3",
         "longer steps",
         "more traffic",
         "price of h100-80g",

@@ -100,15 +100,20 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
     assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=9.0)).value)
 
 
-def test_with_safety_each_step_has_both_answers(study: Study) -> None:
+def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
     found = frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
     (step,), (row,) = document(found)["steps"], rows(found)
-    paper, made = step["answers"]
-    assert (paper["name"], made["name"]) == ("on-paper", "production")
+    paper, made, lossy = step["answers"]
+    assert [paper["name"], made["name"], lossy["name"]] == ["on-paper", "production", "with-a-loss"]
     assert made["value"] == step["value"] >= paper["value"]
     assert row["kept in futures"] == f"{made['kept']} of {made['futures']}" and made["futures"] >= 20
     line = next(csv.DictReader(str(render(found)["pareto.csv"]).splitlines()))
     assert float(line["on_paper_value"]) == paper["value"] and "answers" not in line
+    first = replace(found.steps[0], answers=found.steps[0].answers[:2])  # where the time was over
+    lines = csv.DictReader(
+        str(render(replace(found, steps=(first, *found.steps)))["pareto.csv"]).splitlines()
+    )
+    assert [line["with_a_loss_value"] for line in lines] == ["", line["with_a_loss_value"]]
 
 
 def test_too_few_points_are_said(study: Study) -> None:

@@ -17,6 +17,7 @@ from questions import question as asked
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.commands.replan import answer_rows
 from planner.documents.safety import Safety
 from planner.documents.task import Task
 from planner.errors import InputError
@@ -63,7 +64,12 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     told = document(found, None)
     for way in told["ways"]:
         assert 0.8 * way["futures"] < way["kept"] <= way["futures"]
-    assert [each["name"] for each in told["answers"]] == ["on-paper", "production"]
+    assert [each["name"] for each in told["answers"]] == ["on-paper", "production", "with-a-loss"]
+
+
+def test_a_loss_that_no_fleet_stands_has_no_futures() -> None:
+    found = {"name": "with-a-loss", "cost_usd_per_h": None, "kept": None, "futures": None}
+    assert list(answer_rows([found])[0].values()) == ["with a loss", "none found", "-"]
 
 
 def at(rate_rps: float) -> Task:

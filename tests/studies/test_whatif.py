@@ -68,18 +68,34 @@ def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> 
 
 
 def test_an_answer_knows_the_three_of_a_plan() -> None:
-    """What `plan` says of the same question: on paper, production, with a loss; without it the first two."""
+    """What `plan` says of the same question: on paper, production, with a loss; without safety none."""
     task = question(safety={"kept_in": 0.9})
     study = Study(traffic(), CATALOG)
-    answer, made = study.ask(task, with_loss=True), plan(task, traffic(), CATALOG).certificate
+    answer, made = study.ask(task), plan(task, traffic(), CATALOG).certificate
     assert [each.name for each in answer.answers] == [each.name for each in made.answers]
     assert [each.value for each in answer.answers] == pytest.approx([each.value for each in made.answers])
     said = document(answer)["answers"]
     assert [each["kept"] for each in said] == [
         None if each.kept_in is None else each.kept_in.kept for each in made.answers
     ]
-    assert [each.name for each in study.ask(task).answers] == ["on-paper", "production"]
     assert document(study.ask(question()))["answers"] == []
+
+
+def test_of_fleets_at_one_bill_a_plan_and_a_changed_question_take_the_same() -> None:
+    """Two nodes of 8 are paid whether 12 or 16 GPUs are used: the fleet that stands a loss is production, of
+    `plan`, of the question asked by itself, and of the question that another becomes.
+    """
+    changes = {"slo": {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "80 ms"}}, "safety": {"kept_in": 0.9}}
+    task = question(**changes, fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": 2048})
+    trace = traffic(requests=200, rate_rps=8.0)
+    made, study = plan(task, trace, CATALOG), Study(trace, CATALOG)
+    asked = study.ask(task)
+    before = study.ask(replace(task, rate_rps=7.0))
+    moved = ask_again(study, before, task, "more traffic")
+    lossy, best = made.certificate.answer("with-a-loss"), made.certificate.answer("production")
+    assert lossy is not None and best is not None and lossy.workers == best.workers
+    assert moved.answer is not None and made.fleet.gpus == 16
+    assert asked.fleet == moved.answer.fleet == made.fleet
 
 
 def test_of_equal_offers_the_fleet_of_before_stays() -> None:
