@@ -302,7 +302,7 @@ class TorchOperators:
         qkv = each("attn_pre_proj", lambda: f.linear(normed, w["qkv"])).view(len(x), -1, s.head_dim)
         q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
         turned = each("attn_rope", lambda: [_rotated(torch, part, *angles) for part in (q, k)])
-        attended = self._attention(*turned, v, kv, step, mask, each)
+        attended = self._attention(turned[0], turned[1], v, kv, step, mask, each)
         projected = each("attn_post_proj", lambda: f.linear(attended, w["o"]))
         y = each("add", lambda: x + projected)
         normed2 = each("post_attention_layernorm", lambda: f.rms_norm(y, (s.hidden,), w["norm2"], EPS))
