@@ -276,7 +276,7 @@ def figure11() -> None:
     ]
     colocated = [vllm(work, kind.tp, kind.pp) for kind in types]
     rates = [goodput(rule, fleet, guess_rps=fleet.gpus).rate_rps / fleet.gpus for fleet in colocated]
-    high = placement.high_affinity(setting_of(work), prefills, types, 30.0, measures[0], measures[1]).fleet
+    high = placement.high_affinity(setting_of(work), prefills, types, 300.0, measures[0], measures[1]).fleet
     systems = {
         "vLLM": colocated[0],
         "vLLM++": colocated[int(np.argmax(rates))],
