@@ -53,6 +53,7 @@ OPERATORS = (
     "head",
 )
 OPERATOR_REPEATS = 3
+clock_s = time.perf_counter
 Each = Callable[[str, Callable[[], Any]], Any]  # runs an operator by its name
 Layers = Callable[..., Any]  # all of them, each operator through an `Each`
 
@@ -189,9 +190,9 @@ class TorchOperators:
         runs: list[dict[str, float]] = []
 
         def timed(name: str, call: Callable[[], Any]) -> Any:
-            start_s = time.perf_counter()
+            start_s = clock_s()
             result = call()
-            runs[-1][name] = runs[-1].get(name, 0.0) + time.perf_counter() - start_s
+            runs[-1][name] = runs[-1].get(name, 0.0) + clock_s() - start_s
             return result
 
         for _ in range(OPERATOR_REPEATS):
@@ -363,9 +364,9 @@ class TorchOperators:
         if not self._is_cuda:
 
             def timed() -> float:
-                start_s = time.perf_counter()
+                start_s = clock_s()
                 run()
-                return time.perf_counter() - start_s
+                return clock_s() - start_s
 
             return timed
         torch.cuda.synchronize()
