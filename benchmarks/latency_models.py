@@ -28,13 +28,12 @@ import pandas as pd
 
 from planner.documents.catalog import read_catalog
 from planner.imports.splitwise import splitwise_table
-from planner.models.choice import choose, families, fitted, operator_columns
-from planner.models.families.common import OPERATORS
+from planner.models.choice import choose, families, fitted
 from planner.models.families.corrected import informative_rows
 from planner.models.families.splitwise import SplitwiseSimLookup
 from planner.models.latency import Array
 from planner.models.roofline import roofline
-from planner.models.tables import StepTable
+from planner.models.tables import ALL_REDUCE, ATTN_DECODE, ATTN_PREFILL, StepTable, operator_column
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 SPLITWISE = [
@@ -166,7 +165,7 @@ def print_oracles(paths: list[Path]) -> None:
     for path in paths:
         table = oracle_table(path)
         names.append(path.stem.removeprefix("oracle_").replace("llama-2-", ""))
-        X, y, operators = table.X, table.y, operator_columns(table)
+        X, y, operators = table.X, table.y, table.operators
         seen = np.zeros(len(y), dtype=bool)
         seen[informative_rows(X, int(TRAINED_SHARE * len(y)))] = True
         about = table.about
@@ -185,7 +184,7 @@ def print_oracles(paths: list[Path]) -> None:
 
 
 def oracle_table(path: Path) -> StepTable:
-    """A step table with a column of seconds per operator."""
+    """With a column of seconds per operator."""
     rows = pd.read_csv(path)
     new = rows.n_prefill * rows.chunk
     steps = pd.DataFrame(
@@ -199,9 +198,14 @@ def oracle_table(path: Path) -> StepTable:
             "t_s": rows.total_ms / 1e3,
         }
     )
-    parts = ("linear_ms", "allreduce_ms", "attn_prefill_ms", "attn_decode_ms")
-    for operator, part in zip(OPERATORS, parts, strict=True):
-        steps[operator] = rows[part] / 1e3
+    parts = {
+        "linear": "linear",
+        "allreduce": ALL_REDUCE,
+        "attn_prefill": ATTN_PREFILL,
+        "attn_decode": ATTN_DECODE,
+    }
+    for part, name in parts.items():
+        steps[operator_column(name)] = rows[f"{part}_ms"] / 1e3
     about = {"llm": rows.model[0], "gpu": rows.device[0], "tp": str(rows.tp[0])}
     return StepTable(steps, about)
 

@@ -56,6 +56,8 @@ SEED_TOKEN, TOKENS = 3, 997  # prompts are made of the token ids 3 to 999, which
 class VllmEngine:
     """Times single steps of the LLM that `config` describes, one rank's share of it if tp > 1."""
 
+    operators: tuple[str, ...] = ()  # its steps are timed whole
+
     def __init__(
         self,
         config: Path,

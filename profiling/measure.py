@@ -17,12 +17,13 @@ import datetime
 import io
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.llm import llm_from_config
@@ -31,12 +32,19 @@ from planner.errors import CatalogError, InputError
 from planner.io.files import check_output_file, write_file
 from planner.models.llm import Llm
 from planner.models.parallel import tp_s
-from planner.models.step_fit import PiecewiseLinearStepLatency, held_out_errors
-from planner.models.tables import COLUMNS, Step, StepTable, read_step_table
+from planner.models.step_fit import (
+    PiecewiseLinearStepLatency,
+    errors_by_regime,
+    folds_of_steps,
+    held_out_errors,
+)
+from planner.models.tables import ALL_REDUCE, COLUMNS, Step, StepTable, operator_column, read_step_table
 from profiling import design, machine
+from profiling.collectives import Collectives, all_reduces
+from profiling.config import read_config, text_of
 from profiling.engine import VllmEngine
 from profiling.meter import Measurement, Meter, StepNotRunError
-from profiling.operators import TorchOperators
+from profiling.operators import OPERATORS, TorchOperators
 from profiling.power import open_gpu
 from profiling.vllm_install import is_installed
 
@@ -103,7 +111,8 @@ def profile(
     """Measure steps of the LLM in `config` (a Hugging Face config.json or its folder) into `out`.
 
     `budget_s` counts from here, engine start included, and with what earlier runs into the same file spent.
-    tp > 1 measures one rank's share on one GPU and adds the roofline's all-reduce.
+    tp > 1 measures one rank's share on one GPU and adds its all-reduces: timed between as many ranks where
+    the machine has them (profiling/collectives.py; their times lie beside the table), else the roofline's.
     """
     started_s = time.monotonic()
     check_output_file(out)
@@ -134,6 +143,7 @@ def profile(
         max_model_len=subject.max_model_len,
         gpu=watts,
     )
+    reduces = _collectives(folder, subject, out) if tp > 1 else None
     meter = _meter(engine, folder, settings, subject.enforce_eager)
     try:
         limits = meter.limits
@@ -143,7 +153,7 @@ def profile(
             f"{limits.context_tokens} of context",
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
             "host_s": meter.host_is,
-            "all_reduce": _all_reduce_note(llm, row, tp),
+            "all_reduce": _all_reduce_note(llm, row, tp, reduces),
             **(
                 {}
                 if watts is None
@@ -159,9 +169,7 @@ def profile(
             header,
             Budget(budget_s, started_s),
             seed=seed,
-            extra_s=lambda tokens: (
-                float(tp_s(llm, row, tp, tokens)) if llm is not None and row is not None else 0.0
-            ),
+            extra_s=lambda tokens: _all_reduces_s(llm, row, tp, reduces, tokens),
             progress=progress,
         )
     finally:
@@ -181,7 +189,7 @@ def measure_into(
     """The start design, then the most informative steps, each appended to `out`, until the budget is over."""
     clock, budget_s = budget.clock, budget.seconds
     start_s = clock() if budget.started_s is None else budget.started_s
-    known = _resume(out, header)
+    known = _resume(out, header, meter.operators)
     spent_s = float(known.steps.spent_s.sum()) if known is not None else 0.0
     done = _asked(known) if known is not None else []
     refused: list[Step] = []
@@ -220,7 +228,7 @@ def measure_into(
                 raise InputError(f"{out}: {len(refused)} steps were refused; the last: {error}") from None
             continue
         tokens = step.prompts * step.new + step.decodes
-        _append(out, measured.row(extra_s(tokens)))
+        _append(out, measured.row(extra_s(tokens)), meter.operators)
         done.append(step)
     if not done:
         raise InputError(f"{out}: the budget of {budget_s:g} s was spent before the first step; allow more")
@@ -270,12 +278,54 @@ def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
     if len(np.unique(table.X, axis=0)) >= 2 * FOLDS:
         errors = held_out_errors(PiecewiseLinearStepLatency(), table.X, table.y, folds=FOLDS, seed=seed)
         found["held_out_mape_frac"] = {name: round(error.mape_frac, 4) for name, error in errors.items()}
+        if (operators := table.operators) is not None:
+            found["held_out_mape_frac_by_operators"] = _by_operators(table, operators, seed)
     return found
 
 
-def _all_reduce_note(llm: Llm | None, gpu: Gpu | None, tp: int) -> str:
+def _collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
+    """The LLM's layers and its measured all-reduces, written beside the table too; None if not possible."""
+    text = text_of(read_config(folder))
+    found = all_reduces(
+        ranks=subject.tp,
+        hidden=int(text["hidden_size"]),
+        dtype=subject.dtype,
+        most_tokens=subject.max_num_batched_tokens,
+    )
+    if found is None:
+        return None
+    write_file(out.with_suffix(".all_reduce.csv"), found.to_csv())
+    return int(text["num_hidden_layers"]), found
+
+
+def _all_reduces_s(
+    llm: Llm | None, gpu: Gpu | None, tp: int, measured: tuple[int, Collectives] | None, tokens: float
+) -> float:
+    """Seconds of all-reduces in a step: measured, or by the roofline, or 0 where neither is known."""
+    if measured is not None:
+        layers, reduces = measured
+        return reduces.step_s(layers, tokens)
+    return float(tp_s(llm, gpu, tp, tokens)) if llm is not None and gpu is not None else 0.0
+
+
+def _by_operators(table: StepTable, operators: pd.DataFrame, seed: int) -> dict[str, float]:
+    """Errors of step totals that no fit has seen: the sum of Vidur's forests, one per operator."""
+    from planner.models.choice import held_out_s
+    from planner.models.families.vidur import VidurForest
+
+    fold = folds_of_steps(table.X, FOLDS, seed)
+    predicted = held_out_s(VidurForest(seed=seed), table.X, table.y, fold, operators)
+    errors = errors_by_regime(table.X, table.y, predicted)
+    return {name: round(error.mape_frac, 4) for name, error in errors.items()}
+
+
+def _all_reduce_note(
+    llm: Llm | None, gpu: Gpu | None, tp: int, measured: tuple[int, Collectives] | None = None
+) -> str:
     if tp == 1:
         return "none"
+    if measured is not None:
+        return f"measured by {measured[1].backend} between {tp} ranks here; in t_s"
     if llm is None or gpu is None:
         return "not measured, not in t_s: the GPU or the LLM is in no catalog"
     return f"not measured; added to t_s from the roofline of {gpu.name}"
@@ -321,11 +371,17 @@ def _shape(llm: Llm) -> tuple[object, ...]:
     )
 
 
-def _resume(out: Path, header: Mapping[str, str]) -> StepTable | None:
+def _columns(operators: Sequence[str]) -> tuple[str, ...]:
+    """Of a table whose meter times these operators; with them the collective is one."""
+    more = (*operators, ALL_REDUCE) if operators else ()
+    return (*COLUMNS, *MORE_COLUMNS, *map(operator_column, more))
+
+
+def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> StepTable | None:
     """The rows of an earlier run of the same measurement; a new file begins with the header."""
     if not out.exists() or out.stat().st_size == 0:
         lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
-        _write(out, "w", lines + ",".join((*COLUMNS, *MORE_COLUMNS)) + "\n")
+        _write(out, "w", lines + ",".join(_columns(operators)) + "\n")
         return None
     text = out.read_text(encoding="utf-8", errors="replace")
     if not text.endswith("\n"):  # the run ended within a line
@@ -345,7 +401,7 @@ def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
         if line.startswith("#"):
             key, _, value = line.lstrip("# ").partition(":")
             about[key.strip()] = value.strip()
-    if not rows or rows[0] != ",".join((*COLUMNS, *MORE_COLUMNS)):
+    if not rows or tuple(rows[0].split(",")) not in (_columns(()), _columns(OPERATORS)):
         raise InputError(f"{out}: exists and is no table of this profiler; name another file with -o")
     for key in IDENTITY:
         if key in header and about.get(key, "") != header[key]:
@@ -376,9 +432,9 @@ def _asked(table: StepTable) -> list[Step]:
     ]
 
 
-def _append(out: Path, row: Mapping[str, float | int | str]) -> None:
+def _append(out: Path, row: Mapping[str, float | int | str], operators: Sequence[str]) -> None:
     text = io.StringIO()
-    csv.DictWriter(text, (*COLUMNS, *MORE_COLUMNS), lineterminator="\n").writerow(row)
+    csv.DictWriter(text, _columns(operators), lineterminator="\n").writerow(row)
     _write(out, "a", text.getvalue())
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.models.tables import Step
+from planner.models.tables import ALL_REDUCE, Step, operator_column
 from profiling.design import Limits
 from profiling.power import LEAST_WINDOW_S, GpuPower, Power
 
@@ -34,7 +35,8 @@ class Measurement:
     """One step, timed: medians over `repeats`, `spread_frac` their interquartile range over the median.
 
     `context_tokens` is the mean of the repeats', `discarded` counts runs that were not the step.
-    `reference_s` is what the smallest step took right after it.
+    `reference_s` is what the smallest step took right after it. `operators_s` are the operators' own seconds,
+    timed apart, where the meter can.
     """
 
     step: Step
@@ -48,6 +50,7 @@ class Measurement:
     reference_s: float = 0.0
     power_w: float | None = None
     peak_power_w: float | None = None
+    operators_s: Mapping[str, float] = field(default_factory=dict)
 
     def row(self, all_reduce_s: float = 0.0) -> dict[str, float | int | str]:
         prompts, new, cached, decodes, context = self.step
@@ -68,7 +71,15 @@ class Measurement:
             "all_reduce_s": digits(all_reduce_s),
             "power_w": "" if self.power_w is None else round(self.power_w, 1),
             "peak_power_w": "" if self.peak_power_w is None else round(self.peak_power_w, 1),
+            **self._operators(all_reduce_s),
         }
+
+    def _operators(self, all_reduce_s: float) -> dict[str, float]:
+        """Columns of the operators, the collective among them; none where the step was timed whole."""
+        if not self.operators_s:
+            return {}
+        seconds = {**self.operators_s, ALL_REDUCE: all_reduce_s}
+        return {operator_column(name): digits(t_s) for name, t_s in seconds.items()}
 
 
 class Meter(Protocol):
@@ -76,6 +87,7 @@ class Meter(Protocol):
 
     limits: Limits
     host_is: str
+    operators: tuple[str, ...]  # that it times alone too
 
     def measure(self, step: Step, *, quick: bool = False) -> Measurement: ...
 

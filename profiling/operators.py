@@ -10,13 +10,19 @@ Attention reads each sequence's own slot of one large KV cache, once: prefills b
 CUDA) with the new tokens at the end of what they attend to, decodes with the heads of a group as queries.
 What a paged kernel adds, looking up pages, is not in it; gathering pages first would read and write all of
 them once more. Nor is any host work: on CUDA a step is a graph, replayed. Elsewhere it runs as it is.
+
+Beside the whole step, and in runs of its own, each operator is timed alone (`OPERATORS`, named as Vidur's
+profiles name them): on CUDA as a graph of all the layers' calls of it, elsewhere by the clock before and
+after.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from planner.errors import InputError
@@ -30,6 +36,30 @@ INSTALL = "pip install 'fleetplan[profile]'"
 WORKING_BYTES = 512 * 2**20  # several times any cache
 CPU_WORKING_BYTES = 64 * 2**20
 EPS, ROPE_BASE = 1e-5, 10000.0
+OPERATORS = (
+    "embed",
+    "input_layernorm",
+    "attn_pre_proj",
+    "attn_rope",
+    "attn_kv_cache_save",
+    "attn_prefill",
+    "attn_decode",
+    "attn_post_proj",
+    "post_attention_layernorm",
+    "mlp_up_proj",
+    "mlp_act",
+    "mlp_down_proj",
+    "add",
+    "head",
+)
+OPERATOR_REPEATS = 3
+clock_s = time.perf_counter
+Each = Callable[[str, Callable[[], Any]], Any]  # runs an operator by its name
+Layers = Callable[..., Any]  # all of them, each operator through an `Each`
+
+
+def _plainly(_: str, call: Callable[[], Any]) -> Any:
+    return call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +107,9 @@ def shape_of(config: dict[str, Any], where: str) -> Shape:
 
 
 class TorchOperators:
-    """Times steps as the sum of their operators. `layers_run` of the layers were run for all of them."""
+    """Times steps, and each of their operators. `layers_run` of the layers were run for all of them."""
+
+    operators: tuple[str, ...] = OPERATORS
 
     def __init__(
         self,
@@ -123,12 +155,50 @@ class TorchOperators:
         repeats = Repeats(step, self._gpu, quick)
         with self._torch.inference_mode():
             layers, rest = self._prepare(step)
+            timed, timed_rest = self._timed(layers), self._timed(rest)
             with repeats.power:
                 while repeats.more():
-                    layers_s, rest_s = layers(), rest()
-                    t_s = layers_s * self.shape.layers / self.layers_run + rest_s
+                    t_s = timed() * self.shape.layers / self.layers_run + timed_rest()
                     repeats.add(Ran((), t_s, t_s), [], context=float(step.context))
-        return repeats.result()
+            found = repeats.result()
+            return found if quick else replace(found, operators_s=self._operators_s(layers, rest))
+
+    def _operators_s(self, layers: Layers, rest: Layers) -> dict[str, float]:
+        """Seconds of each operator in a step of all layers; 0 for those that the step has not."""
+        found = dict.fromkeys(OPERATORS, 0.0)
+        alone_s = self._replayed_s if self._is_cuda else self._in_turn_s
+        for run, times in ((layers, self.shape.layers / self.layers_run), (rest, 1.0)):
+            found |= {name: times * seconds for name, seconds in alone_s(run).items()}
+        return found
+
+    def _replayed_s(self, run: Layers) -> dict[str, float]:
+        """A graph of each operator's calls, with the inputs that the step gives them."""
+        calls: dict[str, list[Callable[[], Any]]] = {}
+
+        def record(name: str, call: Callable[[], Any]) -> Any:
+            calls.setdefault(name, []).append(call)
+            return call()
+
+        run(record)
+        timed = {
+            name: self._timed(lambda mine=mine: [call() for call in mine]) for name, mine in calls.items()
+        }
+        return {name: median(each() for _ in range(OPERATOR_REPEATS)) for name, each in timed.items()}
+
+    def _in_turn_s(self, run: Layers) -> dict[str, float]:
+        """As the step runs them, since a CPU's caches would hold the weights of one operator alone."""
+        runs: list[dict[str, float]] = []
+
+        def timed(name: str, call: Callable[[], Any]) -> Any:
+            start_s = clock_s()
+            result = call()
+            runs[-1][name] = runs[-1].get(name, 0.0) + clock_s() - start_s
+            return result
+
+        for _ in range(OPERATOR_REPEATS):
+            runs.append({})
+            run(timed)
+        return {name: median(each[name] for each in runs) for name in runs[0]}
 
     def close(self) -> None:
         self._kv.clear()
@@ -179,7 +249,7 @@ class TorchOperators:
         self._cos, self._sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
     def _prepare(self, step: Step) -> tuple[Any, Any]:
-        """Two functions that run and time the layers, and the rest, of this step."""
+        """Two functions that run the layers, and the rest, of this step, each operator through `each`."""
         torch, s = self._torch, self.shape
         prompts, new, cached, decodes, context = step
         prefilled = prompts * new
@@ -197,67 +267,95 @@ class TorchOperators:
 
             masks = causal_lower_right(new, cached + new)
 
-        def layers() -> Any:
+        def layers(each: Each = _plainly) -> Any:
             y = x
             for weights, (keys, values) in zip(self._weights, self._kv, strict=True):
-                y = self._layer(y, weights, keys, values, step, cos, sin, masks)
+                y = self._layer(y, weights, (keys, values), step, (cos, sin), masks, each)
             return y
 
-        def rest() -> Any:
-            y = torch.nn.functional.embedding(ids, self._embedding)[last]
-            y = torch.nn.functional.rms_norm(y, (s.hidden,), self._final_norm, EPS)
-            return torch.nn.functional.linear(y, self._head).float().argmax(dim=-1)
+        f = torch.nn.functional
 
-        return self._timed(layers), self._timed(rest)
+        def rest(each: Each = _plainly) -> Any:
+            y = each("embed", lambda: f.embedding(ids, self._embedding))[last]
+            return each(
+                "head",
+                lambda: (
+                    f.linear(f.rms_norm(y, (s.hidden,), self._final_norm, EPS), self._head)
+                    .float()
+                    .argmax(dim=-1)
+                ),
+            )
+
+        return layers, rest
 
     def _layer(
-        self, x: Any, w: dict[str, Any], keys: Any, values: Any, step: Step, cos: Any, sin: Any, mask: Any
+        self,
+        x: Any,
+        w: dict[str, Any],
+        kv: tuple[Any, Any],
+        step: Step,
+        angles: tuple[Any, Any],
+        mask: Any,
+        each: Each = _plainly,
     ) -> Any:
-        f, s = self._torch.nn.functional, self.shape
+        f, s, torch = self._torch.nn.functional, self.shape, self._torch
+        normed = each("input_layernorm", lambda: f.rms_norm(x, (s.hidden,), w["norm"], EPS))
+        qkv = each("attn_pre_proj", lambda: f.linear(normed, w["qkv"])).view(len(x), -1, s.head_dim)
+        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+        turned = each("attn_rope", lambda: [_rotated(torch, part, *angles) for part in (q, k)])
+        attended = self._attention(turned[0], turned[1], v, kv, step, mask, each)
+        projected = each("attn_post_proj", lambda: f.linear(attended, w["o"]))
+        y = each("add", lambda: x + projected)
+        normed2 = each("post_attention_layernorm", lambda: f.rms_norm(y, (s.hidden,), w["norm2"], EPS))
+        up = each("mlp_up_proj", lambda: f.linear(normed2, w["up"]))
+        active = each("mlp_act", lambda: _gated(f, up) if s.gated else f.gelu(up))
+        down = each("mlp_down_proj", lambda: f.linear(active, w["down"]))
+        return each("add", lambda: y + down)
+
+    def _attention(
+        self, q: Any, k: Any, v: Any, kv: tuple[Any, Any], step: Step, mask: Any, each: Each
+    ) -> Any:
+        """New keys and values into the cache, then the prompts' attention and the decodes'."""
+        f, s, (keys, values) = self._torch.nn.functional, self.shape, kv
         prompts, new, cached, decodes, context = step
         prefilled = prompts * new
-        qkv = f.linear(f.rms_norm(x, (s.hidden,), w["norm"], EPS), w["qkv"]).view(len(x), -1, s.head_dim)
-        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
-        q, k = _rotated(self._torch, q, cos, sin), _rotated(self._torch, k, cos, sin)
         parts = []
         if prompts:
             mine = prompts * (cached + new) * s.kv_heads * s.head_dim
             slots = (prompts, s.kv_heads, cached + new, s.head_dim)
             past_k, past_v = keys[:mine].view(slots), values[:mine].view(slots)
             rows = (prompts, new, -1, s.head_dim)
-            past_k[:, :, cached:] = k[:prefilled].view(rows).transpose(1, 2)
-            past_v[:, :, cached:] = v[:prefilled].view(rows).transpose(1, 2)
-            queries = q[:prefilled].view(rows).transpose(1, 2)
-            is_grouped = s.heads != s.kv_heads
-            out = (
-                f.scaled_dot_product_attention(queries, past_k, past_v, is_causal=True, enable_gqa=is_grouped)
-                if mask is None
-                else f.scaled_dot_product_attention(
-                    queries, past_k, past_v, attn_mask=mask, enable_gqa=is_grouped
+
+            def save() -> None:
+                past_k[:, :, cached:] = k[:prefilled].view(rows).transpose(1, 2)
+                past_v[:, :, cached:] = v[:prefilled].view(rows).transpose(1, 2)
+
+            def prefill() -> Any:
+                queries = q[:prefilled].view(rows).transpose(1, 2)
+                how: Any = {"is_causal": True} if mask is None else {"attn_mask": mask}
+                out = f.scaled_dot_product_attention(
+                    queries, past_k, past_v, enable_gqa=s.heads != s.kv_heads, **how
                 )
-            )
-            parts.append(out.transpose(1, 2).reshape(prefilled, -1))
+                return out.transpose(1, 2).reshape(prefilled, -1)
+
+            each("attn_kv_cache_save", save)
+            parts.append(each("attn_prefill", prefill))
         if decodes:
             before = prompts * (cached + new) * s.kv_heads * s.head_dim
             mine = decodes * context * s.kv_heads * s.head_dim
             slots = (decodes, s.kv_heads, context, s.head_dim)
-            past_k, past_v = (
-                keys[before : before + mine].view(slots),
-                values[before : before + mine].view(slots),
-            )
-            past_k[:, :, -1], past_v[:, :, -1] = k[prefilled:], v[prefilled:]
-            queries = q[prefilled:].reshape(decodes, s.kv_heads, -1, s.head_dim)
-            out = f.scaled_dot_product_attention(queries, past_k, past_v)
-            parts.append(out.reshape(decodes, -1))
-        attended = parts[0] if len(parts) == 1 else self._torch.cat(parts)
-        x = x + f.linear(attended, w["o"])
-        up = f.linear(f.rms_norm(x, (s.hidden,), w["norm2"], EPS), w["up"])
-        if s.gated:
-            gate, up = up.chunk(2, dim=-1)
-            up = f.silu(gate) * up
-        else:
-            up = f.gelu(up)
-        return x + f.linear(up, w["down"])
+            seen_k, seen_v = (cache[before : before + mine].view(slots) for cache in (keys, values))
+
+            def save_last() -> None:
+                seen_k[:, :, -1], seen_v[:, :, -1] = k[prefilled:], v[prefilled:]
+
+            def decode() -> Any:
+                queries = q[prefilled:].reshape(decodes, s.kv_heads, -1, s.head_dim)
+                return f.scaled_dot_product_attention(queries, seen_k, seen_v).reshape(decodes, -1)
+
+            each("attn_kv_cache_save", save_last)
+            parts.append(each("attn_decode", decode))
+        return parts[0] if len(parts) == 1 else self._torch.cat(parts)
 
     def _timed(self, run: Any) -> Any:
         """A function that runs `run` once and returns its seconds; as a CUDA graph where there is CUDA."""
@@ -266,9 +364,9 @@ class TorchOperators:
         if not self._is_cuda:
 
             def timed() -> float:
-                start_s = time.perf_counter()
+                start_s = clock_s()
                 run()
-                return time.perf_counter() - start_s
+                return clock_s() - start_s
 
             return timed
         torch.cuda.synchronize()
@@ -286,6 +384,12 @@ class TorchOperators:
             return float(start.elapsed_time(end)) / 1e3
 
         return replayed
+
+
+def _gated(f: Any, up: Any) -> Any:
+    """SiLU of the gate times the up projection."""
+    gate, up = up.chunk(2, dim=-1)
+    return f.silu(gate) * up
 
 
 def _rotated(torch: Any, x: Any, cos: Any, sin: Any) -> Any:

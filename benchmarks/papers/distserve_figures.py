@@ -1,6 +1,9 @@
-"""DistServe's Figures 8 to 12 (Zhong et al. 2024, arXiv:2401.09670).
+"""DistServe's Figures 2 to 5 and 8 to 12 (Zhong et al. 2024, arXiv:2401.09670).
 
     python benchmarks/papers/distserve.py figure8
+
+Figures 2 to 5, of the tradeoffs that it argues from, are of the catalog's step times alone (2, 3) and of
+simulated instances (4, 5).
 
 OPT on nodes of 8 A100-80G, the limits of its Table 1, 90 % of requests within both at once, Poisson arrivals,
 steady state, one seed. Prompts and outputs are drawn about the means of its Figure 7 (its data are not
@@ -170,6 +173,63 @@ def compare(work: Workload) -> None:
         print(f"  {rate_rps:.3f} requests/s and GPU: within both, TTFT, TPOT [%] {shown}", flush=True)
 
 
+def kind_of(llm: str, tp: int, pp: int = 1) -> WorkerType:
+    return next(kind for kind in types_of(CATALOG.llm(llm)) if (kind.tp, kind.pp) == (tp, pp))
+
+
+def figure2() -> None:
+    """13B: a batch of decodes at 256 tokens of context, and the same beside one prompt of 128 or 1,024."""
+    latency = kind_of("opt-13b", 1).latency
+    for n in (1, 32, 64, 96, 128):
+        times = [
+            float(latency.step_s(n + m, m * (m + 1) / 2, n, 256.0 * n, float(m > 0))) for m in (0, 128, 1024)
+        ]
+        print(f"{n:3} decodes: {', '.join(f'{1e3 * t:.1f}' for t in times)} ms with 0, 128, 1024 of a prompt")
+
+
+def figure3() -> None:
+    """13B: tokens/s of prefills by prompts and their length, of decodes by batch."""
+    latency = kind_of("opt-13b", 1).latency
+    for tokens in (128, 256, 512, 1024):
+        rates = [
+            n * tokens / float(latency.step_s(n * tokens, n * tokens * (tokens + 1) / 2, prefills=n))
+            for n in (1, 2, 4, 8)
+        ]
+        decodes = [n / float(latency.step_s(n, decodes=n, kv_tokens=n * tokens)) for n in (1, 16, 64, 128)]
+        print(
+            f"{tokens:4} tokens: 1, 2, 4, 8 prompts {', '.join(f'{rate:,.0f}' for rate in rates)} tokens/s; "
+            f"1, 16, 64, 128 decodes {', '.join(f'{rate:,.0f}' for rate in decodes)}"
+        )
+
+
+def figure4() -> None:
+    """66B on two A100, prompts of 512 tokens one at a time, Poisson: mean TTFT by rate."""
+    names = {"intra-op": (2, 1), "inter-op": (1, 2)}
+    kinds = {
+        name: replace(kind_of("opt-66b", *two), max_num_batched_tokens=512) for name, two in names.items()
+    }
+    prompts, one = np.full(REQUESTS, 512), np.ones(REQUESTS, np.int64)
+    for rate_rps in (0.5, 1.0, 2.0, 3.0, 4.0, 4.5, 5.0, 5.5):
+        means_s = []
+        for kind in kinds.values():
+            fleet = Fleet(CATALOG.llm("opt-66b"), (Pool("w", "mixed", kind, 1),), POLICIES, WITHIN)
+            found = simulate(fleet, poisson(rate_rps, prompts, one))
+            means_s.append(float(found.ttft_s[measured(found)].mean()))
+        shown = ", ".join(f"{name} {mean_s:.3f}" for name, mean_s in zip(kinds, means_s, strict=True))
+        print(f"{rate_rps:3.1f} requests/s: mean TTFT {shown} s")
+
+
+def figure5() -> None:
+    """13B, 128 sequences in a batch (in each stage's of a pipeline), prompts of 256: TPOT and tokens/s."""
+    for tp, pp in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8)):
+        kind = replace(kind_of("opt-13b", tp, pp), max_num_seqs=128 * pp)
+        fleet = Fleet(CATALOG.llm("opt-13b"), (Pool("w", "mixed", kind, 1),), Policies(), WITHIN)
+        count = 128 * pp
+        trace = Trace("batch", np.zeros(count), np.full(count, 256), np.full(count, 150))
+        tpot_s = float(np.nanmedian(simulate(fleet, trace).tpot_s))
+        print(f"tp{tp} pp{pp}: TPOT {1e3 * tpot_s:.1f} ms, {count / tpot_s:,.0f} tokens/s")
+
+
 def figure8() -> None:
     """Chatbots: paper 2.0 to 3.41 times the rate, limits 1.4 to 1.8 times stricter."""
     for work in CHATBOTS:
@@ -216,7 +276,7 @@ def figure11() -> None:
     ]
     colocated = [vllm(work, kind.tp, kind.pp) for kind in types]
     rates = [goodput(rule, fleet, guess_rps=fleet.gpus).rate_rps / fleet.gpus for fleet in colocated]
-    high = placement.high_affinity(setting_of(work), prefills, types, 30.0, measures[0], measures[1]).fleet
+    high = placement.high_affinity(setting_of(work), prefills, types, 300.0, measures[0], measures[1]).fleet
     systems = {
         "vLLM": colocated[0],
         "vLLM++": colocated[int(np.argmax(rates))],
@@ -266,4 +326,4 @@ def _seconds(work: Workload, types: tuple[WorkerType, ...], nodes: int, is_high:
     return time.process_time() - start
 
 
-FIGURES = (figure8, figure9, figure10, figure11, figure12)
+FIGURES = (figure2, figure3, figure4, figure5, figure8, figure9, figure10, figure11, figure12)

@@ -1,28 +1,35 @@
 """Pinned prefixes against LRU caches: forty large stable ones, and Mooncake's conversations.
 
     python benchmarks/papers/pinned.py [MOONCAKE_CONVERSATION_TRACE]
-    python benchmarks/papers/pinned.py plan
+    python benchmarks/papers/pinned.py plan | certified | mooncake MOONCAKE_CONVERSATION_TRACE
 
 Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 768 tokens of a request's own,
 4 requests/s, Llama-3.1-8B on L40S: the fewest workers with TTFT p99 <= 400 ms, by routing. With a trace:
 Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned ones before any simulation.
 `plan` asks the planner itself, on paper, for the cheapest fleet of machines with one L40S each: with the
-routings of LRU caches alone, and with pinned prefixes as one more choice.
+routings of LRU caches alone, and with pinned prefixes as one more choice. `certified` asks the same for
+production, nine of ten futures kept. `mooncake` asks for twenty minutes of Mooncake's conversations with pins
+to choose, and prints what the answer says of them.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common import CATALOG, worker
 
 import fleetplan
+from planner.documents.facts import CachesSave, Finding, PinnedReplicas
 from planner.fleet import Fleet, Policies, Pool
+from planner.reports.facts import sentence
 from planner.search.pinning import Pinning
+from planner.search.plan import Plan
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.reading import read_trace
@@ -32,6 +39,7 @@ PREFIXES, PREFIX_BLOCKS, BLOCK_TOKENS = 40, 30, 512
 LRU = ("prefix-affinity", "min-ttft", "cache-aware", "e2")
 PINNED = "pinned-prefix"
 TTFT_S, MOST = 0.4, 12
+MOONCAKE_S = 1200.0  # of its hour
 
 
 def forty(requests: int = 2000, rate_rps: float = 4.0, seed: int = 0) -> Trace:
@@ -98,7 +106,7 @@ def conversations(path: Path) -> None:
         show(routing, run(llm, pool, trace, routing, pinning), planned)
 
 
-def planned() -> None:
+def planned(safety: str | dict[str, Any] = "none") -> None:
     alone = replace(CATALOG.gpu("l40s-48g"), gpus_per_node=1)
     known = replace(CATALOG, gpus={**CATALOG.gpus, alone.name: alone})
     for routings in (LRU, (*LRU, PINNED)):
@@ -107,23 +115,49 @@ def planned() -> None:
             "slo": {"ttft": {"p99": f"{TTFT_S:g} s"}},
             "fleet": {"gpus": ["l40s-48g"]},
             "policies": {"prefix_cache": True, "routing": list(routings)},
-            "safety": "none",
+            "safety": safety,
         }
-        found = fleetplan.plan(question, forty(), catalog=known).plan
-        print(
-            f"{', '.join(routings)}: {found.fleet.workers} workers, {found.fleet.price_usd_per_h:.2f} USD/h, "
-            f"routing {found.fleet.policies.routing}, lower bound {found.certificate.bound}"
-        )
+        tell(routings, fleetplan.plan(question, forty(), catalog=known).plan)
+
+
+def tell(routings: Sequence[str], found: Plan) -> None:
+    print(
+        f"{', '.join(routings)}: {found.fleet.workers} workers, {found.fleet.price_usd_per_h:.2f} USD/h, "
+        f"routing {found.fleet.policies.routing}, lower bound {found.certificate.bound}"
+    )
+    for fact in found.certificate.binding:
+        if isinstance(fact, PinnedReplicas | CachesSave | Finding):
+            print(f"  {sentence(fact)}")
+    for answer in found.certificate.answers:
+        print(f"  {answer}", flush=True)
+
+
+def mooncake(path: Path) -> None:
+    question = {
+        "llm": "llama-3.1-70b",
+        "slo": {"ttft": {"p90": "3 s"}},
+        "fleet": {"gpus": ["h100-80g"]},
+        "policies": {"prefix_cache": True, "routing": [*LRU, PINNED]},
+        "safety": "none",
+    }
+    trace = read_trace(path, seed=0)
+    part = trace.select(np.flatnonzero(trace.arrival_s - trace.arrival_s[0] < MOONCAKE_S))
+    tell((*LRU, PINNED), fleetplan.plan(question, part, time_limit_s=900).plan)
 
 
 def main() -> None:
     start = time.process_time()
-    if sys.argv[1:] == ["plan"]:
+    what, *files = sys.argv[1:] or [""]
+    if what == "plan":
         planned()
+    elif what == "certified":
+        planned({"kept_in": 0.9})
+    elif what == "mooncake":
+        mooncake(Path(files[0]))
     else:
         fewest()
-    if len(sys.argv) > 1 and sys.argv[1] != "plan":
-        conversations(Path(sys.argv[1]))
+        if what:
+            conversations(Path(what))
     print(f"{time.process_time() - start:.1f} CPU-s")
 
 

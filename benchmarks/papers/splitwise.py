@@ -1,12 +1,15 @@
-"""Splitwise's Figures 4, 17 and 20, its batch job, and its tables of designs, on its own step times.
+"""Splitwise's Figures 4, 14 to 17 and 20, its batch job, and its tables of designs, on its own step times.
 
-    python benchmarks/papers/splitwise.py figure4|figure17|figure20|batch|tables PROFILES TRACES [--honest]
+    python benchmarks/papers/splitwise.py WHAT PROFILES TRACES [--honest]
 
 PROFILES and TRACES as in benchmarks/splitwise_provisioning.py, whose requests, machines and prices these are.
 KV moves layer by layer over 400 Gbit/s per machine (200 where an A100 is an end), prompts below 512 tokens
 after their prefill, as the paper's section IV-C has it; its public simulator serialises.
 
 figure4   share of the time that one machine's batches hold at most so many active tokens, 2 requests/s
+figure14  what a pair adds to a lone request by its prompt, KV after the prefill and layer by layer; on the
+          code trace, one request at a time, to the second token and to all of it (Figure 15)
+figure16  latencies by load on the paper's iso-power clusters
 figure17  the same on iso-power clusters, conversation, 70 and 130 requests/s, by pool
 figure20  conversation on the clusters found for code; Llama-70B on those found for BLOOM-176B
 batch     no limits on latency: requests/s per USD at a load that all clusters fall behind
@@ -38,12 +41,17 @@ from planner.fleet import Fleet, Network, WorkerType
 from planner.papers.splitwise import Design, cheapest, even_splits, keeps
 from planner.simulator.energy import run_seconds
 from planner.simulator.replay import Simulation, simulate
+from planner.traffic.trace import Trace
 
 LAYERS = {"bloom-176b": 70, "llama2-70b": 80}
 ACTIVE_TOKENS = (1, 5, 15, 20, 50, 100, 500, 2000)
 CLUSTERS = {  # iso-power, conversation; the paper's Figure 16b
     "Baseline-H100": (40, 0),
     "HH": (25, 15),
+}
+ISO_POWER = {  # its section VI-B
+    "code": {"Baseline-A100": (70, 0), "Baseline-H100": (40, 0), "AA": (55, 15), "HH": (35, 5)},
+    "conv": {"Baseline-A100": (70, 0), "Baseline-H100": (40, 0), "HA": (25, 26), "HH": (25, 15)},
 }
 TOLERANCE_FRAC = 0.02
 
@@ -101,6 +109,51 @@ def figure4(given: Given) -> None:
             result = simulate(fleet, made_up(given.traces, workload, 2.0, 0, 10.0), record=True)
             rows[f"{model} {workload}"] = active_tokens(result, [0])
     print_shares("Figure 4, one DGX-H100, 2 requests/s", rows)
+
+
+def paired(given: Given, name: str, transfer: str) -> Fleet:
+    """A prompt and a token machine; the paper's own rule, or all KV after the prefill."""
+    fleet = cluster(given, name, (1, 1))
+    if transfer == "serialised":
+        return replace(fleet, network=replace(fleet.network, transfer="serialised"))
+    return fleet
+
+
+def apart(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64]) -> Trace:
+    """One request after the other."""
+    return Trace("alone", 1000.0 * np.arange(len(inputs)), inputs, outputs)
+
+
+def figure14(given: Given) -> None:
+    prompts = np.array([128, 256, 512, 1024, 1536, 2048])
+    sizes = apart(prompts, np.full(len(prompts), 2))
+    drawn = made_up(given.traces, "code", 2.0, 0)
+    code = apart(drawn.input_tokens, np.maximum(drawn.output_tokens, 2))
+    for model in LAYERS:
+        of = replace(given, model=model)
+        for name, base in (("AA", "Baseline-A100"), ("HH", "Baseline-H100")):
+            alone = [simulate(cluster(of, base, (1, 0)), trace) for trace in (sizes, code)]
+            for transfer in ("serialised", "layerwise"):
+                found = [simulate(paired(of, name, transfer), trace) for trace in (sizes, code)]
+                added_s, of_code_s = (each.e2e_s - one.e2e_s for each, one in zip(found, alone, strict=True))
+                rows = [f"{n}: {1e3 * t:.1f}" for n, t in zip(prompts, added_s, strict=True)]
+                print(
+                    f"{model} {name} {transfer:10} {', '.join(rows)} ms, at most "
+                    f"{(added_s / alone[0].ttft_s).max():.1%} of a prompt's time; code: E2E "
+                    f"{of_code_s.sum() / alone[1].e2e_s.sum():+.2%}, second token "
+                    f"{(of_code_s / alone[1].tpot_s).mean():+.1%}"
+                )
+
+
+def figure16(given: Given) -> None:
+    for workload, clusters in ISO_POWER.items():
+        for rate_rps in (40.0, 70.0, 100.0, 130.0):
+            trace, rows = made_up(given.traces, workload, rate_rps, 0), []
+            for name, counts in clusters.items():
+                found = simulate(cluster(given, name, counts), trace)
+                values = [np.nanquantile(each, 0.9) for each in (found.ttft_s, found.tpot_s, found.e2e_s)]
+                rows.append(f"{name} {values[0]:.2f} {1e3 * values[1]:.0f} {values[2]:.1f}")
+            print(f"{workload} {rate_rps:3.0f}/s: P90 of TTFT [s], TBT [ms], E2E [s]: {'; '.join(rows)}")
 
 
 def figure17(given: Given) -> None:
@@ -224,7 +277,7 @@ def batch(given: Given) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Splitwise's figures on its own step times.")
-    commands = {one.__name__: one for one in (figure4, figure17, figure20, batch, tables)}
+    commands = {one.__name__: one for one in (figure4, figure14, figure16, figure17, figure20, batch, tables)}
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("profiles", type=Path)
     parser.add_argument("traces", type=Path)

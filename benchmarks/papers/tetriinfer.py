@@ -1,6 +1,6 @@
 """TetriInfer against vLLM v0: light and heavy prompts, light and heavy outputs.
 
-    python benchmarks/papers/tetriinfer.py [figure11 | figure16 | figure17 | figure18 | figure19 | predictor]
+    python benchmarks/papers/tetriinfer.py [figure3 | figure11 | figure16 to figure19 | predictor]
 
 128 requests at once (the paper names no arrival process), OPT-13B on V100 with TP 2; means of ten seeds.
 Light prompts have 18 tokens in the median, heavy ones 512 to 2,000; light outputs 20 to 128, heavy ones up to
@@ -8,6 +8,10 @@ Light prompts have 18 tokens in the median, heavy ones 512 to 2,000; light outpu
 prefill worker in chunks of 512, shortest first in scheduling batches of 16, beside it the predictor, which
 makes its steps 10 % longer; a decode worker with reserve-dynamic, lengths predicted right in 74.9 %, loads
 heard every 100 ms; KV over NVLink (300 GB/s) or RoCE (200 Gb/s). Hu et al. 2024 (arXiv:2401.11181).
+
+Figures 3 to 5, of one step: a light prompt takes 2 and 8 times as long beside 7 and 63 light ones, over 10
+times beside heavy ones, a heavy one 3 times beside light ones; a decode 5 times beside one heavy prompt;
+light decodes lose 16 % of their throughput where half of 128 are heavy.
 
 Figures 11 to 15: TTFT 9 to 97 % lower, JCT 23 to 50 %, GPU seconds from 43 % more (HPLD) to 38 % less (LPHD),
 the same with both links. Figure 16: chunks take 86.4 % off vLLM's prefill latency, shortest first 7.8 % more
@@ -82,6 +86,36 @@ def split(policies: Policies, network: Network = NVLINK, decodes: int = 1) -> Fl
     kind = worker(LLM, "v100", 2, budget=512)
     pools = (Pool("p", "prefill", kind, 1), Pool("d", "decode", kind, decodes))
     return Fleet(CATALOG.llm(LLM), pools, policies, network)
+
+
+def figure3() -> None:
+    """Figures 3 to 5 on the catalog's step times."""
+    latency = worker(LLM, "v100", 2, budget=512).latency
+
+    def step_s(light: int = 0, heavy: int = 0, decodes: int = 0, context: int = 0) -> float:
+        tokens = 18 * light + 512 * heavy
+        pairs = light * 18 * 19 / 2 + heavy * 512 * 513 / 2
+        return float(latency.step_s(tokens + decodes, pairs, decodes, decodes * context, light + heavy))
+
+    for name, alone, beside in (
+        ("a light prompt, 7 light ones more", {"light": 1}, {"light": 8}),
+        ("63 light ones more", {"light": 1}, {"light": 64}),
+        ("7 heavy ones more", {"light": 1}, {"light": 1, "heavy": 7}),
+        ("a heavy prompt, 63 light ones more", {"heavy": 1}, {"heavy": 1, "light": 63}),
+        (
+            "a decode, a heavy prompt more",
+            {"decodes": 1, "context": 60},
+            {"decodes": 1, "context": 60, "heavy": 1},
+        ),
+        ("a light prompt, 63 decodes more", {"light": 1}, {"light": 1, "decodes": 63, "context": 60}),
+        ("a heavy prompt, 63 decodes more", {"heavy": 1}, {"heavy": 1, "decodes": 63, "context": 60}),
+        (
+            "128 light decodes, half of them heavy",
+            {"decodes": 128, "context": 60},
+            {"decodes": 128, "context": 180},
+        ),
+    ):
+        print(f"{name}: {step_s(**beside) / step_s(**alone):.2f} times as long")
 
 
 def figure11() -> None:
@@ -200,7 +234,15 @@ def predictor() -> None:
         )
 
 
-FIGURES: tuple[Callable[[], None], ...] = (figure11, figure16, figure17, figure18, figure19, predictor)
+FIGURES: tuple[Callable[[], None], ...] = (
+    figure3,
+    figure11,
+    figure16,
+    figure17,
+    figure18,
+    figure19,
+    predictor,
+)
 
 if __name__ == "__main__":
     {each.__name__: each for each in FIGURES}[(sys.argv[1:] or ["figure11"])[0]]()

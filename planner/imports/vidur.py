@@ -5,12 +5,13 @@ One step is, as Vidur adds it up:
     t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
 
 N being its tokens. Vidur measures prefill and decode attention apart, so there are no mixed steps; embedding,
-LM head, sampling and the host are left out.
+LM head, sampling and the host are left out. The operators' own seconds stay in the table beside the total
+(`StepTable.operators`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from planner.imports.fields import Facts
 from planner.io.tables import column, read_csv
 from planner.models.latency import Array
 from planner.models.llm import Llm
-from planner.models.tables import COLUMNS, NOT_INCLUDED, StepTable
+from planner.models.tables import ALL_REDUCE as REDUCE
+from planner.models.tables import ATTN_DECODE, ATTN_PREFILL, COLUMNS, NOT_INCLUDED, StepTable, operator_column
 
 OPS = (
     "attn_pre_proj",
@@ -42,6 +44,12 @@ PREFILL, DECODE, ALL_REDUCE = (
 )
 SAVE = "time_stats.attn_kv_cache_save.median"  # of newer profiles
 SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
+PARTS = {  # of steps computed by Vidur
+    "linear_ms": "linear",
+    "allreduce_ms": REDUCE,
+    "attn_prefill_ms": ATTN_PREFILL,
+    "attn_decode_ms": ATTN_DECODE,
+}
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
 LAUNCH_MS = 0.02
@@ -76,7 +84,10 @@ def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -
             total_ms / 1e3,
         ]
     )
-    return _table(steps, llm, gpu, tp, f"Vidur, steps of {path.name}")
+    operators = {}
+    if set(PARTS) <= set(table.columns):
+        operators = {name: column(table, part, path) / 1e3 for part, name in PARTS.items()}
+    return _table(steps, operators, llm, gpu, tp, f"Vidur, steps of {path.name}")
 
 
 def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog: Catalog) -> StepTable:
@@ -89,7 +100,7 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
         _of_tp(_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
         for table, path in ((mlp, mlp_path), (attention, attention_path))
     )
-    ops_tokens, ops_ms = _ops(mlp, mlp_path)
+    ops_tokens, ops_ms = _ops(mlp, mlp_path)  # by operator
     most = ops_tokens[-1]
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
@@ -101,10 +112,6 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
             column(table, "size", path, least=1) / (shape.hidden * BYTES), column(table, ALL_REDUCE, path)
         )
         most = min(most, reduce_tokens[-1])
-
-    def layer_ms(tokens: Array) -> Array:
-        reduced = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS) if tp > 1 else 0.0
-        return np.asarray(np.interp(tokens, ops_tokens, ops_ms) + reduced)
 
     for name in ("batch_size", "kv_cache_size", "prefill_chunk_size"):
         if name not in attention.columns:
@@ -126,7 +133,13 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
     none = np.zeros(len(attention))
     tokens = np.where(is_prefill, batch * chunk, batch)
-    t_s = shape.layers * (layer_ms(tokens) + np.where(is_prefill, prefill_ms, decode_ms)) / 1e3
+    layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
+    launched = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)
+    layer_ms[REDUCE] = launched if tp > 1 else none
+    layer_ms[ATTN_PREFILL] = np.where(is_prefill, prefill_ms, 0.0)
+    layer_ms[ATTN_DECODE] = np.where(is_prefill, 0.0, decode_ms)
+    operators = {name: shape.layers * each / 1e3 for name, each in layer_ms.items()}
+    t_s = np.sum(list(operators.values()), axis=0)
     pairs = batch * chunk * (cached + (chunk + 1) / 2)
     prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, none, none, t_s])
     decodes = np.column_stack([none, none, none, none, batch, batch * (cached + 1), t_s])
@@ -138,7 +151,8 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
     left = int((~used).sum())
     note = f"{left} attention row(s) beyond {most:g} tokens or without a time are left out" if left else ""
     steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
-    return _table(steps, llm, gpu, tp, f"Vidur profiles {names}", note)
+    kept = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
+    return _table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", note)
 
 
 def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -> tuple[Path, pd.DataFrame]:
@@ -172,15 +186,20 @@ def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
     return of_tp
 
 
-def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, Array]:
-    """Milliseconds of the 9 ops of a layer over the tokens of a step."""
+def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Array]]:
+    """Milliseconds of each of the 9 ops of a layer over the tokens of a step."""
     if "num_tokens" not in mlp.columns:
         raise InputError(f"{path}: lacks the column num_tokens")
     missing = [name for name in OP_COLUMNS if name not in mlp.columns]
     if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # some LLMs have one norm per layer
         raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
-    total_ms = sum(column(mlp, name, path) for name in OP_COLUMNS if name in mlp.columns)
-    return _curve(column(mlp, "num_tokens", path, least=1), np.asarray(total_ms, dtype=float))
+    tokens = column(mlp, "num_tokens", path, least=1)
+    curves = {
+        op: _curve(tokens, np.asarray(column(mlp, name, path), dtype=float))
+        for op, name in zip(OPS, OP_COLUMNS, strict=True)
+        if name in mlp.columns
+    }
+    return curves[OPS[0]][0], {op: each_ms for op, (_, each_ms) in curves.items()}
 
 
 def _curve(x: Array, y: Array) -> tuple[Array, Array]:
@@ -189,7 +208,9 @@ def _curve(x: Array, y: Array) -> tuple[Array, Array]:
     return np.asarray(at.index, dtype=np.float64), np.asarray(at, dtype=np.float64)
 
 
-def _table(steps: Array, llm: str, gpu: str, tp: int, source: str, note: str = "") -> StepTable:
+def _table(
+    steps: Array, operators: Mapping[str, Array], llm: str, gpu: str, tp: int, source: str, note: str = ""
+) -> StepTable:
     about = {
         "llm": llm,
         "gpu": gpu,
@@ -199,4 +220,5 @@ def _table(steps: Array, llm: str, gpu: str, tp: int, source: str, note: str = "
     }
     if note:
         about["note"] = note
-    return StepTable(pd.DataFrame(steps, columns=list(COLUMNS)), about)
+    seconds = {operator_column(name): each for name, each in operators.items()}
+    return StepTable(pd.DataFrame(steps, columns=list(COLUMNS)).assign(**seconds), about)

@@ -26,7 +26,6 @@ from sklearn.base import clone
 from planner.errors import InputError, PlannerError
 from planner.models.correction import CorrectedFormula
 from planner.models.families.aladdin import AladdinSteps
-from planner.models.families.common import OPERATORS
 from planner.models.families.corrected import CorrectedSteps
 from planner.models.families.distserve import DistServeSteps
 from planner.models.families.preble import PrebleSteps
@@ -106,7 +105,7 @@ def choose(
     table: StepTable, *, candidates: Mapping[str, Any] | None = None, folds: int = 5, seed: int = 0
 ) -> Choice:
     """The module's docstring. `candidates` defaults to `families()`; InputError if none can be fitted."""
-    X, y, operators = table.X, table.y, operator_columns(table)
+    X, y, operators = table.X, table.y, table.operators
     fold = folds_of_steps(X, folds, seed)
     candidates = families() if candidates is None else candidates
     held_out: dict[str, Mapping[str, Errors]] = {}
@@ -180,11 +179,6 @@ def fitted(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = 
     if isinstance(model, VidurForest):
         return model.fit(X, y, operators)
     return model.fit(X, y)
-
-
-def operator_columns(table: StepTable) -> pd.DataFrame | None:
-    """The table's columns of seconds per operator, None unless it has all of `OPERATORS`."""
-    return table.steps[list(OPERATORS)] if set(OPERATORS) <= set(table.steps.columns) else None
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:

@@ -8,8 +8,9 @@
     0,0,0,0,64,131072,0.0207
 
 Sums over the step: `prefill_tokens` are new, `cached_tokens` lie in the KV cache before them,
-`prefill_pairs` is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Other
-columns are kept and ignored.
+`prefill_pairs` is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Columns
+`op_NAME_s` are the seconds of one operator in the whole step, timed apart from `t_s`; other columns are kept
+and ignored.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ from planner.models.latency import Array
 
 NOT_INCLUDED = "not included"  # what a table of kernel times says of its host_overhead
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
+
+ATTN_PREFILL, ATTN_DECODE, ALL_REDUCE, HEAD = "attn_prefill", "attn_decode", "all_reduce", "head"
+
+
+def operator_column(name: str) -> str:
+    """The column with an operator's seconds."""
+    return f"op_{name}_s"
 
 
 class Step(NamedTuple):
@@ -71,6 +79,17 @@ class StepTable:
     @property
     def y(self) -> Array:
         return self.steps.t_s.to_numpy(float)
+
+    @property
+    def operators(self) -> pd.DataFrame | None:
+        """Seconds of every operator in every step, a column by each name; None where a step lacks them."""
+        names = {
+            column: column[3:-2]
+            for column in self.steps.columns
+            if column.startswith("op_") and column.endswith("_s")
+        }
+        seconds = self.steps[list(names)].apply(pd.to_numeric, errors="coerce").rename(columns=names)
+        return None if seconds.empty or seconds.isna().any(axis=None) else seconds
 
     @property
     def is_kernel_time(self) -> bool:

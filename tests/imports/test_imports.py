@@ -125,6 +125,10 @@ def test_vidur_adds_up_a_layer(catalog: Catalog) -> None:
     table = steps_of("auto", Facts(llm=LLM, gpu="a100-80g", tp=2), catalog, *files)
     assert table.y == pytest.approx([32 * 0.5e-3, 32 * 0.2084e-3])
     assert table.X.tolist() == [[51, 51 * 26, 0, 0, 1], [4, 0, 4, 400, 0]]
+    operators = table.operators
+    assert operators is not None and operators.sum(axis=1).to_numpy() == pytest.approx(table.y)
+    assert operators.attn_prefill.tolist() == pytest.approx([32 * 0.2e-3, 0])
+    assert operators.all_reduce.tolist() == pytest.approx([32 * 0.1e-3, 32 * 2 * 0.0312e-3])
     assert table.about["note"].startswith("1 attention row(s) beyond 101 tokens")
     assert table.about["host_overhead"] == NOT_INCLUDED
 

@@ -115,13 +115,13 @@ def test_operators_reach_vidurs_forest() -> None:
     """A table with operator columns is fitted operator by operator."""
     table = a_table(
         lambda X: 0.02 + 1e-4 * X[:, 0],
-        token_s=lambda X: 0.01 + 1e-4 * X[:, 0],
-        communication_s=lambda X: np.full(len(X), 0.01),
-        prefill_attention_s=lambda X: 0 * X[:, 0],
-        decode_attention_s=lambda X: 0 * X[:, 0],
+        op_mlp_up_proj_s=lambda X: 0.01 + 1e-4 * X[:, 0],
+        op_all_reduce_s=lambda X: np.full(len(X), 0.01),
+        op_attn_prefill_s=lambda X: 0 * X[:, 0],
+        op_attn_decode_s=lambda X: 0 * X[:, 0],
     )
     chosen = choose(table, candidates={"vidur": families()["vidur"]})
-    assert sorted(chosen.model.forests_) == ["communication_s", "token_s"]
+    assert sorted(chosen.model.forests_) == ["all_reduce", "mlp_up_proj"]
 
 
 def test_families_that_cannot_be_fitted_are_named() -> None:

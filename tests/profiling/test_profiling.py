@@ -21,6 +21,7 @@ from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.tables import COLUMNS, Step, read_step_table
 from profiling import design
+from profiling.collectives import Collectives, all_reduces
 from profiling.config import sharded
 from profiling.design import Limits
 from profiling.machine import catalog_name, describe
@@ -55,6 +56,7 @@ class FakeMeter:
     """Times steps by a planted formula, on a clock of its own; disturbed during some of its calls."""
 
     host_is = "planted"
+    operators: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -386,7 +388,7 @@ def test_operators_compute_a_decoder_layer() -> None:
     from torch.nn.attention.bias import causal_lower_right
 
     with torch.inference_mode():
-        found = meter._layer(x, w, keys, values, step, cos, sin, causal_lower_right(5, 8))
+        found = meter._layer(x, w, (keys, values), step, (cos, sin), causal_lower_right(5, 8))
 
     def norm(v: Any, weight: Any) -> Any:
         return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.double()
@@ -414,14 +416,49 @@ def test_operators_compute_a_decoder_layer() -> None:
     assert torch.allclose(found.double(), y, rtol=1e-3, atol=1e-3)
 
 
-def test_operators_are_profiled_on_the_cpu(tmp_path: Path) -> None:
+def test_operators_are_profiled_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the seconds of the thread's own, so that other programs do not count."""
     torch_or_skip().set_num_threads(1)
-    from profiling.operators import TorchOperators
+    from profiling import operators as meters
+    from profiling.operators import OPERATORS, TorchOperators
+
+    monkeypatch.setattr(meters, "clock_s", time.thread_time)
 
     config = json.loads((TINY / "config.json").read_text()) | {"num_hidden_layers": 2, "vocab_size": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
     meter = TorchOperators(tmp_path, tp=2, max_num_batched_tokens=128, max_num_seqs=4, max_model_len=256)
     assert (meter.shape.heads, meter.shape.kv_heads) == (4, 2)
-    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(5))
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(5), extra_s=lambda tokens: 1e-5 * tokens)
     assert (table.y > 0).all() and (table.steps.host_s == 0).all()
+    operators = table.operators
+    assert operators is not None and list(operators) == [*OPERATORS, "all_reduce"]
+    assert (operators[["attn_pre_proj", "mlp_down_proj", "head"]] > 0).all(axis=None)
+    assert ((operators.attn_prefill > 0) == (table.steps.n_prefill > 0)).all()
+    assert ((operators.attn_decode > 0) == (table.steps.n_decode > 0)).all()
+    assert operators.all_reduce.to_numpy() == pytest.approx(1e-5 * table.X[:, 0], rel=1e-4)
+    steps_s = table.y - operators.all_reduce.to_numpy()
+    sums_s = operators.drop(columns="all_reduce").sum(axis=1).to_numpy()
+    assert 0.5 < np.median(sums_s / steps_s) < 2  # two timings of the same work
     meter.close()
+
+
+def test_all_reduces_between_sizes_and_beyond() -> None:
+    """1 token 10 us, 4 tokens 40: 2 tokens 20, 8 tokens (twice the most) 80; two per layer, three layers."""
+    found = Collectives("gloo", 2, 128, np.array([1.0, 4.0]), np.array([1e-5, 4e-5]))
+    assert [found.once_s(n) for n in (1, 2, 4, 8)] == pytest.approx([1e-5, 2e-5, 4e-5, 8e-5])
+    assert found.step_s(3, 2) == pytest.approx(6 * 2e-5)
+    assert found.to_csv().splitlines()[1:] == ["128,2,2,0.01", "512,2,2,0.04"]
+
+
+@pytest.mark.slow
+def test_all_reduces_are_timed_between_processes() -> None:
+    """Two ranks by gloo: a thousand times the tokens take longer, and no rank is left behind."""
+    torch = torch_or_skip()
+    if torch.cuda.is_available():
+        pytest.skip("NCCL's turn")
+    found = all_reduces(ranks=2, hidden=256, dtype="bfloat16", most_tokens=1000)
+    assert found is not None and found.backend == "gloo" and found.bytes_per_token == 512
+    assert found.tokens.tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000]
+    assert found.once_s(1000) > found.once_s(1) > 0
+    with pytest.raises(InputError, match="all-reduces between 2 ranks cannot be timed"):
+        all_reduces(ranks=2, hidden=256, dtype="no_such_type", most_tokens=2)

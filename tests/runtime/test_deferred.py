@@ -63,7 +63,9 @@ def test_what_waits_at_the_router_outlives_the_workers() -> None:
 def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:
     """400 prompts of up to a step on workers of two speeds, more than they take at once: told what happened
     in the simulation, and asked again after that, the live fleet sends every one of them where the simulation
-    did. Prompts are computed whole, as a router sees nothing of their chunks."""
+    did, and hands it to the same decode worker. Prompts are computed whole, as a router sees nothing of their
+    chunks; of pairs each in a step of its own (more than half of one), since in which order prompts that end
+    together are handed over is not told."""
     fast = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=192)
     slow = replace(fast, latency=LATENCY.longer(0.7))
     pools = (
@@ -73,14 +75,17 @@ def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:
     )
     policies = Policies(batching="vllm-v0", routing="deferred", decode_routing="deferred")
     fleet = Fleet(LLM, pools, policies)
-    trace = prompts_trace(400, 3000.0)
+    trace = prompts_trace(400, 3000.0, least_blocks=3 if shape == "mixed" else 6)
+    if shape == "pairs":
+        assert 2 * trace.input_tokens.min() > fast.max_num_batched_tokens
     simulation = simulate(fleet, trace)
     assert not simulation.status.any() and not simulation.preemptions.any()
     front, back, most = sent(fleet, trace, simulation)
     assert most > 10
     assert front == simulation.prefill_worker.tolist()
-    if shape == "mixed":  # prompts end together, and in which order is lost
-        assert back == simulation.decode_worker.tolist()
+    decodes = np.flatnonzero(trace.output_tokens > (1 if shape == "pairs" else 0))
+    assert [back[i] for i in decodes] == simulation.decode_worker[decodes].tolist()
+    assert len({back[i] for i in decodes}) == (5 if shape == "mixed" else 3)
 
 
 def sent(

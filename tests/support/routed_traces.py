@@ -13,11 +13,13 @@ from planner.traffic.trace import Trace
 ARRIVES, FINISHES, IS_COMPUTED, IS_ADMITTED = range(4)
 
 
-def prompts_trace(requests: int, rate_rps: float, *, seed: int = 0, documents: int = 12) -> Trace:
-    """Prompts over shared documents of 3 to 8 blocks, with a question of 1 to 3 blocks of their own, by five
-    tenants of whom one asks for half of all. No prompt is longer than a step."""
+def prompts_trace(
+    requests: int, rate_rps: float, *, seed: int = 0, documents: int = 12, least_blocks: int = 3
+) -> Trace:
+    """Prompts over shared documents of `least_blocks` to 8 blocks, with a question of 1 to 3 blocks of their
+    own, by five tenants of whom one asks for half of all. No prompt is longer than a step."""
     rng = np.random.default_rng(seed)
-    shared = [np.arange(100 * k, 100 * k + rng.integers(3, 9)) for k in range(documents)]
+    shared = [np.arange(100 * k, 100 * k + rng.integers(least_blocks, 9)) for k in range(documents)]
     own = itertools.count(10**6)
     ids = [
         np.concatenate([shared[k], [next(own) for _ in range(rng.integers(1, 4))]])

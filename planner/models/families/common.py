@@ -17,8 +17,6 @@ from planner.errors import ExtrapolationError, InputError
 from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import profiled
 
-OPERATORS = ("token_s", "communication_s", "prefill_attention_s", "decode_attention_s")
-
 
 class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Step time t(N, A_p, D, K, P) [s]; a subclass says how in `_fit` and `_predict`.

@@ -2,8 +2,9 @@
 
     t = token-level(N) + communication(N) + prefill attention(p, cached) + decode attention(D, K)       [s]
 
-    token-level         GEMMs, norms, activations: only the tokens of the step count, here in eights
-    communication       all-reduce of N tokens
+    token-level         GEMMs, norms, activations, each an operator: only the tokens of the step count, here
+                        in eights; the LM head: the sequences that are sampled
+    communication       all-reduce of N tokens, an operator as well
     prefill attention   a batch of prefills p_i counts as ONE prefill of length p = sqrt(sum p_i^2)
     decode attention    the KV tokens read, and how many sequences share them
 
@@ -21,10 +22,12 @@ import pandas as pd
 from sklearn.ensemble import RandomForestRegressor
 
 from planner.errors import InputError
-from planner.models.families.common import OPERATORS, StepFamily, prefill_tokens, squared_lengths
+from planner.models.families.common import StepFamily, prefill_tokens, squared_lengths
 from planner.models.latency import Array
+from planner.models.tables import ATTN_DECODE, ATTN_PREFILL, HEAD
 
 TOKEN_TILE = 8  # Vidur rounds the tokens of a step up to eights
+TOTAL = "total"
 
 
 def equivalent_prefill_tokens(X: Array) -> Array:
@@ -33,8 +36,8 @@ def equivalent_prefill_tokens(X: Array) -> Array:
 
 
 class VidurForest(StepFamily):
-    """The forms above. `fit(X, y, operators)` with a column per entry of `OPERATORS` [s] fits a forest each;
-    without them one forest learns the total over all their features.
+    """The forms above. `fit(X, y, operators)` with a column per operator (`StepTable.operators`) [s] fits a
+    forest each, and y is not looked at; without them one forest learns the total over all their features.
 
     y is predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27 settings of
     the forest over 10 folds (half a CPU hour for one LLM); `trees` and the rest stay as they are given.
@@ -46,13 +49,13 @@ class VidurForest(StepFamily):
         self.beyond = beyond
 
     def fit(self, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Self:
-        if operators is not None and (missing := [name for name in OPERATORS if name not in operators]):
-            raise InputError(f"Vidur's operators: lacks {', '.join(missing)}; needs {', '.join(OPERATORS)}")
+        if operators is not None and (missing := {ATTN_PREFILL, ATTN_DECODE} - set(operators)):
+            raise InputError(f"Vidur's operators: lacks {', '.join(sorted(missing))}; needs both attentions")
         X, y = self._checked(X, y)
         self.latency_ = None
-        parts = {"total_s": y}
+        parts = {TOTAL: y}
         if operators is not None:
-            parts = {name: operators[name].to_numpy(float) for name in OPERATORS}
+            parts = {str(name): seconds.to_numpy(float) for name, seconds in operators.items()}
         self.forests_ = {}
         for name, seconds in parts.items():
             if (seconds > 0).any():
@@ -74,19 +77,19 @@ def features(name: str, X: Array) -> Array:
     """What the operator's time depends on, after Vidur's triage; all of it for the total."""
     tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
     equivalent, new = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
-    if name in ("token_s", "communication_s"):
-        return tokens
-    if name == "prefill_attention_s":
+    if name == ATTN_PREFILL:
         return np.hstack([equivalent, new])
-    if name == "decode_attention_s":
+    if name == ATTN_DECODE:
         return X[:, [2, 3]]
-    return np.hstack([tokens, equivalent, X[:, 2:]])
+    if name == HEAD:
+        return X[:, [2]] + X[:, [4]]
+    return np.hstack([tokens, equivalent, X[:, 2:]]) if name == TOTAL else tokens
 
 
 def _has(name: str, X: Array) -> Array:
     """Rows whose step runs the operator at all."""
-    if name == "prefill_attention_s":
+    if name == ATTN_PREFILL:
         return np.asarray(X[:, 4] > 0)
-    if name == "decode_attention_s":
+    if name == ATTN_DECODE:
         return np.asarray(X[:, 2] > 0)
     return np.full(len(X), True)

@@ -1,0 +1,158 @@
+"""Times all-reduces over the ranks of one machine: NCCL where it has as many GPUs, gloo on a CPU.
+
+    found = all_reduces(ranks=2, hidden=4096, dtype="bfloat16", most_tokens=8192)
+    found.once_s(512)            seconds of one all-reduce of 512 tokens, None where nothing can be measured
+
+Every rank is a process of its own (`python -m profiling.collectives`), as in an engine. A size is the
+activations of N tokens, N x hidden. Each is summed `REPEATS` times after a warm-up; a repeat ends when the
+last rank has it, and the median counts. `Collectives.to_csv` is Vidur's all_reduce.csv, which
+`plan import vidur` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.models.latency import Array
+
+WARM_UP, REPEATS = 3, 9
+TIMEOUT_S = 300.0
+PER_LAYER = 2  # after attention and after the feed-forward block
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Seconds of one all-reduce over `ranks` ranks by its tokens, which increase."""
+
+    backend: str
+    ranks: int
+    bytes_per_token: int
+    tokens: Array
+    seconds: Array
+
+    def once_s(self, tokens: float) -> float:
+        """Between the sizes that were timed along straight lines; beyond the largest in proportion."""
+        beyond = max(tokens / float(self.tokens[-1]), 1.0)
+        return float(np.interp(tokens, self.tokens, self.seconds)) * beyond
+
+    def step_s(self, layers: int, tokens: float) -> float:
+        """Seconds of all all-reduces in a step."""
+        return PER_LAYER * layers * self.once_s(tokens)
+
+    def to_csv(self) -> str:
+        """Vidur's columns: bytes and milliseconds."""
+        rows = ["size,num_workers,devices_per_node,time_stats.all_reduce.median"]
+        for tokens, seconds in zip(self.tokens, self.seconds, strict=True):
+            size = int(tokens) * self.bytes_per_token
+            rows.append(f"{size},{self.ranks},{self.ranks},{1e3 * seconds:.6g}")
+        return "\n".join(rows) + "\n"
+
+
+def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Collectives | None:
+    """Time powers of two of tokens up to the most; None where there is a GPU but not one for each rank.
+
+    Raises InputError where a rank fails.
+    """
+    import torch
+
+    is_cuda = torch.cuda.is_available()
+    if is_cuda and torch.cuda.device_count() < ranks:
+        return None
+    tokens = sorted({2**power for power in range(most_tokens.bit_length())} | {most_tokens})
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "profiling.collectives", "--folder", folder, "--ranks", str(ranks)]
+        command += ["--hidden", str(hidden), "--dtype", dtype, "--backend", "nccl" if is_cuda else "gloo"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        started = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank), *map(str, tokens)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        _wait(started)
+        seconds = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
+    undisturbed = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]  # fewer tokens never take longer
+    item_bytes = torch.empty((), dtype=getattr(torch, dtype)).element_size()
+    backend = "nccl" if is_cuda else "gloo"
+    return Collectives(backend, ranks, hidden * item_bytes, np.array(tokens, float), undisturbed)
+
+
+def _wait(started: Sequence[subprocess.Popen[str]]) -> None:
+    """Until all ranks have ended well; else none stays behind, and InputError says what one said."""
+    try:
+        for process in started:
+            _, said = process.communicate(timeout=TIMEOUT_S)
+            if process.returncode:
+                last = (said.strip().splitlines() or ["nothing was said"])[-1]
+                raise InputError(f"all-reduces between {len(started)} ranks cannot be timed: {last}")
+    except subprocess.TimeoutExpired:
+        raise InputError(f"all-reduces between {len(started)} ranks took over {TIMEOUT_S:g} s") from None
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _rank(args: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as distributed
+
+    is_cuda = args.backend == "nccl"
+    device: Any = torch.device("cuda", args.rank) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    store = (Path(args.folder) / "ranks").as_uri()
+    distributed.init_process_group(args.backend, init_method=store, rank=args.rank, world_size=args.ranks)
+    dtype, found = getattr(torch, args.dtype), []
+    for tokens in args.tokens:
+        payload = torch.ones(tokens, args.hidden, device=device, dtype=dtype)
+        runs = []
+        for repeat in range(WARM_UP + REPEATS):
+            distributed.barrier()
+            start_s = time.perf_counter()
+            distributed.all_reduce(payload)
+            if is_cuda:
+                torch.cuda.synchronize()
+            took = torch.tensor([time.perf_counter() - start_s], device=device, dtype=torch.float64)
+            distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
+            if repeat >= WARM_UP:
+                runs.append(float(took))
+            payload.fill_(1.0)
+        found.append(float(np.median(runs)))
+    if args.rank == 0:
+        (Path(args.folder) / "seconds.json").write_text(json.dumps(found), encoding="utf-8")
+    distributed.destroy_process_group()
+
+
+def main() -> None:
+    """One rank."""
+    parser = argparse.ArgumentParser(description="One rank of profiling.collectives.all_reduces.")
+    for name, kind in (("folder", str), ("ranks", int), ("rank", int), ("hidden", int), ("dtype", str)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
+    parser.add_argument("tokens", type=int, nargs="+")
+    _rank(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
