@@ -29,7 +29,7 @@ from planner.manifests.engine import image as image_of
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports import figures
-from planner.reports.curves import spread
+from planner.reports.curves import counted_spread, spread
 from planner.reports.drawing import Figure, chart_png
 from planner.reports.facts import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefixes import pool_document, warm_up_json
@@ -332,7 +332,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "preemptions": int(simulation.preemptions.sum()),
         "queue_s": spread(simulation.queue_s[inside]),
         "ttft_s": spread(simulation.ttft_s[inside]),
-        "tbt_s": spread(*gaps_s(simulation)) if len(simulation.runs) else None,
+        "tbt_s": _gap_spread(simulation),
         "tpot_s": spread(simulation.tpot_s[several]),
         "e2e_s": spread(simulation.e2e_s[inside]),
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
@@ -355,6 +355,12 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     }
     written: Document = plain(document)
     return written
+
+
+def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
+    if simulation.gaps is not None:
+        return counted_spread(simulation.gaps)
+    return spread(*gaps_s(simulation)) if len(simulation.runs) else None
 
 
 def _tenants(simulation: Simulation) -> Document:

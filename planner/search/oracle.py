@@ -304,7 +304,9 @@ class Oracle:
         """The whole simulation, to the end, with its judgement."""
         self._verdicts += 1
         record = record or self.slo.every_s is not None  # gaps of each window
-        simulation = simulate(self._at(fleet), self.trace, limits=self.slo.limits, record=record)
+        simulation = simulate(
+            self._at(fleet), self.trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
+        )
         return simulation, judge(simulation, self.slo)
 
     def worst_verdict(self, counts: Counts) -> Verdict | None:
@@ -323,7 +325,9 @@ class Oracle:
         """What the whole simulation of what is left of a fleet says, without percentiles."""
         record = self.slo.every_s is not None
         fleet = self._at(self.fleet(counts))
-        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        simulation = simulate(
+            fleet, self.trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
+        )
         return judge(simulation, self.slo, values=False)
 
     def _survives(self, counts: Counts) -> bool:
