@@ -106,7 +106,8 @@ def _by_parts(task: Task, study: Study, *, explain: bool, prove: bool, watch: Wa
     """The same of a trace that is too long to be searched whole."""
 
     def planned_for(trace: Trace, seconds: float) -> Plan:
-        of_part = Study(trace, study.catalog, study.seed, seconds, study.progress)
+        answers = Answers(decided=study.answers.decided)
+        of_part = Study(trace, study.catalog, study.seed, seconds, study.progress, answers)
         found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
         return explained(found, of_part, task) if explain else found
 
@@ -129,7 +130,7 @@ def planned(
         conditions=Conditions(
             progress=study.progress,
             watch=watch,
-            answers=Answers() if looks_for_rate else study.answers,
+            answers=Answers(decided=study.answers.decided) if looks_for_rate else study.answers,
             on_paper=on_paper,
             around=True,
         ),

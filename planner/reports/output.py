@@ -38,7 +38,7 @@ from planner.reports.rows import router_rows
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
-from planner.simulator.metrics import InWindow, Verdict, gaps_s, measured, tenant_service
+from planner.simulator.metrics import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
 from planner.simulator.utilisation import PoolUse
 from planner.solvers.placement import Placement
@@ -320,8 +320,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     finished = simulation.status == 0
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
-    output_tokens = float(simulation.output_tokens[finished].sum())
-    input_tokens = float(simulation.input_tokens[finished].sum())
+    output_tokens = float(simulation.output_tokens.sum(where=finished))
+    input_tokens = float(simulation.input_tokens.sum(where=finished))
     document: Document = {
         "requests": len(simulation.arrival_s),
         "measured_requests": int(inside.sum()),
@@ -330,11 +330,11 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "complete": simulation.complete,
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
-        "queue_s": spread(simulation.queue_s[inside]),
-        "ttft_s": spread(simulation.ttft_s[inside]),
+        "queue_s": spread(chosen(simulation.queue_s, inside)),
+        "ttft_s": spread(chosen(simulation.ttft_s, inside)),
         "tbt_s": _gap_spread(simulation),
         "tpot_s": spread(simulation.tpot_s[several]),
-        "e2e_s": spread(simulation.e2e_s[inside]),
+        "e2e_s": spread(chosen(simulation.e2e_s, inside)),
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
         "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,

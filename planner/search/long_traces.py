@@ -27,7 +27,7 @@ from planner.search.plan import Plan
 from planner.search.problem import Progress
 from planner.simulator.metrics import judge
 from planner.simulator.passing import OutOfTime
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import Simulation, simulate_until
 from planner.traffic.scaling import busiest
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import clock, show_s, show_span
@@ -77,14 +77,14 @@ def plan_by_parts(task: Task, trace: Trace, planned: Planned, *, seconds: float,
             return replace(found, status="best found", warnings=warnings, traffic_note=note)
         outcome = outcome_of(judge(simulation, found.slo), found.slo)
         said = replace(said, outcome=outcome)
+        from_s = part.from_s if outcome.holds else _worst(simulation, found.slo.limits, length_s)
+        del simulation  # the next one needs as much memory
         if outcome.holds:
             if task.safety is None:
                 progress("simulating smaller fleets on all requests")
                 said = _smaller(found, trace, said, deadline)
             certificate = replace(found.certificate, binding=(said, *found.certificate.binding))
             return replace(found, certificate=certificate, traffic_note=_note(trace, said))
-        from_s = _worst(simulation, found.slo.limits, length_s)
-        del simulation
         if from_s == part.from_s:
             break
         part = _from(trace, from_s, length_s)
@@ -117,14 +117,14 @@ def _on_all(
     if time.monotonic() > deadline:
         return None
     try:
-        return simulate(
+        return simulate_until(
+            deadline,
             fleet,
             trace,
             limits=slo.limits,
             record=not stop_early,
             stop_early=stop_early,
             every_s=slo.every_s,
-            deadline=deadline,
         )
     except OutOfTime:
         return None

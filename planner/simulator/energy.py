@@ -87,7 +87,7 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
         provisioned_w=fleet.power_w,
         window_s=(start_s, end_s),
         requests=int(finished.sum()),
-        output_tokens=int(simulation.output_tokens[finished].sum()),
+        output_tokens=int(simulation.output_tokens.sum(where=finished)),
         basis=power.basis,
     )
 

@@ -100,7 +100,7 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
         return float("nan")
     if weights is None:
         at = max(len(values_s) - allowed_above(percentile_frac, len(values_s)) - 1, 0)
-        return float(np.partition(values_s, at)[at])
+        return float(np.partition(values_s, at)[at])  # a copy: theirs keep their order
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
@@ -111,6 +111,13 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Requests that count: they arrived inside the window."""
     start, end = simulation.window_s
     return np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+
+
+def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
+    """values[mask]; what is chosen side by side, as the measured requests of most traces are, is no copy."""
+    first = int(mask.argmax())
+    end = len(mask) - int(mask[::-1].argmax())
+    return values[first:end] if mask[first:end].all() else values[mask]
 
 
 def _values_s(simulation: Simulation, metric: Metric) -> Floats:
@@ -126,10 +133,10 @@ def _values_s(simulation: Simulation, metric: Metric) -> Floats:
 def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
     values_s = _values_s(simulation, metric)
-    chosen = measured(simulation)
+    mask = measured(simulation)
     if metric in ("tpot", "tbt"):
-        chosen &= simulation.output_tokens > 1
-    return np.nan_to_num(values_s[chosen], copy=False, nan=np.inf)
+        mask &= simulation.output_tokens > 1
+    return np.nan_to_num(chosen(values_s, mask), nan=np.inf)
 
 
 def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
@@ -232,7 +239,12 @@ def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> f
         if len(simulation.runs) == 0:
             return float("nan")
         return gap_percentile_s(gap_runs(simulation), percentile_frac)
-    return percentile_s(request_values_s(simulation, metric), percentile_frac)
+    values_s = request_values_s(simulation, metric)
+    if not len(values_s):
+        return float("nan")
+    at = max(len(values_s) - allowed_above(percentile_frac, len(values_s)) - 1, 0)
+    values_s.partition(at)
+    return float(values_s[at])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

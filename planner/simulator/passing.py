@@ -166,8 +166,9 @@ class MoreRuns(Exception):
     """More steps between two pauses than there was room to record."""
 
 
-# of a fleet with up to 2^31 workers; all else are numbers of eight bytes
-_SMALL: dict[str, Any] = {"front": np.int32, "back": np.int32, "preemptions": np.int32, "status": np.int8}
+_SMALL: dict[str, Any] = {"front": np.int16, "back": np.int16, "preemptions": np.int32, "status": np.int8}
+MOST_WORKERS = 2**15 - 1
+"""All else are numbers of eight bytes."""
 
 
 def _leaving(state: State) -> list[int]:

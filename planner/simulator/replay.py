@@ -141,7 +141,6 @@ def simulate(
     record_parts: bool = False,
     closed_loop: int = 0,
     every_s: float | None = None,
-    deadline: float = np.inf,
 ) -> Simulation:
     """Simulate `trace` on `fleet` to the last token.
 
@@ -149,9 +148,8 @@ def simulate(
     `record` keeps every run of engine steps (for gap percentiles and load over time), of a long trace some of
     them and all gaps, counted; `record_parts` also which prompts a step computes and who is preempted.
     `closed_loop` > 0 ignores the arrival times and keeps that many requests in flight. Limits are counted in
-    windows of `every_s` too, of a long trace alone: what is recorded of others says the same. A long trace
-    that is not done by `deadline`, on time.monotonic's clock, raises passing.OutOfTime. Raises InputError for
-    policies it does not know.
+    windows of `every_s` too, of a long trace alone: what is recorded of others says the same. Raises
+    InputError for policies it does not know.
     """
     check_traffic(fleet, trace)
     if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
@@ -161,9 +159,7 @@ def simulate(
             f"nor with batching {' or '.join(others)}; drop one of the two"
         )
     if is_long(fleet, trace) and not closed_loop and not record_parts:
-        return _passed(
-            fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
-        )[0]
+        return _passed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
@@ -198,7 +194,28 @@ def is_long(fleet: Fleet, trace: Trace) -> bool:
         and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
         and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets)
         and policies.prediction_accuracy_frac is None
+        and sum(pool.count * pool.type.dp for pool in fleet.pools) <= passing.MOST_WORKERS
     )
+
+
+def simulate_until(
+    deadline: float,
+    fleet: Fleet,
+    trace: Trace,
+    *,
+    limits: Sequence[Limit] = (),
+    stop_early: bool = False,
+    record: bool = False,
+    every_s: float | None = None,
+) -> Simulation:
+    """`simulate`, which for a long trace raises passing.OutOfTime soon after `deadline`, on time.monotonic's
+    clock.
+    """
+    if is_long(fleet, trace):
+        return _passed(
+            fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
+        )[0]
+    return simulate(fleet, trace, limits=limits, stop_early=stop_early, record=record)
 
 
 def _passed(
@@ -243,6 +260,8 @@ def _passed(
         rows = np.concatenate([state.runs[:0], *through.sampled])
         state.counters[layout.RUNS] = len(rows)
         told = through.columns(state)
+        for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
+            let_go(column)
         state = state._replace(runs=rows, requests=through.requests[:0])
         found = results(state, fleet, trace, tuple(limits), told)
         return replace(found, gaps=through.gaps, sampled_s=np.array(through.sampled_s).reshape(-1, 2)), state
@@ -301,7 +320,7 @@ class Requests:
         """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
         self._trace, self.predicted_tokens, self._kept = trace, predicted_tokens, kept
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []  # and how many of them were touched
-        self._lock = threading.Lock()
+        self._lock, self._last = threading.Lock(), threading.local()
         self.runs = self.entered = 0  # simulations, and the requests that they got to see
 
     def take(self) -> npt.NDArray[np.void]:
@@ -326,8 +345,13 @@ class Requests:
 
     def count(self, entered: int) -> None:
         """One more simulation has seen so many requests."""
+        self._last.entered = entered
         with self._lock:
             self.runs, self.entered = self.runs + 1, self.entered + entered
+
+    def seen(self) -> int:
+        """How many requests the latest simulation of this thread has seen."""
+        return int(self._last.entered)
 
 
 def keeps(

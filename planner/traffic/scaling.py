@@ -217,7 +217,9 @@ def _with_waits(
 def busiest(trace: Trace, length_s: float) -> int:
     """The request at which the earliest of the windows with the most input and output tokens begins."""
     arrival_s = trace.arrival_s
-    tokens = np.concatenate(([0], np.cumsum(trace.input_tokens + trace.output_tokens)))
+    tokens = np.zeros(len(trace) + 1, np.int64)
+    np.add(trace.input_tokens, trace.output_tokens, out=tokens[1:])
+    np.cumsum(tokens, out=tokens)
     most, first = -1, 0
     for block in range(0, len(trace), BLOCK):  # so that a long trace takes little more than its tokens
         starts_s = arrival_s[block : block + BLOCK]

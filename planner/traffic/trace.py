@@ -51,7 +51,7 @@ def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Trace:
     """Requests in order of arrival; every array has one entry per request, shape (n,).
 

@@ -19,7 +19,7 @@ from planner.search.plan import Plan
 from planner.search.problem import silent
 from planner.simulator import passing
 from planner.simulator.metrics import judge
-from planner.simulator.replay import simulate
+from planner.simulator.replay import simulate, simulate_until
 from planner.traffic.scaling import busiest, window
 from planner.traffic.trace import Trace
 
@@ -132,7 +132,7 @@ def test_a_simulation_beyond_its_deadline_ends() -> None:
     trace = long_trace()
     fleet = planned(traffic(), 60.0).fleet
     with pytest.raises(passing.OutOfTime):
-        simulate(fleet, trace, deadline=-math.inf)
+        simulate_until(-math.inf, fleet, trace)
 
 
 @pytest.mark.parametrize(
