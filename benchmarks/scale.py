@@ -56,7 +56,7 @@ GPUS = [
     "mi300x-192g",
 ]
 Answer = TypeVar("Answer")
-MIB, MIB_PER_MILLION = 500.0, 75.0  # what simulating a long trace may take
+MIB, MIB_PER_MILLION = 600.0, 66.0  # what simulating a long trace may take
 LONG_FLEET = "llm: llama-3.1-8b\nworkers:\n  - {role: mixed, gpu: h100-80g, tp: 1, count: 14}\n"
 LONG_SLO = """llm: llama-3.1-8b
 slo: {ttft: {p99: 1 s}, tbt: {p99: 60 ms}}
