@@ -95,7 +95,9 @@ def spread(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
 
 def _spread_of_many(values_s: Floats) -> dict[str, float]:
     """The same without sorting them, nor more than one copy."""
-    values_s = np.nan_to_num(values_s, nan=np.inf)
+    if values_s.base is not None:  # of others
+        values_s = values_s.copy()
+    values_s = np.nan_to_num(values_s, copy=False, nan=np.inf)
     happened = np.isfinite(values_s)
     count, total = int(happened.sum()), len(values_s)
     found = {"mean": float(values_s.sum(where=happened) / count) if count else float("nan")}

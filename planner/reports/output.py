@@ -24,6 +24,7 @@ from planner.documents.fleet import fleet_document
 from planner.documents.paid import KEYS as PAID_KEYS
 from planner.documents.slo import slo_document
 from planner.fleet import Fleet
+from planner.io.columns import let_go
 from planner.io.files import to_yaml
 from planner.manifests.engine import image as image_of
 from planner.manifests.engine import undeployable
@@ -317,11 +318,14 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     """
     inside = measured(simulation)
     several = inside & (simulation.output_tokens > 1)
+    let_go(simulation.output_tokens)
     finished = simulation.status == 0
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
     output_tokens = float(simulation.output_tokens.sum(where=finished))
     input_tokens = float(simulation.input_tokens.sum(where=finished))
+    for column in (simulation.output_tokens, simulation.input_tokens):
+        let_go(column)
     document: Document = {
         "requests": len(simulation.arrival_s),
         "measured_requests": int(inside.sum()),

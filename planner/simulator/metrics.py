@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above
+from planner.io.columns import let_go
 from planner.simulator import counting
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import slo_windows_s, window_numbers
@@ -110,7 +111,9 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
 def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Requests that count: they arrived inside the window."""
     start, end = simulation.window_s
-    return np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+    inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+    let_go(simulation.arrival_s)
+    return inside
 
 
 def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
@@ -136,7 +139,9 @@ def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     mask = measured(simulation)
     if metric in ("tpot", "tbt"):
         mask &= simulation.output_tokens > 1
-    return np.nan_to_num(chosen(values_s, mask), nan=np.inf)
+        let_go(simulation.output_tokens)
+    seen_s = chosen(values_s, mask)
+    return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
 
 
 def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
