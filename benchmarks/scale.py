@@ -8,13 +8,29 @@ workers, any number of each; a link that is no limit. One process, after one sma
 CPU seconds are those of all threads: `traffic` scales the trace and cuts the window, `bound` is the
 policy-free bound over all mixes, `level 0` the exact search. `--beyond` goes on to fleets of several types.
 FILE: AzureLLMInferenceTrace_conv.csv of AzurePublicDataset; default: ../shared/data/traces beside the clone.
+
+    python benchmarks/scale.py --long 1e6 5e6 [--no-plan] [--folder DIR]
+
+What long traces take: so many requests at 100 requests/s by day and night, drawn and written to DIR, then
+read, read again, simulated on 14 H100 with an 8B LLM, and planned on paper, each in a process of its own with
+an empty cache folder in DIR. Ends with 1 where simulating takes more memory than MIB and MIB_PER_MILLION for
+each million.
 """
 
+from __future__ import annotations
+
 import argparse
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
@@ -40,6 +56,19 @@ GPUS = [
     "mi300x-192g",
 ]
 Answer = TypeVar("Answer")
+MIB, MIB_PER_MILLION = 600.0, 66.0  # what simulating a long trace may take
+LONG_FLEET = "llm: llama-3.1-8b\nworkers:\n  - {role: mixed, gpu: h100-80g, tp: 1, count: 14}\n"
+LONG_SLO = """llm: llama-3.1-8b
+slo: {ttft: {p99: 1 s}, tbt: {p99: 60 ms}}
+fleet: {gpus: [h100-80g]}
+safety: none
+"""
+STAGES = {
+    "read": "from planner.traffic.reading import read_trace; read_trace('trace.csv')",
+    "read again": "from planner.traffic.reading import read_trace; read_trace('trace.csv')",
+    "simulate": "simulate --fleet fleet.yaml --trace trace.csv --slo slo.yaml --json",
+    "plan": "--slo slo.yaml --trace trace.csv --time-limit 3600 -o plan",
+}
 
 
 def timed(do: Callable[[], Answer]) -> tuple[Answer, float]:
@@ -81,6 +110,46 @@ def run_case(trace: Trace, rate_rps: float, asked: argparse.Namespace, catalog: 
     }
 
 
+def draw_long(requests: int, path: Path) -> None:
+    """100 requests/s on average, half as many more at noon, lognormal lengths."""
+    rng, left, start_s = np.random.default_rng(0), requests, 0.0
+    with path.open("w") as stream:
+        stream.write("arrival_s,input_tokens,output_tokens\n")
+        while left > 0:
+            seconds = np.arange(start_s, start_s + 10_000)
+            counts = rng.poisson(100 * (1 + 0.5 * np.sin(2 * np.pi * seconds / 86_400)))
+            arrival_s = np.sort(np.repeat(seconds, counts) + rng.uniform(0, 1, counts.sum()))[:left]
+            inputs = np.clip(rng.lognormal(6.3, 1.0, len(arrival_s)), 1, 7000).astype(int)
+            outputs = np.clip(rng.lognormal(4.7, 0.8, len(arrival_s)), 1, 1500).astype(int)
+            table = pd.DataFrame({"arrival_s": arrival_s.round(4), "in": inputs, "out": outputs})
+            table.to_csv(stream, header=False, index=False)
+            left, start_s = left - len(arrival_s), start_s + 10_000
+
+
+def run_long(requests: int, folder: Path, stages: list[str]) -> bool:
+    """A row for each stage; whether simulating kept to its memory."""
+    draw_long(requests, folder / "trace.csv")
+    (folder / "fleet.yaml").write_text(LONG_FLEET)
+    (folder / "slo.yaml").write_text(LONG_SLO)
+    root = str(Path(__file__).resolve().parents[1])
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": root}
+    keeps = True
+    for stage in stages:
+        how = (
+            ["-c", STAGES[stage]] if stage.startswith("read") else ["-m", "fleetplan", *STAGES[stage].split()]
+        )
+        child = subprocess.Popen(
+            [sys.executable, *how], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+        )
+        _, code, used = os.wait4(child.pid, 0)
+        peak_mib = used.ru_maxrss / 1024
+        cells = f"{requests:,}", stage, f"{used.ru_utime + used.ru_stime:.1f}", f"{peak_mib:,.0f}", str(code)
+        print("| " + " | ".join(cells) + " |", flush=True)
+        if stage == "simulate":
+            keeps = code == 0 and peak_mib <= MIB + MIB_PER_MILLION * requests / 1e6
+    return keeps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -92,7 +161,18 @@ def main() -> None:
     parser.add_argument("--tbt", default="200 ms", metavar="LIMIT")
     parser.add_argument("--pp", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--beyond", action="store_true")
+    parser.add_argument("--long", nargs="+", type=float, metavar="REQUESTS", help="long traces instead")
+    parser.add_argument("--no-plan", action="store_true", help="with --long: read and simulate alone")
+    parser.add_argument("--folder", type=Path, help="with --long: where to write (default: a temporary one)")
     asked = parser.parse_args()
+    if asked.long:
+        print("| requests | stage | CPU s | peak MiB | exit code |\n|---|---|---|---|---|")
+        stages = [stage for stage in STAGES if stage != "plan" or not asked.no_plan]
+        kept = []
+        for requests in asked.long:
+            with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+                kept.append(run_long(int(requests), Path(folder), stages))
+        sys.exit(not all(kept))
     trace, catalog = read_trace(asked.trace), read_catalog()
     run_case(trace, 1.0, asked, catalog)
     for i, rate_rps in enumerate(asked.rates):

@@ -206,6 +206,9 @@ def plan(
         typer.Option("--verbose", "-v", help="Print all tables too: answers, pools, limits, alternatives."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run of over five minutes was ended: same -o.")
+    ] = False,
     llm: Annotated[
         str | None, _asked("--llm", "An LLM of the catalog, or a path to its config.json.")
     ] = None,
@@ -255,7 +258,7 @@ def plan(
     wish = Wish(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
-    wish = replace(wish, verbose=verbose, quiet=quiet)
+    wish = replace(wish, verbose=verbose, quiet=quiet, resume=resume)
     _plan(wish, options)
 
 

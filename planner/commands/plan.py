@@ -25,9 +25,12 @@ from planner.errors import InputError
 from planner.search.stages import Stage
 
 if TYPE_CHECKING:
+    from planner.face.questions import TaskDocument
     from planner.search.plan import Plan
     from planner.search.problem import Standing
+    from planner.search.resuming import Decided
     from planner.search.together import SharedPlan
+    from planner.traffic.trace import Trace
 
 
 ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
@@ -55,6 +58,7 @@ class Wish:
     flags: tuple[str, ...] = ()  # that asked it
     verbose: bool = False
     quiet: bool = False
+    resume: bool = False
 
     def command(self) -> str:
         from planner.reports.words import command_line, flags
@@ -92,6 +96,7 @@ def _plan_one(wish: Wish) -> None:
     from planner.io.files import to_yaml, write_file
     from planner.io.interrupts import last_words
     from planner.reports import output
+    from planner.search.oracle import Answers
     from planner.studies.whatif import Study
 
     if wish.out is not None:
@@ -106,7 +111,8 @@ def _plan_one(wish: Wish) -> None:
         requests = requests_of(wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how)
         say_first(requests.warnings)
         progress(f"{len(requests)} requests of {requests.name}")
-        study = Study(requests, known, wish.seed, wish.time_limit_s, progress)
+        decided = _decided(wish, question, requests)
+        study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
         best = BestSoFar(wish.out)
         with last_words(best.save):
             found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
@@ -117,6 +123,8 @@ def _plan_one(wish: Wish) -> None:
             if wish.asked is not None:
                 write_file(wish.out / ASKED, to_yaml(dict(wish.asked)))
                 written = (*written, ASKED)
+        if decided is not None and found.status != "best found":
+            decided.remove()
     if wish.json_output:
         print_json(found.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
     else:
@@ -133,6 +141,21 @@ def _plan_one(wish: Wish) -> None:
         print_next(wish.out, verbose=wish.verbose)
     if found.status == "best found":
         raise typer.Exit(4)
+
+
+def _decided(wish: Wish, question: TaskDocument, requests: Trace) -> Decided | None:
+    """Where the run keeps what it decides; with --resume what an earlier one has left there."""
+    from planner.search.resuming import Decided, question_digest
+
+    if wish.out is None:
+        if wish.resume:
+            raise InputError("--resume: name the folder of the run that is to go on with -o")
+        return None
+    asked = (wish.prove, wish.explain, wish.per_gpu, None if wish.catalog is None else str(wish.catalog))
+    decided = Decided(wish.out, question_digest(question.document, requests, wish.seed, *asked))
+    if wish.resume:
+        decided.load()
+    return decided
 
 
 class BestSoFar:
@@ -175,6 +198,8 @@ def plan_several(wish: Wish) -> None:
 
     if wish.explain:
         raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
+    if wish.resume:
+        raise InputError("--resume: is for one LLM; run without it, or plan each LLM by itself")
     if wish.prove:
         raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
     if wish.per_gpu:

@@ -585,6 +585,23 @@ class WorstHour:
 
 
 @dataclass(frozen=True, slots=True)
+class OverTheWhole:
+    """A long trace was planned by a part of it, after so many attempts: what the plan does on all requests,
+    None where there was no time to see. `smaller` keeps the SLO over the whole too, and is paid less.
+    """
+
+    requests: int
+    part_requests: int
+    part_from_s: float
+    part_s: float
+    attempts: int
+    outcome: Outcome | None = None
+    smaller: tuple[Workers, ...] = ()
+    smaller_usd_per_h: float | None = None
+    planned_usd_per_h: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ShortTrace:
     """Too few mean residence times were measured."""
 
@@ -1045,6 +1062,7 @@ Binding = (
     | MoreSaves
     | MoreSavesNothing
     | WorstHour
+    | OverTheWhole
     | Finding
     | ProductionShared
 )
@@ -1090,6 +1108,7 @@ Warned = (
     | OfTraffic
     | FewKeepAll
     | WorstHour
+    | OverTheWhole
     | ShortTrace
     | GuessedSteps
     | NearestEngine

@@ -22,6 +22,7 @@ from planner.face.results import PlanResult, SharedPlanResult
 from planner.reports.words import command_line, flags
 from planner.search import certify, written_plan
 from planner.search.findings import old_prices
+from planner.search.long_traces import is_too_long, plan_by_parts
 from planner.search.oracle import Answers
 from planner.search.plan import Plan
 from planner.search.problem import Conditions, OnPaper, Progress, Watch, silent, unheard, unwatched
@@ -95,8 +96,22 @@ def answered(
     """The plan for the question that a document asks of the trace of a study; `watch` hears of each fleet
     that is the best so far."""
     task = question.task()
+    if is_too_long(task, study.trace):
+        return PlanResult(_by_parts(task, study, explain=explain, prove=prove, watch=watch), question)
     found = beside_each_gpu(study, task, prove=prove, watch=watch)
     return PlanResult(explained(found, study, task) if explain else found, question)
+
+
+def _by_parts(task: Task, study: Study, *, explain: bool, prove: bool, watch: Watch) -> Plan:
+    """The same of a trace that is too long to be searched whole."""
+
+    def planned_for(trace: Trace, seconds: float) -> Plan:
+        answers = Answers(decided=study.answers.decided)
+        of_part = Study(trace, study.catalog, study.seed, seconds, study.progress, answers)
+        found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
+        return explained(found, of_part, task) if explain else found
+
+    return plan_by_parts(task, study.trace, planned_for, seconds=study.time_limit_s, progress=study.progress)
 
 
 def planned(
@@ -115,7 +130,7 @@ def planned(
         conditions=Conditions(
             progress=study.progress,
             watch=watch,
-            answers=Answers() if looks_for_rate else study.answers,
+            answers=Answers(decided=study.answers.decided) if looks_for_rate else study.answers,
             on_paper=on_paper,
             around=True,
         ),

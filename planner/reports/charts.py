@@ -144,7 +144,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     """Busy share of each pool over time; None where the simulation kept no record of its steps."""
     import altair as alt
 
-    if not len(simulation.runs):
+    if not len(simulation.runs) or simulation.gaps is not None:  # parts of a long run leave holes
         return None
     edges_s = load_edges_s(simulation)
     middle = (edges_s[:-1] + edges_s[1:]) / 2

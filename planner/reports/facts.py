@@ -12,7 +12,7 @@ from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.reasons import left_out_text, reason_text
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import clock, show_s
+from planner.units import clock, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"
 
@@ -664,6 +664,27 @@ def _holding_text(fact: facts.WorstHour) -> str:
     fleet = " + ".join(f"{each.count} {each.role}" for each in fact.holding)
     more = f"{paid - planned:,.2f} USD/h more" if paid > planned + 5e-3 else "no more"
     return f"with {fleet} workers in place of the plan's every hour holds, for {more}; "
+
+
+@sentence.register
+def _(fact: facts.OverTheWhole) -> str:
+    part = (
+        f"planned for {fact.part_requests:,} of the {fact.requests:,} requests, those of the "
+        f"{show_span(fact.part_s)} from {clock(fact.part_from_s)} of the trace on"
+    )
+    if fact.outcome is None:
+        return f"{part}; there was no time to simulate all of them: give more --time-limit"
+    if not fact.outcome.holds:
+        return f"{part}; over all of them the plan misses the SLO: {sentence(fact.outcome)}"
+    said = f"{part}, which ask for the most; simulated on all of them the plan keeps the SLO"
+    if fact.smaller_usd_per_h is None or fact.planned_usd_per_h is None:
+        return said
+    fleet = " + ".join(f"{each.count} {each.role}" for each in fact.smaller)
+    saved = fact.planned_usd_per_h - fact.smaller_usd_per_h
+    return (
+        f"{said}; where only the percentiles over the whole count, {fleet} workers do too, for {saved:,.2f} "
+        "USD/h less"
+    )
 
 
 @sentence.register

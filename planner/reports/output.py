@@ -24,12 +24,13 @@ from planner.documents.fleet import fleet_document
 from planner.documents.paid import KEYS as PAID_KEYS
 from planner.documents.slo import slo_document
 from planner.fleet import Fleet
+from planner.io.columns import let_go
 from planner.io.files import to_yaml
 from planner.manifests.engine import image as image_of
 from planner.manifests.engine import undeployable
 from planner.manifests.engine import version as vllm_version
 from planner.reports import figures
-from planner.reports.curves import spread
+from planner.reports.curves import counted_spread, spread
 from planner.reports.drawing import Figure, chart_png
 from planner.reports.facts import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefixes import pool_document, warm_up_json
@@ -38,7 +39,7 @@ from planner.reports.rows import router_rows
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
-from planner.simulator.metrics import InWindow, Verdict, gaps_s, measured, tenant_service
+from planner.simulator.metrics import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
 from planner.simulator.utilisation import PoolUse
 from planner.solvers.placement import Placement
@@ -317,11 +318,14 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     """
     inside = measured(simulation)
     several = inside & (simulation.output_tokens > 1)
+    let_go(simulation.output_tokens)
     finished = simulation.status == 0
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
-    output_tokens = float(simulation.output_tokens[finished].sum())
-    input_tokens = float(simulation.input_tokens[finished].sum())
+    output_tokens = float(simulation.output_tokens.sum(where=finished))
+    input_tokens = float(simulation.input_tokens.sum(where=finished))
+    for column in (simulation.output_tokens, simulation.input_tokens):
+        let_go(column)
     document: Document = {
         "requests": len(simulation.arrival_s),
         "measured_requests": int(inside.sum()),
@@ -330,11 +334,11 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "complete": simulation.complete,
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
-        "queue_s": spread(simulation.queue_s[inside]),
-        "ttft_s": spread(simulation.ttft_s[inside]),
-        "tbt_s": spread(*gaps_s(simulation)) if len(simulation.runs) else None,
+        "queue_s": spread(chosen(simulation.queue_s, inside)),
+        "ttft_s": spread(chosen(simulation.ttft_s, inside)),
+        "tbt_s": _gap_spread(simulation),
         "tpot_s": spread(simulation.tpot_s[several]),
-        "e2e_s": spread(simulation.e2e_s[inside]),
+        "e2e_s": spread(chosen(simulation.e2e_s, inside)),
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
         "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
@@ -355,6 +359,12 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     }
     written: Document = plain(document)
     return written
+
+
+def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
+    if simulation.gaps is not None:
+        return counted_spread(simulation.gaps)
+    return spread(*gaps_s(simulation)) if len(simulation.runs) else None
 
 
 def _tenants(simulation: Simulation) -> Document:

@@ -38,6 +38,9 @@ def outcome(
     """
     fleet = replace(fleet, policies=replace(fleet.policies, seed=fleet.policies.seed + seed))
     limits = slo.limits if slo is not None else ()
-    simulation = simulate(fleet, requests, limits=limits, record=True, closed_loop=closed_loop)
+    every_s = None if slo is None else slo.every_s
+    simulation = simulate(
+        fleet, requests, limits=limits, record=True, closed_loop=closed_loop, every_s=every_s
+    )
     verdict = judge(simulation, slo) if slo is not None else None
     return Outcome(simulation, verdict, expected_power(fleet, simulation), pool_uses(fleet, simulation))

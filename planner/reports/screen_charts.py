@@ -206,7 +206,7 @@ def _rule(at: float, text: str, colour: str) -> list[Any]:
 def kv_use(plan: Plan) -> Figure | None:
     """How full the KV cache of each pool is over time; None where no step was recorded."""
     simulation = plan.simulation
-    if not len(simulation.runs):
+    if not len(simulation.runs) or simulation.gaps is not None:  # parts of a long run leave holes
         return None
     at_s, unit, factor = _moments(plan)
     series, first = {}, 0

@@ -397,9 +397,10 @@ def at(line: Line) -> At:
 
 
 def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
-    """Where each limit stands in its worst hour; None for less than LONG_S, or where windows are judged."""
+    """Where each limit stands in its worst hour; None for less than LONG_S, where windows are judged, or
+    where gaps were counted over the whole alone."""
     start_s, end_s = simulation.window_s
-    if slo.every_s is not None or end_s - start_s < LONG_S:
+    if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
         return None
     edges_s = windows_s(simulation, HOUR_S)
     if len(edges_s) < 3:

@@ -27,6 +27,7 @@ from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, may_hand_over, named, objective
 from planner.search.futures import Future
 from planner.search.pinning import Pinning
+from planner.search.resuming import Decided, answer_name
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
 from planner.solvers.master import Option
@@ -82,6 +83,7 @@ class Answers:
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # how far fleets hold
     faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # a trace, sped up
+    decided: Decided | None = None  # where they are kept for a run that goes on (resuming.py)
 
     def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
         for other, holds in self.known.get(key, ()):
@@ -157,7 +159,9 @@ class Oracle:
 
     def within_future(self, future: Future) -> Oracle:
         """The same question of one future in place of what is written."""
-        return self.alone(trace=future.trace, z=future.z, answers=Answers(future.known))
+        return self.alone(
+            trace=future.trace, z=future.z, answers=Answers(future.known, decided=self.answers.decided)
+        )
 
     def of_question(self) -> tuple[object, ...]:
         """What the answers of simulations depend on beside the fleet and the SLO."""
@@ -304,7 +308,9 @@ class Oracle:
         """The whole simulation, to the end, with its judgement."""
         self._verdicts += 1
         record = record or self.slo.every_s is not None  # gaps of each window
-        simulation = simulate(self._at(fleet), self.trace, limits=self.slo.limits, record=record)
+        simulation = simulate(
+            self._at(fleet), self.trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
+        )
         return simulation, judge(simulation, self.slo)
 
     def worst_verdict(self, counts: Counts) -> Verdict | None:
@@ -323,7 +329,9 @@ class Oracle:
         """What the whole simulation of what is left of a fleet says, without percentiles."""
         record = self.slo.every_s is not None
         fleet = self._at(self.fleet(counts))
-        simulation = simulate(fleet, self.trace, limits=self.slo.limits, record=record)
+        simulation = simulate(
+            fleet, self.trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
+        )
         return judge(simulation, self.slo, values=False)
 
     def _survives(self, counts: Counts) -> bool:
@@ -434,12 +442,24 @@ class Oracle:
     def _answer(
         self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
     ) -> bool:
+        own, decided = key, self.answers.decided
         key = (*self.of_question(), *key)
         self._asked.add(key)
         known = self.answers.look_up(key, slo)
         if known is None:
-            simulation = keeps(self._at(fleet()), trace, slo.limits, requests, slo.every_s)
-            known = simulation is not None and judge(simulation, slo, values=False).holds
+            name, kept = None, None
+            if decided is not None:
+                question = (self.llm, self.network, self.policies, self.of_pairs, self.z, own)
+                name = answer_name(question, self.trace, slo)
+                kept = None if name is None else decided.look_up(name)
+            if kept is None:
+                simulation = keeps(self._at(fleet()), trace, slo.limits, requests, slo.every_s)
+                known = simulation is not None and judge(simulation, slo, values=False).holds
+                if decided is not None and name is not None:
+                    decided.add(name, holds=known, seen=requests.seen())
+            else:
+                known, seen = kept
+                requests.count(seen)
             self.answers.add(key, slo, holds=known)
         return known
 

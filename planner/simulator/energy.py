@@ -87,20 +87,30 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
         provisioned_w=fleet.power_w,
         window_s=(start_s, end_s),
         requests=int(finished.sum()),
-        output_tokens=int(simulation.output_tokens[finished].sum()),
+        output_tokens=int(simulation.output_tokens.sum(where=finished)),
         basis=power.basis,
     )
 
 
 def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, tuple[float, float]]:
-    """Recorded runs of engine steps, the seconds of each inside the measured window, and the window."""
+    """Recorded runs of engine steps, the seconds of each inside the measured window, and the window.
+
+    Of a long trace, of which parts were recorded, these stand for the whole: their seconds are so many times
+    as long.
+    """
     start_s, end_s = simulation.window_s
     if not end_s > start_s:
         end_s = max(simulation.end_s, start_s + 1e-9)  # one request, or all at once: until the last token
     is_step = (simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)
     runs = simulation.runs[is_step]  # the others are gaps of single requests, no engine time
-    ends_s = np.clip(runs["start_s"] + run_seconds(runs), start_s, end_s)
-    return runs, ends_s - np.clip(runs["start_s"], start_s, end_s), (start_s, end_s)
+    starts_s, ends_s = runs["start_s"], runs["start_s"] + run_seconds(runs)
+    if not len(simulation.sampled_s):
+        return runs, np.clip(ends_s, start_s, end_s) - np.clip(starts_s, start_s, end_s), (start_s, end_s)
+    parts_s = np.clip(simulation.sampled_s, start_s, end_s)
+    edges_s, lengths_s = parts_s.ravel(), np.diff(parts_s, axis=1).ravel()
+    elapsed_s = np.cumsum(np.stack([np.zeros(len(lengths_s)), lengths_s], axis=1).ravel())
+    inside_s = np.interp(ends_s, edges_s, elapsed_s) - np.interp(starts_s, edges_s, elapsed_s)
+    return runs, inside_s * ((end_s - start_s) / lengths_s.sum()), (start_s, end_s)
 
 
 def run_seconds(runs: npt.NDArray[np.void]) -> Floats:

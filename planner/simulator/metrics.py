@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above
+from planner.io.columns import let_go
 from planner.simulator import counting
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import slo_windows_s, window_numbers
@@ -98,10 +99,10 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
     """Smallest value such that at least this share of all lies at or below it; NaN for no values."""
     if len(values_s) == 0:
         return float("nan")
-    order = np.argsort(values_s, kind="stable")
     if weights is None:
-        rank = len(values_s) - allowed_above(percentile_frac, len(values_s))
-        return float(values_s[order[max(rank - 1, 0)]])
+        at = max(len(values_s) - allowed_above(percentile_frac, len(values_s)) - 1, 0)
+        return float(np.partition(values_s, at)[at])  # a copy: theirs keep their order
+    order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
@@ -110,7 +111,16 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
 def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Requests that count: they arrived inside the window."""
     start, end = simulation.window_s
-    return np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+    inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+    let_go(simulation.arrival_s)
+    return inside
+
+
+def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
+    """values[mask]; what is chosen side by side, as the measured requests of most traces are, is no copy."""
+    first = int(mask.argmax())
+    end = len(mask) - int(mask[::-1].argmax())
+    return values[first:end] if mask[first:end].all() else values[mask]
 
 
 def _values_s(simulation: Simulation, metric: Metric) -> Floats:
@@ -126,10 +136,12 @@ def _values_s(simulation: Simulation, metric: Metric) -> Floats:
 def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
     values_s = _values_s(simulation, metric)
-    chosen = measured(simulation)
+    mask = measured(simulation)
     if metric in ("tpot", "tbt"):
-        chosen &= simulation.output_tokens > 1
-    return np.nan_to_num(values_s[chosen], nan=np.inf)
+        mask &= simulation.output_tokens > 1
+        let_go(simulation.output_tokens)
+    seen_s = chosen(values_s, mask)
+    return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
 
 
 def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
@@ -227,10 +239,17 @@ def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
 def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> float:
     """A percentile of a metric over the measured requests (ttft, tpot, e2e) or gaps (tbt)."""
     if metric == "tbt":
+        if simulation.gaps is not None:
+            return simulation.gaps.percentile_s(percentile_frac)
         if len(simulation.runs) == 0:
             return float("nan")
         return gap_percentile_s(gap_runs(simulation), percentile_frac)
-    return percentile_s(request_values_s(simulation, metric), percentile_frac)
+    values_s = request_values_s(simulation, metric)
+    if not len(values_s):
+        return float("nan")
+    at = max(len(values_s) - allowed_above(percentile_frac, len(values_s)) - 1, 0)
+    values_s.partition(at)
+    return float(values_s[at])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,7 +349,7 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
         counted, violations = np.bincount(of, minlength=many), np.bincount(of[late], minlength=many)
     elif np.array_equal(edges_s, simulation.edges_s):
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
-    elif len(simulation.runs) or not simulation.counted[k]:
+    elif simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k]):
         of_windows = _gap_runs_in(simulation, edges_s)
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
@@ -372,7 +391,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
         )
         parts_s = np.split(ordered_s, ends[:-1])
         values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
-    elif len(simulation.runs):
+    elif len(simulation.runs) and simulation.gaps is None:
         values_s = [
             gap_percentile_s(runs, limit.percentile_frac) for runs in _gap_runs_in(simulation, edges_s)
         ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.io.columns import let_go
 from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, output_table, synthetic_buckets
 from planner.policies import (
@@ -28,8 +30,9 @@ from planner.policies import (
     ROUTING,
     STEPWISE,
 )
-from planner.simulator import cache_layout, distserve, kernel, layout, places, splitwise
+from planner.simulator import cache_layout, distserve, kernel, layout, passing, places, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
+from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.pins import pin_prefixes
@@ -95,6 +98,10 @@ class Simulation:
     edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
     counted_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
     violations_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
+    # of a long trace (passing.py) that was recorded: all gaps, counted, and (S, 2) the parts of the run that
+    # `runs` are of
+    gaps: GapCounts | None = None
+    sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -133,14 +140,16 @@ def simulate(
     record: bool = False,
     record_parts: bool = False,
     closed_loop: int = 0,
+    every_s: float | None = None,
 ) -> Simulation:
     """Simulate `trace` on `fleet` to the last token.
 
     `limits` are counted while running; with `stop_early` the run ends once one of them cannot hold any more.
-    `record` keeps every run of engine steps (for gap percentiles and load over time), `record_parts` also
-    which prompts a step computes and who is preempted. `closed_loop` > 0
-    ignores the arrival times and keeps that many requests in flight. Raises InputError for policies it does
-    not know.
+    `record` keeps every run of engine steps (for gap percentiles and load over time), of a long trace some of
+    them and all gaps, counted; `record_parts` also which prompts a step computes and who is preempted.
+    `closed_loop` > 0 ignores the arrival times and keeps that many requests in flight. Limits are counted in
+    windows of `every_s` too, of a long trace alone: what is recorded of others says the same. Raises
+    InputError for policies it does not know.
     """
     check_traffic(fleet, trace)
     if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
@@ -149,6 +158,8 @@ def simulate(
             f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
             f"nor with batching {' or '.join(others)}; drop one of the two"
         )
+    if is_long(fleet, trace) and not closed_loop and not record_parts:
+        return _passed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
@@ -170,6 +181,90 @@ def simulate(
         if not record or (needed <= runs and needed_parts <= parts):
             return results(state, fleet, trace, tuple(limits))
         runs, parts = max(runs, needed), max(parts, needed_parts)
+
+
+def is_long(fleet: Fleet, trace: Trace) -> bool:
+    """Whether requests pass through the kernel's memory (passing.py): of long traces all those whose records
+    depend on no other request's.
+    """
+    policies = fleet.policies
+    return (
+        len(trace) > passing.LONG_REQUESTS
+        and engine_of(fleet) == STEPWISE
+        and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
+        and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets)
+        and policies.prediction_accuracy_frac is None
+        and sum(pool.count * pool.type.dp for pool in fleet.pools) <= passing.MOST_WORKERS
+    )
+
+
+def simulate_until(
+    deadline: float,
+    fleet: Fleet,
+    trace: Trace,
+    *,
+    limits: Sequence[Limit] = (),
+    stop_early: bool = False,
+    record: bool = False,
+    every_s: float | None = None,
+) -> Simulation:
+    """`simulate`, which for a long trace raises passing.OutOfTime soon after `deadline`, on time.monotonic's
+    clock.
+    """
+    if is_long(fleet, trace):
+        return _passed(
+            fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
+        )[0]
+    return simulate(fleet, trace, limits=limits, stop_early=stop_early, record=record)
+
+
+def _passed(
+    fleet: Fleet,
+    trace: Trace,
+    limits: Sequence[Limit],
+    every_s: float | None,
+    *,
+    record: bool = False,
+    stop_early: bool = False,
+    predicted_tokens: Ints | None = None,
+    deadline: float = np.inf,
+) -> tuple[Simulation, State]:
+    """The simulation of a long trace, and the kernel's arrays, but for its requests, at the end of it."""
+    per_request = passing.RUNS_PER_REQUEST
+
+    def lay_out(first: int, records: npt.NDArray[np.void]) -> None:
+        _make_fresh(records, trace, first)
+        if predicted_tokens is not None:
+            rows = slice(first, first + len(records))
+            for name in ("predicted_tokens", "predicted_later_tokens"):
+                records[name] = predicted_tokens[rows]
+        for column in (trace.input_tokens, trace.output_tokens):
+            let_go(column)
+
+    def read(records: npt.NDArray[np.void], rows: slice) -> dict[str, npt.NDArray[Any]]:
+        return columns_of(records, trace.output_tokens[rows])
+
+    while True:
+        through = passing.Passing(trace.arrival_s, lay_out, read, passing.CHUNK_REQUESTS)
+        runs = per_request * passing.CHUNK_REQUESTS if record else 0
+        window_s = measured_window(trace)
+        state = _state(fleet, trace, through.requests, limits=limits, window_s=window_s, runs=runs)
+        if every_s is not None:
+            state = _in_windows(state, limits, trace, every_s)
+        state = state._replace(disturbances=through.disturbances())
+        try:
+            through.run(state, lambda each: kernel.simulate_events(each, 0, stop_early), deadline)
+        except passing.MoreRuns:
+            per_request *= 4
+            continue
+        rows = np.concatenate([state.runs[:0], *through.sampled])
+        state.counters[layout.RUNS] = len(rows)
+        told = through.columns(state)
+        for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
+            let_go(column)
+        state = state._replace(runs=rows, requests=through.requests[:0])
+        found = results(state, fleet, trace, tuple(limits), told)
+        return replace(found, gaps=through.gaps, sampled_s=np.array(through.sampled_s).reshape(-1, 2)), state
 
 
 def elastic_state(
@@ -223,9 +318,9 @@ class Requests:
 
     def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, kept: bool = True):
         """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
-        self._trace, self._predicted_tokens, self._kept = trace, predicted_tokens, kept
+        self._trace, self.predicted_tokens, self._kept = trace, predicted_tokens, kept
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []  # and how many of them were touched
-        self._lock = threading.Lock()
+        self._lock, self._last = threading.Lock(), threading.local()
         self.runs = self.entered = 0  # simulations, and the requests that they got to see
 
     def take(self) -> npt.NDArray[np.void]:
@@ -236,8 +331,8 @@ class Requests:
             requests = np.empty(len(self._trace), dtype=layout.REQUEST)
             touched = len(requests)
         _make_fresh(requests[:touched], self._trace)
-        if self._predicted_tokens is not None:
-            predicted_tokens = self._predicted_tokens[:touched]
+        if self.predicted_tokens is not None:
+            predicted_tokens = self.predicted_tokens[:touched]
             requests["predicted_tokens"][:touched] = predicted_tokens
             requests["predicted_later_tokens"][:touched] = predicted_tokens
         return requests
@@ -246,8 +341,17 @@ class Requests:
         """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
         if self._kept:
             self._spare.append((requests, touched))
+        self.count(touched)
+
+    def count(self, entered: int) -> None:
+        """One more simulation has seen so many requests."""
+        self._last.entered = entered
         with self._lock:
-            self.runs, self.entered = self.runs + 1, self.entered + touched
+            self.runs, self.entered = self.runs + 1, self.entered + entered
+
+    def seen(self) -> int:
+        """How many requests the latest simulation of this thread has seen."""
+        return int(self._last.entered)
 
 
 def keeps(
@@ -259,22 +363,31 @@ def keeps(
     A limit that holds in every window holds over the whole, so that either may end it; what became of the
     windows `judge` says. `requests` are those of `trace`, laid out once for many fleets.
     """
+    if is_long(fleet, trace):
+        predicted = requests.predicted_tokens
+        told, state = _passed(fleet, trace, limits, every_s, stop_early=True, predicted_tokens=predicted)
+        requests.count(int(state.counters[layout.ENTERED]))
+        return told if _kept(state, len(trace), limits) else None
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
         state = _in_windows(state, limits, trace, every_s)
     _run(state, fleet, 0, True)
-    n, found = len(trace), None
-    if state.counters[layout.DONE] == n and not any(
-        watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
-        for watched, limit in zip(state.limits, limits, strict=True)
-    ):
-        found = results(state, fleet, trace, tuple(limits))
+    n = len(trace)
+    found = results(state, fleet, trace, tuple(limits)) if _kept(state, n, limits) else None
     by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
     # else all have been given predictions
     as_given = fleet.policies.prediction_accuracy_frac is None and not fleet.policies.prediction_buckets
     touched = int(state.counters[layout.ENTERED]) if by_arrival and as_given else n
     requests.give_back(state.requests, touched)
     return found
+
+
+def _kept(state: State, n: int, limits: Sequence[Limit]) -> bool:
+    """Whether all of n requests are done, and no limit is broken over the whole."""
+    return state.counters[layout.DONE] == n and not any(
+        watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
+        for watched, limit in zip(state.limits, limits, strict=True)
+    )
 
 
 def engine_of(fleet: Fleet) -> str:
@@ -305,15 +418,15 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
     return requests
 
 
-def _make_fresh(requests: npt.NDArray[np.void], trace: Trace) -> None:
-    """The first requests of a trace, as many as there is room for."""
-    n = len(requests)
+def _make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
+    """The requests of a trace from `first` on, as many as there is room for."""
+    n, rows = len(requests), slice(first, first + len(requests))
     requests.view(np.int64).reshape(n, len(_FRESH.dtype.names or ()))[:] = _FRESH.view(
         np.int64
     )  # not field by field
-    requests["arrival_s"] = trace.arrival_s[:n]
-    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens[:n]
-    output_tokens = trace.output_tokens[:n]
+    requests["arrival_s"] = trace.arrival_s[rows]
+    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens[rows]
+    output_tokens = trace.output_tokens[rows]
     for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
         requests[name] = output_tokens
 
@@ -682,47 +795,65 @@ def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) ->
     requests["predicted_later_tokens"] = np.where(rest > 0, sums[above] // np.maximum(rest, 1), outputs)
 
 
-def results(state: State, fleet: Fleet, trace: Trace, limits: tuple[Limit, ...]) -> Simulation:
-    """What the kernel's arrays say of every request after a run."""
+def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
+    """What the kernel's records say of these requests, (n,) each; `last_finish_s` (1,) is NaN for none."""
+    arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
+        requests[name].copy()  # one pass over the records for each
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
+    )
+    status = requests["status"].copy()
+    finished = status == layout.FINISHED
+    with_gaps = finished & (output_tokens > 1)
+    return {
+        "arrival_s": arrival_s,
+        "queue_s": np.where(scheduled_s >= 0, scheduled_s - arrival_s, np.nan),
+        "ttft_s": first_token_s - arrival_s,
+        "tpot_s": np.where(with_gaps, (finish_s - first_token_s) / np.maximum(output_tokens - 1, 1), np.nan),
+        "tbt_max_s": np.where(with_gaps, gap_max_s, np.nan),
+        "e2e_s": finish_s - arrival_s,
+        "front": requests["prefill_worker"].copy(),
+        "back": requests["decode_worker"].copy(),
+        "preemptions": requests["preemptions"].copy(),
+        "status": status,
+        "last_finish_s": np.array([np.nanmax(finish_s) if finished.any() else np.nan]),
+    }
+
+
+def results(
+    state: State,
+    fleet: Fleet,
+    trace: Trace,
+    limits: tuple[Limit, ...],
+    told: dict[str, npt.NDArray[Any]] | None = None,
+) -> Simulation:
+    """What the kernel's arrays say of every request after a run; `told` where they were read as it went."""
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # events are of the first rank
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
     if ((state.lanes["run_steps"] > 0) & ~is_due).any():
         raise InputError("a step is larger than the tables of its step times; give larger tables")
     workers, runs, output = state.workers, state.runs[: state.counters[layout.RUNS]], trace.output_tokens
-    arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s, status, preemptions, front, back = (
-        state.requests[name].copy()  # one pass over the records for each
-        for name in (
-            "arrival_s",
-            "scheduled_s",
-            "first_token_s",
-            "finish_s",
-            "gap_max_s",
-            "status",
-            "preemptions",
-            "prefill_worker",
-            "decode_worker",
-        )
-    )
-    finished = status == layout.FINISHED
-    with_gaps = finished & (output > 1)
+    if told is None:
+        told = columns_of(state.requests, output)
+    arrival_s, status, front, back = (told[name] for name in ("arrival_s", "status", "front", "back"))
     if state.dp_ranks is not None:
         workers, worker_of = _of_ranks(state)
         front, back, runs = worker_of[front], worker_of[back], runs.copy()
         runs["worker"] = worker_of[runs["worker"]]
-    end_s = float(np.nanmax(finish_s)) if finished.any() else float(arrival_s[-1])
+    finish_s = float(told["last_finish_s"][0])
+    end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
         output_tokens=output,
-        queue_s=np.where(scheduled_s >= 0, scheduled_s - arrival_s, np.nan),
-        ttft_s=first_token_s - arrival_s,
-        tpot_s=np.where(with_gaps, (finish_s - first_token_s) / np.maximum(output - 1, 1), np.nan),
-        tbt_max_s=np.where(with_gaps, gap_max_s, np.nan),
-        e2e_s=finish_s - arrival_s,
+        queue_s=told["queue_s"],
+        ttft_s=told["ttft_s"],
+        tpot_s=told["tpot_s"],
+        tbt_max_s=told["tbt_max_s"],
+        e2e_s=told["e2e_s"],
         prefill_worker=front,
         decode_worker=np.where(back >= 0, back, front),
-        preemptions=preemptions,
+        preemptions=told["preemptions"],
         status=status,
         worker_names=fleet.worker_names,
         worker_busy_s=workers["busy_s"],

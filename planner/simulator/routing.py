@@ -456,4 +456,5 @@ def _distance(state, w, tokens, sequences):
     most = min(kind.seats, kind.table_width[0] - 1)
     sequence_s = (state.tables[at + most] - state.tables[at + 1]) / most + kind.numbers[1]
     error_s = token_s * (worker.error_tokens + tokens) + sequence_s * (worker.error_sequences + sequences)
-    return abs(error_s) / np.sqrt(token_s**2 + sequence_s**2)
+    slope_s = np.sqrt(token_s**2 + sequence_s**2)
+    return abs(error_s) / slope_s if slope_s > 0.0 else 0.0  # steps that no request makes longer

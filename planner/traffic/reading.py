@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from planner.errors import TraceError
 from planner.io.files import open_text
 from planner.traffic import csvtables
 from planner.traffic.formats import NESTED, Rows, accepted, known
+from planner.traffic.kept import read_once
 from planner.traffic.logs.reading import ANY, Read, Reading, Source, read_logs
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread
@@ -54,8 +56,10 @@ def read_files(
         if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
             source = sources[0]
             read = _read_jsonl if source.first[:1] == b"{" else _read_csv
-            trace = read(source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid)
-            found = Read(trace, "trace", None)
+            now = partial(
+                read, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
+            )
+            found = Read(read_once(source.path, now, drop_invalid=drop_invalid), "trace", None)
         else:
             found = read_logs(sources, how, drop_invalid=drop_invalid)
     return found if seed is None else replace(found, trace=spread(found.trace, seed=seed))

@@ -30,6 +30,20 @@ def no_edges() -> IntArray:
     return np.zeros((0, 2), np.int64)
 
 
+def constant(value: float, n: int) -> npt.NDArray[Any]:
+    """The same value n times, in no more memory than one takes; it cannot be written to."""
+    return np.broadcast_to(np.array(value), n)
+
+
+def chosen_of(column: npt.NDArray[Any], index: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """column[index]; of a constant one that is no larger than before."""
+    return np.broadcast_to(column[0], len(index)) if column.strides == (0,) and len(column) else column[index]
+
+
+def _never_falls(values: npt.NDArray[Any]) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
 def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """One array of many, which are given free."""
     found = np.concatenate(parts)
@@ -37,7 +51,7 @@ def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Trace:
     """Requests in order of arrival; every array has one entry per request, shape (n,).
 
@@ -85,23 +99,21 @@ class Trace:
         if not n:
             raise TraceError(f"{self.name}: no request is left; expected at least one")
         if not self.prefix_offsets.size:
-            object.__setattr__(self, "prefix_offsets", np.zeros(n + 1, np.int64))
+            object.__setattr__(self, "prefix_offsets", constant(0, n + 1))
         if not self.tenant.size:
-            object.__setattr__(self, "tenant", np.zeros(n, np.int64))
+            object.__setattr__(self, "tenant", constant(0, n))
         if not self.llm.size:
-            object.__setattr__(self, "llm", np.zeros(n, np.int64))
+            object.__setattr__(self, "llm", constant(0, n))
         if not self.adapter.size:
-            object.__setattr__(self, "adapter", np.full(n, -1))
+            object.__setattr__(self, "adapter", constant(-1, n))
         if not self.think_s.size:
-            object.__setattr__(self, "think_s", np.zeros(n))
+            object.__setattr__(self, "think_s", constant(0.0, n))
         columns = (
             *(self.input_tokens, self.output_tokens, self.tenant, self.llm, self.adapter, self.think_s),
         )
         if {len(column) for column in columns} != {n}:
             raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
-        if not (
-            self.arrival_s[0] >= 0 and (np.diff(self.arrival_s) >= 0).all() and self.arrival_s[-1] < np.inf
-        ):
+        if not (self.arrival_s[0] >= 0 and _never_falls(self.arrival_s) and self.arrival_s[-1] < np.inf):
             raise TraceError(f"{self.name}: arrival_s must be finite, >= 0 and never fall; sort it by time")
         if self.input_tokens.min() < 1 or self.output_tokens.min() < 1:
             raise TraceError(f"{self.name}: a request needs at least one input and one output token")
@@ -115,7 +127,7 @@ class Trace:
             len(offsets) != n + 1
             or offsets[0]
             or offsets[-1] != len(self.prefix_ids)
-            or (np.diff(offsets) < 0).any()
+            or (self.has_prefixes and not _never_falls(offsets))
         ):
             raise TraceError(
                 f"{self.name}: prefix_offsets must rise from 0 to {len(self.prefix_ids)} in {n} steps"
@@ -151,17 +163,24 @@ class Trace:
         They keep their arrivals, or take those of `arrival_s`, one for each request chosen; whoever waits for
         a request that is not chosen no longer does.
         """
-        chosen = np.arange(len(self))[np.asarray(index)]
-        place = np.full(len(self), -1)
-        place[chosen] = np.arange(len(chosen))
-        if self.after.size and (place[chosen] != np.arange(len(chosen))).any():
-            raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
-        after = place[self.after]
-        after = after[(after >= 0).all(axis=1)]
-        blocks = np.diff(self.prefix_offsets)[chosen]
-        offsets = np.concatenate(([0], np.cumsum(blocks)))
-        # position of every kept id: its request's old start, plus how far it stands from its new start
-        ids_at = np.repeat(self.prefix_offsets[chosen] - offsets[:-1], blocks) + np.arange(offsets[-1])
+        given = np.asarray(index)
+        if given.dtype == bool or not given.size or given.min() < 0:
+            given = np.arange(len(self))[given]
+        chosen = given
+        after = no_edges()
+        if self.after.size:
+            place = np.full(len(self), -1)
+            place[chosen] = np.arange(len(chosen))
+            if (place[chosen] != np.arange(len(chosen))).any():
+                raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
+            after = place[self.after]
+            after = after[(after >= 0).all(axis=1)]
+        offsets, ids_at = no_ids(), no_ids()
+        if self.has_prefixes:
+            blocks = np.diff(self.prefix_offsets)[chosen]
+            offsets = np.concatenate(([0], np.cumsum(blocks)))
+            # position of every kept id: its request's old start, plus how far it stands from its new start
+            ids_at = np.repeat(self.prefix_offsets[chosen] - offsets[:-1], blocks) + np.arange(offsets[-1])
         return replace(
             self,
             arrival_s=self.arrival_s[chosen] if arrival_s is None else arrival_s,
@@ -169,12 +188,12 @@ class Trace:
             output_tokens=self.output_tokens[chosen],
             prefix_offsets=offsets,
             prefix_ids=self.prefix_ids[ids_at],
-            tenant=self.tenant[chosen],
-            llm=self.llm[chosen],
-            adapter=self.adapter[chosen],
+            tenant=chosen_of(self.tenant, chosen),
+            llm=chosen_of(self.llm, chosen),
+            adapter=chosen_of(self.adapter, chosen),
             image_tokens=None if self.image_tokens is None else self.image_tokens[chosen],
             after=after[np.lexsort((after[:, 0], after[:, 1]))],
-            think_s=self.think_s[chosen],
+            think_s=chosen_of(self.think_s, chosen),
         )
 
     def of_llm(self, name: str) -> Trace:
