@@ -5,8 +5,9 @@
 
 Runs the `plan` command as a user would, one process per case, and prints a Markdown table, each row once it
 is known. `--short` takes the first 10 minutes at 70 requests/s and the first 3 at 200, as
-benchmarks/held_out.py does. `--cold` gives every process an empty compilation cache, as the very first run after an install has.
-On a machine that is busy with other things a longer `--time-limit` keeps its clock from deciding. DIR holds
+benchmarks/held_out.py does. `--cold` gives every process an empty compilation cache, as the very first run
+after an install has. On a machine that is busy with other things a longer `--time-limit` keeps its clock from
+deciding. DIR holds
 AzureLLMInferenceTrace_{conv,code}.csv of AzurePublicDataset; default: ../shared/data/traces beside the clone.
 """
 
