@@ -29,7 +29,7 @@ from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_o
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
-from planner.search.oracle import Oracle
+from planner.search.oracle import Oracle, side_by_side
 from planner.search.owned import of_machines, one_more, owned_beside, owned_first, paid, thinned, with_idle
 from planner.search.problem import Problem
 from planner.search.production import (
@@ -52,6 +52,7 @@ from planner.traffic.scaling import SAME_FRAC
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
+AT_ONCE = 4  # futures that a test simulates before it looks at the clock
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
 LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
@@ -100,22 +101,39 @@ class Test:
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
         kept, number, said = 0, 0, self._said(0, 0)
         may_pass = self._said(most, most).decision == "holds"
-        while number < most and said.decision == "open" and not self.out_of_time():
-            kept += self._holds(self.oracle, counts, number)
-            number += 1
+
+        def is_over(kept: int, number: int) -> bool:
+            is_hopeless = may_pass and self._said(kept + most - number, most).decision != "holds"
+            return number >= most or self._said(kept, number).decision != "open" or is_hopeless
+
+        while not is_over(kept, number) and not self.out_of_time():
+            sure = 1  # futures that are asked whatever the others say
+            while (
+                sure < AT_ONCE
+                and not is_over(kept, number + sure)
+                and not is_over(kept + sure, number + sure)
+            ):
+                sure += 1
+            kept += sum(self._hold(self.oracle, counts, range(number, number + sure)))
+            number += sure
             said = self._said(kept, number)
-            if may_pass and self._said(kept + most - number, most).decision != "holds":
-                break
         return said
 
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
         """In the first so many of them."""
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
-        kept = sum(self._holds(oracle, counts, i) for i in range(number))
+        kept = sum(self._hold(oracle, counts, range(number)))
         return replace(self._said(kept, number), after_loss=after_loss)
 
-    def _holds(self, oracle: Oracle, counts: Counts, number: int) -> bool:
-        return oracle.within_future(self.futures[self.first + number]).holds([counts])[0]
+    def _hold(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
+        """Whether the fleet holds in each of these futures."""
+        held = dict.fromkeys(numbers, False)
+
+        def look(number: int) -> None:
+            held[number] = oracle.within_future(self.futures[self.first + number]).holds([counts])[0]
+
+        side_by_side([lambda number=number: look(number) for number in numbers])  # type: ignore[misc]
+        return list(held.values())
 
     def _said(self, kept: int, number: int) -> KeptIn:
         share = self.safety.kept_in_frac

@@ -1,0 +1,62 @@
+"""The test of a fleet on unseen futures asks several at once, and never one that it need not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.documents.facts import KeptIn
+from planner.documents.safety import Safety
+from planner.search import answers
+from planner.search.answers import TEST_LEAST, TEST_REQUESTS
+from planner.simulator.repeats import decision
+
+
+@dataclass
+class Outcomes:
+    """An oracle whose futures are numbers, each kept or not; it notes which it was asked about."""
+
+    kept: list[bool]
+    asked: list[int] = field(default_factory=list)
+    trace: Any = field(default_factory=lambda: range(TEST_REQUESTS // 60))
+
+    def within_future(self, number: int) -> Any:
+        self.asked.append(number)
+        return SimpleNamespace(holds=lambda _: [self.kept[number]])
+
+
+def one_by_one(kept: list[bool], most: int) -> tuple[int, int]:
+    """Wald's test between 85 and 95 % as it is defined: kept, and of how many."""
+    number = held = 0
+    may_pass = decision(most, most, 0.85, 0.95) == "holds"
+    while number < most and decision(held, number, 0.85, 0.95) == "open":
+        held += kept[number]
+        number += 1
+        if may_pass and decision(held + most - number, most, 0.85, 0.95) != "holds":
+            break
+    return held, number
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kept = (rng.random(200) < rng.uniform(0.6, 1.0)).tolist()
+    oracle: Any = Outcomes(kept)
+    most = 60 if seed % 2 else TEST_LEAST
+    oracle.trace = range(TEST_REQUESTS // most)
+    futures: Any = range(1000)
+    said = answers.Test(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: False).run(())
+    held, number = one_by_one(kept, most)
+    assert said == replace(said, kept=held, futures=number)
+    assert sorted(oracle.asked) == list(range(number))
+
+
+def test_nothing_is_asked_once_the_time_is_over() -> None:
+    oracle: Any = Outcomes([True] * 60)
+    futures: Any = range(60)
+    said = answers.Test(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: len(oracle.asked) > 5).run(())
+    assert isinstance(said, KeptIn) and said.futures == len(oracle.asked) < 10 and said.decision == "open"
