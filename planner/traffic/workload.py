@@ -285,7 +285,6 @@ def distinct_lengths(trace: Trace) -> Lengths:
     return Lengths(inputs, outputs, requests.astype(np.int64))
 
 
-@lru_cache(maxsize=8)
 @lru_cache(maxsize=16)  # a search asks for the same of every worker type
 def coarser(lengths: Lengths, most: int = 20_000) -> Lengths:
     """The same requests as no more pairs than that, each somewhat less work: lengths on a grid of powers.
