@@ -159,9 +159,14 @@ def test_what_cannot_be_measured_is_one_line_before_any_traffic(
     run: Run, how: dict[str, Any], said: str
 ) -> None:
     with gateway(**how) as found:
-        line = refusal(run(found.url, "--timeout", "1"))
+        line = refusal(run(found.url, "--timeout", patience_s(said)))
     assert len(found.bodies) <= 9
     assert re.search(said, line), line
+
+
+def patience_s(said: str) -> str:
+    """A second where it is the patience that is to end; on a busy machine a good answer may take one."""
+    return "1" if "within 1 s" in said else "30"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +190,7 @@ def test_a_gateway_that_goes_wrong_in_the_middle_ends_the_run(
 ) -> None:
     """After ten good requests; those are in the journal."""
     with gateway(key=KEY, behaviour=after(10, what), redirects_to="http://127.0.0.1:9") as found:
-        line = refusal(run(found.url, "--timeout", "1"))
+        line = refusal(run(found.url, "--timeout", patience_s(said)))
     assert re.search(said, line), line
     assert 8 <= len(journal_rows(folder, "status")) <= REQUESTS
 
