@@ -21,7 +21,7 @@ typer.main.get_command = typer.testing._get_command = cache(  # type: ignore[att
 
 
 # real servers, engines, processes and browsers: on a busy machine one loses a race now and then. What fails
-# there is tried once more and told as RERUN; everywhere else a failure is a failure
+# there is tried twice more and told as RERUN; everywhere else a failure is a failure
 WITH_SERVERS = ("browser", "runtime", "ui", "with_vllm")
 
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if any(item.path.is_relative_to(here / folder) for folder in WITH_SERVERS):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.fixture(scope="module")
