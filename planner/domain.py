@@ -154,6 +154,11 @@ def allowed_above(percentile_frac: float, values: int) -> int:
     return values - math.ceil(percentile_frac * values - 1e-9)
 
 
+def nearest_rank(percentile_frac: float, values: int) -> int:
+    """Which of so many values is their percentile, the smallest one being 1."""
+    return max(values - allowed_above(percentile_frac, values), 1)
+
+
 @dataclass(frozen=True, slots=True)
 class FleetLimit:
     """What all workers of a fleet may take together; `gpu` is of a stock alone."""

@@ -39,7 +39,7 @@ from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Network, WorkerType
 from planner.papers.splitwise import Design, cheapest, even_splits, keeps
-from planner.simulator.energy import run_seconds
+from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 

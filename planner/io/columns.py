@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner.io.files import user_cache
+
 Columns = Mapping[str, npt.NDArray[Any]]
 
 MOST_KEPT = 8
@@ -30,11 +32,8 @@ ABOUT = "about.json"
 
 def folder() -> Path | None:
     """Where columns are kept; None where there is no home."""
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(cache) / "fleetplan" / "columns"
-    with contextlib.suppress(RuntimeError):
-        return Path.home() / ".cache" / "fleetplan" / "columns"
-    return None
+    found = user_cache()
+    return None if found is None else found / "columns"
 
 
 def kept(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:

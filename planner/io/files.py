@@ -46,16 +46,22 @@ def package_text(name: str) -> str:
     return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
+def user_cache() -> Path | None:
+    """Our folder in the user's cache; None where there is no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetplan"
+    except RuntimeError:
+        return None
+
+
 def cached_text(name: str, make: Callable[[], str]) -> str:
     """What `make` gives, kept in the user's cache under a name that tells all it depends on.
 
     Without a place to keep it, it is made every time.
     """
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # there is no home
+    if (folder := user_cache()) is None:
         return make()
-    kept = folder / "fleetplan" / name
+    kept = folder / name
     with suppress(OSError, UnicodeDecodeError):
         return kept.read_text(encoding="utf-8")
     text = make()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Metric, allowed_above
+from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.metrics import gaps_s, request_values_s
 from planner.simulator.replay import Simulation
@@ -102,7 +102,7 @@ def _spread_of_many(values_s: Floats) -> dict[str, float]:
     count, total = int(happened.sum()), len(values_s)
     found = {"mean": float(values_s.sum(where=happened) / count) if count else float("nan")}
     del happened
-    at = {frac: max(total - allowed_above(frac, total), 1) - 1 for frac in PERCENTILES}
+    at = {frac: nearest_rank(frac, total) - 1 for frac in PERCENTILES}
     values_s.partition(sorted(set(at.values())))
     return found | {percentile_name(frac): float(values_s[place]) for frac, place in at.items()}
 

@@ -37,7 +37,7 @@ from planner.reports.words import (
 )
 from planner.search.bill import Bill
 from planner.search.plan import Plan, served_s
-from planner.simulator.energy import run_seconds
+from planner.simulator.layout import run_seconds
 from planner.simulator.metrics import InWindow, Verdict, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.simulator.utilisation import PoolUse, pool_uses

@@ -16,6 +16,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
 from planner.models.llm import Llm
 from planner.models.power import Power, shipped_power
+from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation
 
 Floats = npt.NDArray[np.float64]
@@ -111,12 +112,6 @@ def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats,
     elapsed_s = np.cumsum(np.stack([np.zeros(len(lengths_s)), lengths_s], axis=1).ravel())
     inside_s = np.interp(ends_s, edges_s, elapsed_s) - np.interp(starts_s, edges_s, elapsed_s)
     return runs, inside_s * ((end_s - start_s) / lengths_s.sum()), (start_s, end_s)
-
-
-def run_seconds(runs: npt.NDArray[np.void]) -> Floats:
-    """Seconds of runs of layout.RUN: the j-th of their steps lasts first + j growth."""
-    steps = runs["steps"]
-    return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
 
 
 def run_load(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import allowed_above
+from planner.domain import nearest_rank
 from planner.simulator.compiled import entry_jit
 
 BITS = 52 - 16  # of a double's fraction that do not tell bins apart
@@ -49,7 +49,7 @@ class GapCounts:
         total = self.total
         if not total:
             return float("nan")
-        rank = max(total - allowed_above(percentile_frac, total), 1)
+        rank = nearest_rank(percentile_frac, total)
         return float(self._longest_s[int(np.searchsorted(np.cumsum(self._counts), rank))])
 
 

@@ -240,6 +240,14 @@ RUN = np.dtype(
         ("blocks", "i8"),  # KV blocks in use
     ]
 )
+
+
+def run_seconds(runs: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+    """Seconds of runs: the j-th of their steps lasts first + j growth. Added up as in the kernel."""
+    steps = runs["steps"]
+    return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
+
+
 PART = np.dtype(  # a chunk of a prompt, or, of no tokens, a preemption
     [
         ("run", "i8"),  # index of its step in State.runs, or of the one that is recorded next

@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above
+from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above, nearest_rank
 from planner.io.columns import let_go
 from planner.simulator import counting
+from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import slo_windows_s, window_numbers
 
@@ -97,15 +98,23 @@ class Verdict:
 
 def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
     """Smallest value such that at least this share of all lies at or below it; NaN for no values."""
+    if weights is None:
+        return _own_percentile_s(np.array(values_s), percentile_frac)
     if len(values_s) == 0:
         return float("nan")
-    if weights is None:
-        at = max(len(values_s) - allowed_above(percentile_frac, len(values_s)) - 1, 0)
-        return float(np.partition(values_s, at)[at])  # a copy: theirs keep their order
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
+
+
+def _own_percentile_s(values_s: Floats, percentile_frac: float) -> float:
+    """The same of values whose order nobody needs any more."""
+    if len(values_s) == 0:
+        return float("nan")
+    at = nearest_rank(percentile_frac, len(values_s)) - 1
+    values_s.partition(at)
+    return float(values_s[at])
 
 
 def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
@@ -160,9 +169,8 @@ def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None
 def _with_gaps(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, Floats]:
     """The recorded runs that gave tokens to somebody, and when their first and their last step ended."""
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    steps = runs["steps"]
     # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
-    last_end_s = runs["start_s"] + (runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
+    last_end_s = runs["start_s"] + run_seconds(runs)
     return runs, runs["start_s"] + runs["first_s"], last_end_s
 
 
@@ -208,7 +216,7 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     total = int((runs["steps"] * runs["sequences"]).sum())
     if not total:
         return float("nan")
-    rank = max(total - allowed_above(percentile_frac, total), 1)
+    rank = nearest_rank(percentile_frac, total)
     if counting.gaps_at_most(runs, 0.0) >= rank:  # tokens that left together
         return 0.0
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
@@ -244,12 +252,7 @@ def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> f
         if len(simulation.runs) == 0:
             return float("nan")
         return gap_percentile_s(gap_runs(simulation), percentile_frac)
-    values_s = request_values_s(simulation, metric)
-    if not len(values_s):
-        return float("nan")
-    at = max(len(values_s) - allowed_above(percentile_frac, len(values_s)) - 1, 0)
-    values_s.partition(at)
-    return float(values_s[at])
+    return _own_percentile_s(request_values_s(simulation, metric), percentile_frac)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

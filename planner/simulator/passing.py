@@ -33,6 +33,9 @@ LONG_REQUESTS = 2_000_000  # traces with more pass through; the records of these
 CHUNK_REQUESTS = 1 << 17
 RUNS_PER_REQUEST = 64  # room to record; only what is used takes memory
 SAMPLES, SAMPLE_RUNS = 8, 100_000
+MOST_WORKERS = 2**15 - 1
+_SMALL: dict[str, Any] = {"front": np.int16, "back": np.int16, "preemptions": np.int32, "status": np.int8}
+"""Columns of numbers below eight bytes."""
 
 
 def reserved(n: int, dtype: np.dtype[np.void]) -> tuple[npt.NDArray[np.void], mmap.mmap]:
@@ -46,7 +49,7 @@ class Passing:
     """The requests of a trace on their way through the kernel.
 
     `lay_out(first, records)` makes the records of the requests from `first` on fresh, `read` (`replay`'s
-    columns_of) says what became of some. Without `keeps_results` nothing is read.
+    columns_of) says what became of some.
     """
 
     def __init__(
@@ -148,9 +151,7 @@ class Passing:
         every = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
         if pause % every == every // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()
-            last = part[-1]
-            steps = last["steps"]
-            end_s = last["start_s"] + last["first_s"] * steps + last["growth_s"] * (steps * (steps - 1) / 2)
+            end_s = part[-1]["start_s"] + layout.run_seconds(part[-1])
             start_s = self.pauses_s[pause - 1] if pause else float(self.arrival_s[0])
             if end_s > start_s:
                 self.sampled.append(part)
@@ -164,11 +165,6 @@ class OutOfTime(Exception):
 
 class MoreRuns(Exception):
     """More steps between two pauses than there was room to record."""
-
-
-_SMALL: dict[str, Any] = {"front": np.int16, "back": np.int16, "preemptions": np.int32, "status": np.int8}
-MOST_WORKERS = 2**15 - 1
-"""All else are numbers of eight bytes."""
 
 
 def _leaving(state: State) -> list[int]:

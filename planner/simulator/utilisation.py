@@ -17,7 +17,8 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet
 from planner.models.power import utilisations
-from planner.simulator.energy import measured_runs, run_load, run_seconds
+from planner.simulator.energy import measured_runs, run_load
+from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation
 
 Floats = npt.NDArray[np.float64]

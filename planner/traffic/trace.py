@@ -163,10 +163,9 @@ class Trace:
         They keep their arrivals, or take those of `arrival_s`, one for each request chosen; whoever waits for
         a request that is not chosen no longer does.
         """
-        given = np.asarray(index)
-        if given.dtype == bool or not given.size or given.min() < 0:
-            given = np.arange(len(self))[given]
-        chosen = given
+        chosen = np.asarray(index)
+        if chosen.dtype == bool or not chosen.size or chosen.min() < 0:
+            chosen = np.arange(len(self))[chosen]
         after = no_edges()
         if self.after.size:
             place = np.full(len(self), -1)
