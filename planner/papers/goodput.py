@@ -101,7 +101,8 @@ class Steady:
 
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
         def kept(trace: Trace) -> Simulation | None:
-            simulation = keeps(fleet, trace, self.slo.limits, Requests(trace))
+            limits, patience_s = self.slo.limits, self.slo.patience_s
+            simulation = keeps(fleet, trace, limits, Requests(trace), patience_s=patience_s)
             if simulation is None or not judge(simulation, self.slo, values=False).holds:
                 return None
             return simulation

@@ -46,7 +46,7 @@ def replanned(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned 
 
     @cache
     def holds(fleet: Fleet) -> bool:
-        simulation = keeps(fleet, trace, slo.limits, requests, slo.every_s)
+        simulation = keeps(fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s)
         return simulation is not None and judge(simulation, slo, values=False).holds
 
     return Replanned(holds(before), holds(after), fewest(before, holds), fewest(after, holds))

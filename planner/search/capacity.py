@@ -96,7 +96,8 @@ def least_that_keep(
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
-        run = keeps(resized(fleet, sizes), trace, promise.limits, requests)
+        tried, patience_s = resized(fleet, sizes), promise.patience_s
+        run = keeps(tried, trace, promise.limits, requests, patience_s=patience_s)
         return run is not None and judge(run, promise, values=False).holds
 
     return least_sizes(holds, prices, least, most)

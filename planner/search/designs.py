@@ -105,11 +105,12 @@ class PoolQuestion:
     def of(cls, pool: Pool, terms: Terms, ceiling: float, beside: float) -> PoolQuestion:
         """Ask whether any count could pay at all, else how few it may be."""
         failed, held = pool.learned.failed, pool.learned.held
-        count = pool.most_below(terms, ceiling, beside)
-        if held <= count:
-            likely = pool.item.likely  # far too few fail fast, so it pays to look low first
-            count = likely if failed < likely < held else (failed + int(held)) // 2
-        return cls(pool, count)
+        most = pool.most_below(terms, ceiling, beside)
+        if math.isinf(held):
+            return cls(pool, most)
+        above = int(min(held, most + 1))
+        likely = pool.item.likely  # far too few fail fast, so it pays to look low first
+        return cls(pool, likely if failed < likely < above else (failed + above) // 2)
 
     def ask(self) -> None:
         assert self.pool.alone is not None

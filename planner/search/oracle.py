@@ -453,7 +453,9 @@ class Oracle:
                 name = answer_name(question, self.trace, slo)
                 kept = None if name is None else decided.look_up(name)
             if kept is None:
-                simulation = keeps(self._at(fleet()), trace, slo.limits, requests, slo.every_s)
+                simulation = keeps(
+                    self._at(fleet()), trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s
+                )
                 known = simulation is not None and judge(simulation, slo, values=False).holds
                 if decided is not None and name is not None:
                     decided.add(name, holds=known, seen=requests.seen())

@@ -69,19 +69,30 @@ def search_two_pools(
     Of pairs with equal prices those named first are looked at first.
     """
     pairs = pair_up(prefills, decodes, ask, search, allowed)
-    found = cheapest(
-        [pairs],
-        shared_limits(search.limits),
-        below=search.value,
-        run=run,
-        out_of_time=out_of_time,
-        leaping=search.best is None,
-    )
-    if not found.is_exact:
-        search.is_exhausted = False
-        return
+    for designs in (_likely(pairs), pairs):  # a good fleet first: it rules most others out by a question each
+        found = cheapest(
+            [designs],
+            shared_limits(search.limits),
+            below=search.value,
+            run=run,
+            out_of_time=out_of_time,
+            leaping=search.best is None,
+        )
+        if not found.is_exact:
+            search.is_exhausted = False
+            return
     for item in (*prefills, *decodes):
         explain(item, search)
+
+
+def _likely(pairs: Sequence[Design]) -> list[Design]:
+    """Those of the prefill option that will likely be the cheapest."""
+
+    def likely(design: Design) -> float:
+        return objective((pool.item.option, pool.item.likely) for pool in design.pools)
+
+    best = min(pairs, key=likely, default=None)
+    return [] if best is None else [design for design in pairs if design.pools[0] is best.pools[0]]
 
 
 def pair_up(

@@ -10,6 +10,8 @@ from planner.simulator.layout import (
     DONE,
     E2E,
     GAP_DEPTH,
+    IN_DOUBT,
+    LATEST_S,
     NONE,
     ONE,
     PARTS,
@@ -139,7 +141,12 @@ def is_broken(state):
 
 @kernel_jit
 def see_late(state, time_s):
-    """Count who is late by now for a limit on ttft or e2e, wherever they are. Nobody waits for others."""
+    """Count who is late by now for a limit on ttft or e2e, wherever they are, and whether the backlog test
+    can still be passed. Nobody waits for others.
+    """
+    if time_s > state.policy[LATEST_S]:
+        state.policy[LATEST_S] = np.inf
+        state.counters[BROKEN] |= state.counters[IN_DOUBT] > 0
     requests = state.requests
     for k in range(len(state.limits)):
         watched = state.limits[k]

@@ -387,14 +387,16 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
     FREED,  # ... of those that waited for others and will arrive
     BROKEN,  # 1: a limit can no longer hold in one of the windows
     HELD,  # root of the heap of requests that wait at the router for a worker to be free for them
-) = range(7, 22)
-COUNTERS = 22
+    IN_DOUBT,  # how many more of the last requests must decode before LATEST_S for the backlog test
+) = range(7, 23)
+COUNTERS = 23
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
 # heard of loads; how many times as long the steps of prefill workers are for the predictor; Aladdin's
 # heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime); seconds
-# that a flip takes
+# that a flip takes; who arrives from LAST_S on is one of the last requests, and LATEST_S is when too many of
+# them that do not decode yet have waited too long
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
-HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S = range(10, 14)
-POLICY = 14
+HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S, LAST_S, LATEST_S = range(10, 16)
+POLICY = 16

@@ -14,7 +14,7 @@ from planner.io.columns import let_go
 from planner.simulator import counting
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation
-from planner.traffic.trace import slo_windows_s, window_numbers
+from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -451,7 +451,7 @@ def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
 def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
     """Of the requests that arrived last, the share that waited no longer than so many seconds."""
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
-    last = (simulation.arrival_s >= end - (end - start) / 10) & (simulation.arrival_s <= end)
+    last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
     waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])  # one token: no gap
     waited_s[simulation.status[last] != 0] = np.inf
     return float((waited_s <= slo.patience_s).mean()) if last.any() else 1.0, slo.patience_s

@@ -37,7 +37,7 @@ from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
-from planner.traffic.trace import Trace, measured_window, slo_windows_s, window_numbers
+from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -226,6 +226,7 @@ def _passed(
     *,
     record: bool = False,
     stop_early: bool = False,
+    patience_s: float = np.inf,
     predicted_tokens: Ints | None = None,
     deadline: float = np.inf,
 ) -> tuple[Simulation, State]:
@@ -252,6 +253,7 @@ def _passed(
         if every_s is not None:
             state = _in_windows(state, limits, trace, every_s)
         state = state._replace(disturbances=through.disturbances())
+        _be_patient(state, trace, patience_s)
         try:
             through.run(state, lambda each: kernel.simulate_events(each, 0, stop_early), deadline)
         except passing.MoreRuns:
@@ -355,22 +357,33 @@ class Requests:
 
 
 def keeps(
-    fleet: Fleet, trace: Trace, limits: Sequence[Limit], requests: Requests, every_s: float | None = None
+    fleet: Fleet,
+    trace: Trace,
+    limits: Sequence[Limit],
+    requests: Requests,
+    every_s: float | None = None,
+    *,
+    patience_s: float = np.inf,
 ) -> Simulation | None:
     """Simulate only as far as it takes to see a limit broken, over the whole or, with `every_s`, in one of
-    the windows of that length: None if one is, else the whole simulation.
+    the windows of that length, or too many of the last requests wait longer than `patience_s`
+    (`Slo.patience_s`): None if so, else the whole simulation.
 
     A limit that holds in every window holds over the whole, so that either may end it; what became of the
-    windows `judge` says. `requests` are those of `trace`, laid out once for many fleets.
+    windows, and all that the backlog test asks, `judge` says. `requests` are those of `trace`, laid out once
+    for many fleets.
     """
     if is_long(fleet, trace):
         predicted = requests.predicted_tokens
-        told, state = _passed(fleet, trace, limits, every_s, stop_early=True, predicted_tokens=predicted)
+        told, state = _passed(
+            fleet, trace, limits, every_s, stop_early=True, patience_s=patience_s, predicted_tokens=predicted
+        )
         requests.count(int(state.counters[layout.ENTERED]))
         return told if _kept(state, len(trace), limits) else None
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
         state = _in_windows(state, limits, trace, every_s)
+    _be_patient(state, trace, patience_s)
     _run(state, fleet, 0, True)
     n = len(trace)
     found = results(state, fleet, trace, tuple(limits)) if _kept(state, n, limits) else None
@@ -388,6 +401,21 @@ def _kept(state: State, n: int, limits: Sequence[Limit]) -> bool:
         watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
         for watched, limit in zip(state.limits, limits, strict=True)
     )
+
+
+def _be_patient(state: State, trace: Trace, patience_s: float) -> None:
+    """Have the kernel stop where the backlog test (`judge`) can no longer be passed.
+
+    Of the last requests that have more than one token, whoever does not decode two patiences after the last
+    arrival has waited longer than one: before the first token, or since.
+    """
+    if trace.after.size:
+        return
+    first = int(np.searchsorted(trace.arrival_s, last_tenth_s(*state.window.tolist())))
+    many = int((trace.output_tokens[first:] > 1).sum())
+    state.policy[layout.LAST_S] = trace.arrival_s[first]
+    state.policy[layout.LATEST_S] = (float(trace.arrival_s[-1]) + 2 * patience_s) * (1 + 1e-9)
+    state.counters[layout.IN_DOUBT] = many - (len(trace) - first) // 2
 
 
 def engine_of(fleet: Fleet) -> str:
@@ -699,6 +727,7 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.HEARD_S] = -np.inf
     numbers[layout.PREDICTOR] = 1.0 + policies.predictor_slowdown_frac
     numbers[layout.HEARTBEAT_S] = policies.heartbeat_s
+    numbers[[layout.LAST_S, layout.LATEST_S]] = np.inf
     return numbers
 
 

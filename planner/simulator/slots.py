@@ -21,6 +21,8 @@ from planner.simulator.layout import (
     GAMMA,
     GROUP,
     HEAVY_TOKENS,
+    IN_DOUBT,
+    LAST_S,
     LEAVING,
     NONE,
     ONE,
@@ -328,6 +330,8 @@ def join(state, l, r):
     The slots are in two groups: those whose last token left at lane.last_token_s, then the late ones.
     """
     lane, request = state.lanes[l], state.requests[r]
+    if request.arrival_s >= state.policy[LAST_S] and request.generated_tokens == 1:
+        state.counters[IN_DOUBT] -= 1
     if lane.decodes == 0:
         lane.last_token_s, lane.late_decodes = request.last_token_s, 0
     at = lane.decodes

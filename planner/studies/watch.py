@@ -392,7 +392,7 @@ def carries(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
     def holds(factor: float) -> bool:
         asked = sped_up(trace, factor)
         slo = written.slo
-        simulation = keeps(fleet, asked, slo.limits, Requests(asked), slo.every_s)
+        simulation = keeps(fleet, asked, slo.limits, Requests(asked), slo.every_s, patience_s=slo.patience_s)
         return simulation is not None and judge(simulation, slo, values=False).holds
 
     good, bad = 0.0, 1 + HEADROOM_MOST_FRAC

@@ -221,6 +221,11 @@ def measured_window(trace: Trace) -> tuple[float, float]:
     return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
 
 
+def last_tenth_s(start_s: float, end_s: float) -> float:
+    """When the last tenth of a window begins, whose requests the backlog test looks at."""
+    return end_s - (end_s - start_s) / 10
+
+
 def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s: float) -> FloatArray:
     """Edges (W + 1,) of the windows in which `slo: {every: 10 min}` is judged.
 

@@ -214,3 +214,21 @@ def test_gap_percentiles_need_a_recorded_run() -> None:
     assert judge(plain, slo).holds
     assert judge(recorded, slo).holds
     assert (request_values_s(recorded, "tbt") == 1.0).all()
+
+
+def test_stopping_at_the_backlog_test_never_changes_the_verdict() -> None:
+    """Of random fleets, engines and policies, with a patience about as long as their waits: what `keeps` stops
+    fails the backlog test in the whole run, and most of what fails it is stopped."""
+    failed, stopped = 0, 0
+    for seed in range(400):
+        fleet, trace, _, _ = random_case(seed, dyadic=False)
+        whole = simulate(fleet, trace)
+        patience_s = float(np.random.default_rng(seed).choice([0.01, 0.1, 0.5])) * (
+            float(trace.arrival_s[-1]) + 0.1
+        )
+        found = keeps(fleet, trace, (), Requests(trace), patience_s=patience_s)
+        limits = (Limit("ttft", 0.0, patience_s),)
+        is_steady = judge(simulate(fleet, trace, limits=limits), Slo(limits)).is_steady
+        assert not is_steady or (found is not None and found.e2e_s.tobytes() == whole.e2e_s.tobytes())
+        failed, stopped = failed + (not is_steady), stopped + (found is None)
+    assert failed > 40 and 10 < stopped <= failed, (failed, stopped)
