@@ -101,6 +101,7 @@ def test_make_plan_installs_what_the_steps_need() -> None:
     assert needed and needed <= set(re.findall(r"\[(\w+)\]", line)), line
 
 
+@pytest.mark.slow
 def test_the_how_to_s_own_gpu_is_planned_with(scratch: Path) -> None:
     """The page's catalog and question, written to the files that their first lines name, with its command."""
     text = HOW_TO.read_text()
@@ -112,6 +113,7 @@ def test_the_how_to_s_own_gpu_is_planned_with(scratch: Path) -> None:
     assert not_shown(section, run(command, scratch)) == []
 
 
+@pytest.mark.slow
 def test_the_how_to_s_day_is_drawn_and_sized(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = next(section for section in sections(HOW_TO.read_text()) if section.startswith("Size a day"))
     monkeypatch.chdir(scratch)
@@ -125,6 +127,7 @@ def test_the_how_to_s_day_is_drawn_and_sized(scratch: Path, monkeypatch: pytest.
     assert len(named) == 3 and [name for name in sorted(named) if not (scratch / name).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_api_page_s_example_prints_what_it_says(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +139,7 @@ def test_the_api_page_s_example_prints_what_it_says(
     assert capsys.readouterr().out == said + "\n"
 
 
+@pytest.mark.slow
 def test_the_python_page_prints_what_it_shows(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_promised_attainment_is_shown_where_the_limits_are(run: Run, tmp_path:
     assert re.search(r"attainment.*90 %.*0.00 %, 0.00 at least", run(*asked, "--seeds", 2).out)
 
 
+@pytest.mark.slow
 def test_stderr_holds_progress_alone(planned: Planned, again: Planned) -> None:
     for line in (planned.said.err + again.said.err).splitlines():
         assert line.startswith("[") and " s] " in line
@@ -198,6 +199,7 @@ def test_equal_seeds_give_equal_bytes_whatever_the_hashes(planned: Planned, agai
     assert planned.bytes == again.bytes
 
 
+@pytest.mark.slow
 def test_another_seed_draws_other_traffic_that_is_kept_too(
     tmp_path: Path, planned: Planned, run: Run
 ) -> None:
@@ -544,7 +546,9 @@ def test_an_interrupt_that_python_would_drop_comes_again() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "plan: interrupted\n")
 
 
-@pytest.mark.parametrize("number", [0, 1, 2], ids=["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), 1, 2], ids=["stdin", "stdout", "stderr"]
+)
 def test_a_closed_stream_changes_nothing(here: Path, number: int) -> None:
     """Else the first file that is opened gets its number, a chart's pipe for instance."""
     plan = Path(sys.executable).with_name("plan")

@@ -43,6 +43,7 @@ def found() -> DayResult:
     return result
 
 
+@pytest.mark.slow
 def test_a_row_for_each_and_the_optimum(found: DayResult) -> None:
     table = found.to_frame()
     assert table["name"].tolist() == ["optimum", "static", "hpa"]

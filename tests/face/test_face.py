@@ -129,6 +129,7 @@ def test_a_foreign_planner_is_one_clear_error(tmp_path: Path) -> None:
     assert "ImportError: fleetplan needs its own package `planner`" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_bytes(
     planned: PlanResult, command: Callable[..., str], tmp_path: Path
 ) -> None:

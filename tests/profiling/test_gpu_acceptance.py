@@ -110,6 +110,7 @@ async def generated(engine: Engine, name: str, ids: list[int], tokens: int) -> t
     return token_s, ""
 
 
+@pytest.mark.slow
 def test_what_is_prepared_replays_and_compares_with_what_was_planted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from planner.models.output_length import bucket_of
 from profiling.prompt_words import TASKS, PromptWords, best_accuracy, made_prompts
 
 
+@pytest.mark.slow
 def test_the_best_accuracy_is_that_of_who_knows_the_task() -> None:
     """Drawn: the commonest bucket of each task, counted over 40,000 answers."""
     _, outputs, kinds = made_prompts(40_000, np.random.default_rng(5))

@@ -127,7 +127,7 @@ def test_spot_and_firm_workers_share_one_stock() -> None:
         plan(question(fleet=fleet), traffic(rate_rps=40.0), CATALOG)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: int) -> None:
     """Simulated again by hand: steps 10 % longer, 10 % more requests/s. The difference to the plain plan is
     the insurance."""
@@ -152,7 +152,7 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
 A100: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["a100-80g"]}}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3))])
 def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     """The cheapest fleet that holds at 28.6 requests/s misses at a rate between that and 26: the worst of
     an interval is not its end. The plan holds at all the rates it names, both ends among them."""

@@ -86,6 +86,7 @@ def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alo
     assert (found.value, found.value_on_paper) == pytest.approx((production, paper))
 
 
+@pytest.mark.slow
 def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both() -> None:
     """All fleets of level 0 within the stock, each in the futures that its LLM's search sees."""
     found, asked = scarce(), question(SCARCE)
@@ -144,6 +145,7 @@ def test_a_loss_that_the_stock_does_not_allow_names_the_llm() -> None:
         assert lossy is not None and lossy.value is None
 
 
+@pytest.mark.slow
 def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     """On paper both fit 16 A100 and 4 H100 (else that would be said), in production not; with 8 H100 and 16
     A100, as it says, they do.

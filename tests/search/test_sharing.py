@@ -128,10 +128,14 @@ pytestmark = pytest.mark.usefixtures("few_types")
         ({"a100-80g": 16, "h100-80g": 4}, {}),
         ({"a100-80g": 12, "h100-80g": 6}, {"objective": "power"}),
         ({"a100-80g": 16, "h100-80g": 5}, {"rates": (9.0, 6.0)}),
-        ({"a100-80g": 12, "h100-80g": 5}, {"objective": "gpus"}),
-        ({"a100-80g": 12, "h100-80g": 12}, {"limits": {"power": "7.3 kW"}}),
-        ({"a100-80g": 12, "h100-80g": 8}, {"llms": 3, "limits": {"gpus": 20}}),
-        ({"a100-80g": 8, "h100-80g": 6}, {}),
+        pytest.param({"a100-80g": 12, "h100-80g": 5}, {"objective": "gpus"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"a100-80g": 12, "h100-80g": 12}, {"limits": {"power": "7.3 kW"}}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"a100-80g": 12, "h100-80g": 8}, {"llms": 3, "limits": {"gpus": 20}}, marks=pytest.mark.slow
+        ),
+        pytest.param({"a100-80g": 8, "h100-80g": 6}, {}, marks=pytest.mark.slow),
         ({"a100-80g": 10, "h100-80g": 6}, {"limits": {"power": "5.2 kW", "gpus": 10}}),
     ],
 )

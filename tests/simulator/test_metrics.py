@@ -217,7 +217,7 @@ def test_gap_percentiles_need_a_recorded_run() -> None:
 
 
 def test_stopping_at_the_backlog_test_never_changes_the_verdict() -> None:
-    """Of random fleets, engines and policies, with a patience about as long as their waits: what `keeps` stops
+    """Random fleets, engines and policies, with a patience about as long as their waits: what `keeps` stops
     fails the backlog test in the whole run, and most of what fails it is stopped."""
     failed, stopped = 0, 0
     for seed in range(400):

@@ -38,6 +38,7 @@ def over_ttft(study: Study) -> Frontier:
     return frontier(study, question(), "ttft", first=0.3, last=3.0, points=20)
 
 
+@pytest.mark.slow
 def test_between_two_corners_no_plan_is_cheaper(over_ttft: Frontier) -> None:
     """Plans from scratch on a grid that the staircase never saw cost what it says."""
     assert len(over_ttft.steps) >= 2 and all(step.is_exact for step in over_ttft.steps)
@@ -69,6 +70,7 @@ def test_values_rise_as_limits_tighten(over_ttft: Frontier) -> None:
     assert over_ttft.asked == 1.0 and over_ttft.best_at(10.0) is None and over_ttft.best_at(1e-3) is None
 
 
+@pytest.mark.slow
 def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
     """A plan under each fleet's own Watts finds no cheaper one; below the last, none."""
     found = frontier(study, question(), "power", points=20)

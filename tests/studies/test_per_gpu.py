@@ -40,6 +40,7 @@ def found(asked: Task) -> Plan:
     return beside_each_gpu(Study(traffic(), CATALOG), asked)
 
 
+@pytest.mark.slow
 def test_each_answer_is_that_of_a_plan_with_this_gpu_alone(asked: Task, found: Plan) -> None:
     """From scratch, with nothing remembered; and the fleet keeps the SLO when it is simulated once more."""
     rows = {row.label: row for row in found.alternatives if row.label.startswith("only ")}
@@ -102,6 +103,7 @@ def test_where_nobody_says_whether_two_to_four_types_are_answered(
     assert len(labels) == (len(stock) if is_answered else 0)
 
 
+@pytest.mark.slow
 def test_those_asked_for_are_planned_for_production_and_none_repeats_an_answer() -> None:
     """A row costs what a plan for production with this GPU alone does; else it is on paper."""
     study, gpus = Study(traffic(requests=60, rate_rps=3), CATALOG), ["a100-80g", "h100-80g"]

@@ -53,6 +53,7 @@ def running(study: Study) -> Fleet:
     return study.ask(replace(question(), rate_rps=8.0)).fleet
 
 
+@pytest.mark.slow
 def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Study) -> None:
     safe = replace(question(), safety=Safety())
     on_paper, made = study.ask(question()), study.ask(safe)

@@ -53,7 +53,9 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("text", CHANGES)
+@pytest.mark.parametrize(
+    "text", [*CHANGES[:3], *(pytest.param(each, marks=pytest.mark.slow) for each in CHANGES[3:])]
+)
 def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> None:
     """The warm start and remembered simulations change the work, not the value."""
     study = Study(traffic(), CATALOG)
@@ -154,6 +156,7 @@ def test_a_change_that_leaves_no_fleet_says_why() -> None:
     assert moved.answer is None and moved.kept is False and "below what any worker can do" in moved.why
 
 
+@pytest.mark.slow
 def test_sensitivity_goes_the_right_way() -> None:
     """Worse step times, more traffic, tighter limits and dearer GPUs never save; the opposite never costs."""
     study = Study(traffic(), CATALOG)

@@ -347,6 +347,7 @@ def request_of(path: Path) -> dict[str, Any]:
     return {"trace": str(path), "seed": 0, "catalog": None}
 
 
+@pytest.mark.slow
 def test_a_job_in_a_process_of_its_own_answers_as_the_planner_does(tmp_path: Path) -> None:
     path = tmp_path / "short.csv"
     path.write_text("timestamp,input_tokens,output_tokens\n0,10,5\n1,20,5\n2,30,9\n")
@@ -402,6 +403,7 @@ def sample_request(**changed: Any) -> dict[str, Any]:
     return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": 120.0}
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 5 requests/s. Less money changes no simulation of a fleet, so none is run; a shorter TTFT does."""
 
@@ -417,6 +419,7 @@ def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.M
     assert answer("what_if", ttft_ms=1000.0)[1] > simulated and answer()[0] == fresh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [{"rate": 8.0}, pytest.param({"ttft_ms": 300.0}, marks=pytest.mark.slow), {"objective": "gpus"}],
@@ -475,6 +478,7 @@ def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_the_command_shown_gives_the_same_files(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -572,6 +576,7 @@ def test_what_cannot_be_promised_is_told_as_the_command_tells_it() -> None:
     assert "no limit found" in shown(at.error)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder: Path) -> None:
     """At half the rate no more is needed than before."""
@@ -586,6 +591,7 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
     assert kept is not None and kept.asked["rate"] == 10.0 and "10 instead of 20" in kept.name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_what_if_takes_any_key_of_slo_yaml_and_refuses_what_is_none() -> None:
     planned()
@@ -723,6 +729,7 @@ def test_what_is_wrong_with_several_llms_is_one_line() -> None:
         together.of_document(TWO, {"shared": asked["shared"]}, CATALOG, SAMPLE_TRACES[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_two_llms_are_planned_in_the_app_as_by_the_command(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -781,6 +788,7 @@ def test_llms_are_added_and_removed() -> None:
     assert not at.exception and not at.error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> None:
     on_paper("c5" * 16, changes=H100_ALONE)
