@@ -118,8 +118,9 @@ def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not()
     problem, paper = searched()
     made, asked = tried(problem, paper), in_production(problem)
     assert made is not None
-    (prefill, count), (decode, _) = paper.best
-    far = [((prefill, count), (decode, 20 + more)) for more in range(6)]
+    options = {option.name: option for option in paper.level0.options}
+    prefill, decode = (options[f"{role} h100-80g tp4 2048"] for role in ("prefill", "decode"))
+    far = [((prefill, 2), (decode, 20 + more)) for more in range(6)]
     most = asked.oracle.may_miss + 2
     assert all(asked.oracle.missed(counts, most) > most for counts in far)
     assert all(asked.oracle.alone().holds(far)) and objective(far[0]) > objective(made.best)
