@@ -66,7 +66,8 @@ def search_two_pools(
 ) -> None:
     """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
 
-    Of pairs with equal prices those named first are looked at first.
+    Of pairs with equal prices those named first are looked at first, after those of the likeliest prefill
+    option.
     """
     pairs = pair_up(prefills, decodes, ask, search, allowed)
     for designs in (_likely(pairs), pairs):  # a good fleet first: it rules most others out by a question each
