@@ -649,7 +649,7 @@ TABLE: tuple[Policy, ...] = (
     Pools(
         name="splitwise",
         code=MIXED_POOL,
-        words="machines join a mixed pool where queues are long",
+        words="machines join a mixed pool where queues are long, and may change sides for good",
         engines=(OF_SPLITWISE,),
     ),
 )

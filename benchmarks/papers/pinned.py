@@ -10,8 +10,8 @@ Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 
 Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned ones before any simulation.
 `plan` asks the planner itself, on paper, for the cheapest fleet of machines with one L40S each: with the
 routings of LRU caches alone, and with pinned prefixes as one more choice. `certified` asks the same for
-production, nine of ten futures kept. `mooncake` asks for twenty minutes of Mooncake's conversations with pins
-to choose, and prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
+production, nine of ten futures kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
+prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
 all sizes.
 """
 
@@ -42,7 +42,6 @@ PREFIXES, PREFIX_BLOCKS, BLOCK_TOKENS = 40, 30, 512
 LRU = ("prefix-affinity", "min-ttft", "cache-aware", "e2")
 PINNED = "pinned-prefix"
 TTFT_S, MOST = 0.4, 12
-MOONCAKE_S = 1200.0  # of its hour
 SIZES = (("llama-3.1-70b", 8, (4, 8, 12)), ("llama-3.1-70b", 4, (8, 16)), ("llama-3.1-8b", 1, (8, 16)))
 
 
@@ -162,8 +161,7 @@ def mooncake(path: Path) -> None:
         "safety": "none",
     }
     trace = read_trace(path, seed=0)
-    part = trace.select(np.flatnonzero(trace.arrival_s - trace.arrival_s[0] < MOONCAKE_S))
-    tell((*LRU, PINNED), fleetplan.plan(question, part, time_limit_s=900).plan)
+    tell((*LRU, PINNED), fleetplan.plan(question, trace).plan)
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ figure14  what a pair adds to a lone request by its prompt, KV after the prefill
 figure16  latencies by load on the paper's iso-power clusters
 figure17  the same on iso-power clusters, conversation, 70 and 130 requests/s, by pool
 figure20  conversation on the clusters found for code; Llama-70B on those found for BLOOM-176B
+repurpose one workload, then the other, on the cluster found for the first: latencies of the last eight
+          minutes, with machines that change sides after a minute in the mixed pool, and without
 batch     no limits on latency: requests/s per USD at a load that all clusters fall behind
 tables    iso-power, iso-cost, iso-throughput on conversation and code, requests/s, cost and power over the
           baselines of the paper
@@ -262,6 +264,40 @@ def figure20(given: Given) -> None:
         print(f"  {name:14}{rate_rps:6g}, BLOOM {bloom_rps:g}, {show(counts)}")
 
 
+def shifted(given: Given, workloads: Sequence[str], rate_rps: float, half_s: float) -> Trace:
+    """One workload, then the other, each for so long."""
+    halves = [made_up(given.traces, workload, rate_rps, 0, half_s / 60) for workload in workloads]
+    columns = [
+        np.concatenate([getattr(half, name) for half in halves]) for name in ("input_tokens", "output_tokens")
+    ]
+    arrival_s = np.concatenate([half_s * i + half.arrival_s for i, half in enumerate(halves)])
+    return Trace(" then ".join(workloads), arrival_s, *columns)
+
+
+def repurpose(given: Given) -> None:
+    """HH, whose machines are alike, on its cluster for the first workload and on that for the second."""
+    for first, second in (("conv", "code"), ("code", "conv")):
+        trace = shifted(given, (first, second), 90.0, 600.0)
+        late = trace.arrival_s > 720.0
+        print(f"{trace.name}, 90 requests/s, ten minutes each; P90 of the last eight, P99 of longest gaps")
+        for name, counts, after_s in (
+            (f"for {first}", ISO_POWER[first]["HH"], np.inf),
+            ("  repurposed after 60 s", ISO_POWER[first]["HH"], 60.0),
+            (f"for {second}", ISO_POWER[second]["HH"], np.inf),
+        ):
+            fleet = cluster(given, "HH", counts)
+            policies = replace(fleet.policies, repurpose_after_s=after_s)
+            found = simulate(replace(fleet, policies=policies), trace)
+            ttft_s, tpot_s, e2e_s = (
+                np.nanquantile(each[late], 0.9) for each in (found.ttft_s, found.tpot_s, found.e2e_s)
+            )
+            gap_s = np.nanquantile(found.tbt_max_s[late], 0.99)
+            print(
+                f"  {name:24} {show(counts)}: TTFT {ttft_s:.2f} s, TBT {1e3 * tpot_s:.0f} ms, "
+                f"E2E {e2e_s:.1f} s, gaps {1e3 * gap_s:.0f} ms"
+            )
+
+
 def batch(given: Given) -> None:
     """Two minutes of 400 requests/s; served until the last is done, counted over the time that takes."""
     print("batch job, conversation, 400 requests/s for 2 minutes: requests/s done, per USD")
@@ -277,7 +313,10 @@ def batch(given: Given) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Splitwise's figures on its own step times.")
-    commands = {one.__name__: one for one in (figure4, figure14, figure16, figure17, figure20, batch, tables)}
+    commands = {
+        one.__name__: one
+        for one in (figure4, figure14, figure16, figure17, figure20, repurpose, batch, tables)
+    }
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("profiles", type=Path)
     parser.add_argument("traces", type=Path)

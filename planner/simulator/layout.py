@@ -297,6 +297,7 @@ MACHINE = np.dtype(  # what a worker is in splitwise.py besides
         ("is_cut", "i8"),
         ("home", "i8"),  # pool
         ("pool", "i8"),
+        ("mixed_since_s", "f8"),
         # the batch being formed
         ("picked", "i8"),  # tasks that are new in it: the first of State.picks
         ("batch_tasks", "i8"),
@@ -321,7 +322,7 @@ class State(NamedTuple):
     """Everything the engines read and write. W workers, L lanes, n requests, E entities with events.
 
     The entities are the lanes, then in kernel.py the link and the outside world, in the other engines the
-    requests, which may be on the link.
+    requests, which may be on the link, and the outside world.
     """
 
     types: npt.NDArray[np.void]  # (T,) TYPE
@@ -394,7 +395,7 @@ COUNTERS = 22
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
 # heard of loads; how many times as long the steps of prefill workers are for the predictor; Aladdin's
 # heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime); seconds
-# that a flip takes
+# that a flip takes; in Splitwise's mixed pool until a machine changes its own
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
-HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S = range(10, 14)
-POLICY = 14
+HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S, REPURPOSE_S = range(10, 15)
+POLICY = 15

@@ -13,6 +13,8 @@ from planner.policies import (
     BY_FIELD,
     FLIP,
     LOWEST_BY_LOT,
+    MIXED_POOL,
+    OF_DISTSERVE,
     POOLS,
     QUEUE,
     ROUND_ROBIN,
@@ -52,6 +54,7 @@ def check(fleet: Fleet) -> None:
                 f"policies.routing is {name!r}, which needs step times of the planner's own form"
             )
     _check_engine(policies, batching)
+    _check_pools(policies)
     _check_places(fleet, batching)
     if fleet.engine is not None and batching.code != VLLM_V1:
         raise InputError(
@@ -66,7 +69,7 @@ def check(fleet: Fleet) -> None:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
         )
-    if batching.engine != STEPWISE and fleet.disturbances:
+    if batching.engine == OF_DISTSERVE and fleet.disturbances:
         raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
     if batching.is_one_stage and deepest > 1:
         raise InputError(f"pp is {deepest}, must be 1 with batching {batching.name!r}")
@@ -241,6 +244,17 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
             f"policies.prediction_accuracy_frac is {policies.prediction_accuracy_frac!r}, must be None with "
             f"batching {batching.name!r}"
         )
+
+
+def _check_pools(policies: Policies) -> None:
+    """Whether there is a mixed pool that machines could leave for good."""
+    if POOLS[policies.pools].code != MIXED_POOL and policies.repurpose_after_s < math.inf:
+        raise InputError(
+            f"policies.repurpose_after is of machines in Splitwise's mixed pool, and policies.pools is "
+            f"{policies.pools!r}; drop one of the two"
+        )
+    if not policies.repurpose_after_s >= 0:
+        raise InputError(f"policies.repurpose_after_s is {policies.repurpose_after_s:g}, must be >= 0")
 
 
 def _check_caches(policies: Policies) -> None:

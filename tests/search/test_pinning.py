@@ -110,8 +110,8 @@ def conversations(seed: int) -> Trace:
 
 @pytest.mark.parametrize("kv_tokens", [30_000, 60_000, 120_000])
 def test_what_sessions_hit_beside_the_pins_is_planned_too(worker: WorkerType, kv_tokens: int) -> None:
-    """Half of the tokens are six tools', which are pinned; of the rest caches of three sizes keep more or less.
-    What hits in all is planned to 3 points, and what hits in each of two pools to 6."""
+    """Half of the tokens are six tools', which are pinned; of the rest three sizes of caches keep some. What
+    hits in all is planned to 3 points, and what hits in each of two pools to 6."""
     trace = conversations(0)
     pools = (
         Pool("a", "mixed", replace(worker, kv_tokens=kv_tokens), 2),
