@@ -395,7 +395,8 @@ COUNTERS = 22
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
 # heard of loads; how many times as long the steps of prefill workers are for the predictor; Aladdin's
 # heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime); seconds
-# that a flip takes; in Splitwise's mixed pool until a machine changes its own
+# that a flip takes; in Splitwise's mixed pool until a machine changes its own; since when the pool of
+# arrivals, and that of hand-offs, is short of workers (+ FRONT or BACK)
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
-HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S, REPURPOSE_S = range(10, 15)
-POLICY = 15
+HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S, REPURPOSE_S, SHORT_SINCE_S = range(10, 16)
+POLICY = 17

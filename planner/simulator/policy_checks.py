@@ -11,16 +11,17 @@ from planner.models.kv_offload import is_common
 from planner.policies import (
     BATCHING,
     BY_FIELD,
-    FLIP,
     LOWEST_BY_LOT,
     MIXED_POOL,
     OF_DISTSERVE,
     POOLS,
     QUEUE,
+    REPURPOSE,
     ROUND_ROBIN,
     ROUTING,
     SCORE,
     SPLITWISE,
+    STATIC,
     STEPWISE,
     TWO_BY_REQUESTS,
     VLLM_V1,
@@ -89,8 +90,10 @@ def _check_places(fleet: Fleet, batching: Batching) -> None:
         raise InputError(
             "network.topology: machines of batching 'splitwise' have links of their own; drop it"
         )
-    if POOLS[policies.pools].code == FLIP:
-        raise InputError("network.topology: workers that flip their role are not simulated on nodes; drop it")
+    if POOLS[policies.pools].code != STATIC:
+        raise InputError(
+            "network.topology: workers that change their role are not simulated on nodes; drop it"
+        )
 
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
@@ -247,12 +250,15 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
 
 
 def _check_pools(policies: Policies) -> None:
-    """Whether there is a mixed pool that machines could leave for good."""
-    if POOLS[policies.pools].code != MIXED_POOL and policies.repurpose_after_s < math.inf:
+    """Whether workers may change sides for good, where it is said when."""
+    pools, is_said = POOLS[policies.pools], policies.repurpose_after_s < math.inf
+    if pools.code not in (MIXED_POOL, REPURPOSE) and is_said:
         raise InputError(
-            f"policies.repurpose_after is of machines in Splitwise's mixed pool, and policies.pools is "
+            f"policies.repurpose_after is of pools splitwise and repurpose, and policies.pools is "
             f"{policies.pools!r}; drop one of the two"
         )
+    if pools.code == REPURPOSE and not is_said:
+        raise InputError("policies.repurpose_after: pools 'repurpose' needs it, such as 2 min")
     if not policies.repurpose_after_s >= 0:
         raise InputError(f"policies.repurpose_after_s is {policies.repurpose_after_s:g}, must be >= 0")
 

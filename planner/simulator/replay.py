@@ -695,6 +695,7 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     numbers[layout.RESTART_S] = policies.flip_restart_s
     numbers[layout.REPURPOSE_S] = policies.repurpose_after_s
+    numbers[layout.SHORT_SINCE_S :] = np.inf
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
     numbers[layout.LOAD_PERIOD_S] = policies.load_period_s

@@ -373,5 +373,5 @@ def test_what_the_machines_do_not_know_is_refused(changes: dict[str, Any], messa
 def test_without_a_mixed_pool_nobody_leaves_it() -> None:
     fleet = fleet_of(BY_HAND, ("prompt", "token"), "kv_token_jsq")
     fleet = replace(fleet, policies=replace(fleet.policies, repurpose_after_s=60.0))
-    with pytest.raises(InputError, match="repurpose_after is of machines in Splitwise's mixed pool"):
+    with pytest.raises(InputError, match="repurpose_after is of pools splitwise and repurpose"):
         simulate(fleet, trace_of([(0, 1, 1)]))
