@@ -574,9 +574,9 @@ def test_an_instance_flips_after_a_minute_idle_where_the_other_pool_has_work() -
 
 
 def test_the_pool_that_is_short_gets_a_worker_that_drains_first() -> None:
-    """Steps of 1 s, one seat per worker. Both decode workers soon have a request of thirty tokens, so they are
-    short at the hand-offs that follow, a second apart: nobody can be spared of one prefill worker, but one of
-    two, which decodes from then on."""
+    """Steps of 1 s, one seat per worker. Both decode workers soon have a request of thirty tokens, so they
+    are short at the hand-offs that follow, a second apart: nobody can be spared of one prefill worker, but
+    one of two, which decodes from then on."""
     trace = make_trace([0.0, 1.0, 2.0, 3.0, 4.0], [8] * 5, [30] * 5)
 
     def used(prefill: int) -> set[int]:
