@@ -8,9 +8,9 @@ time the worker is in no pool until then, and no other one flips; it counts as i
 Splitwise's re-purposing (Patel et al. 2024, arXiv:2311.18677, section IV-A) for engines that have one role at
 a time, so that there is no mixed pool: a pool is short of workers where its paper has requests go to machines
 of the other one, as all of its own have more than PROMPT_QUEUE_TOKENS of prompts to compute, or no room for
-the KV of another request. One that has been short at every look for `repurpose_after_s`, while the other was
-not, gets the worker of that with the fewest requests: it takes no more, and changes its role as it is idle.
-The next one follows after as long again.
+the KV of another request. One that has been short at every arrival and hand-off for `repurpose_after_s`,
+while the other was not, gets the worker of that with the fewest requests: it takes no more, and changes its
+role as it is idle. The next one follows after as long again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROMPT_QUEUE_TOKENS = 8192.0  # Splitwise's own
 def flip(state, pool, time_s):
     """Let a worker join this pool, if one may; nothing for fleets that do not flip."""
     if state.policy[REPURPOSE_S] < np.inf:
-        _repurpose(state, pool, time_s)
+        _repurpose(state, time_s)
         return
     if state.policy[FLIP_S] == np.inf or (state.policy[RESTART_S] > 0.0 and _one_turns(state, time_s)):
         return
@@ -83,10 +83,16 @@ def _turn(state, w, time_s):
 
 
 @kernel_jit
-def _repurpose(state, pool, time_s):
-    """Let a worker drain for this pool, if it has long been short; one at a time."""
-    if _one_drains(state, time_s) or _one_turns(state, time_s):
-        return
+def _repurpose(state, time_s):
+    """Let a worker drain for the pool that has long been short; one at a time."""
+    for pool in (FRONT, BACK):
+        if not (_one_drains(state, time_s) or _one_turns(state, time_s)):
+            _look(state, pool, time_s)
+
+
+@kernel_jit
+def _look(state, pool, time_s):
+    """See whether a pool is short, and since when."""
     other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
         state.policy[since] = np.inf

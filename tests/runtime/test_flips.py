@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from planner.runtime.workers import Patience, places, rehearsal_commands, starte
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 
+REPURPOSE = {"pools": "repurpose", "repurpose_after_s": 0.02}
 INSTANT = Network(1e30, transfer="serialised", is_shared=False)
 
 
@@ -122,12 +124,12 @@ def test_a_live_fleet_repurposes_as_the_simulator(seed: int, restart_s: float) -
 
 
 def shifts(seed: int) -> Trace:
-    """Four seconds of long prompts and short answers, then four of short prompts and long answers."""
+    """Four seconds of long prompts with shorter answers, then four of short prompts with longer ones."""
     rng = np.random.default_rng(seed)
     arrival_s = np.sort(rng.uniform(0.0, 8.0, 320))
     is_early = arrival_s < 4.0
     inputs = np.where(is_early, rng.integers(5000, 8000, 320), rng.integers(16, 40, 320))
-    outputs = np.where(is_early, rng.integers(2, 5, 320), rng.integers(200, 300, 320))
+    outputs = np.where(is_early, rng.integers(60, 120, 320), rng.integers(200, 300, 320))
     return Trace("shifts", arrival_s, inputs, outputs)
 
 
@@ -154,13 +156,16 @@ def test_while_a_worker_restarts_it_is_sent_nothing_and_no_other_flips() -> None
     assert live.turned == [1, 2]
 
 
-def test_the_router_has_a_worker_restart_in_the_other_role() -> None:
-    """One prefill engine at work, two idle decode engines: the second prompt turns one of them, which is up
-    again in 0.2 s, and may turn back once there is more to decode. All requests are answered, and nothing is
-    left."""
+@pytest.mark.parametrize(
+    "how", [{"pools": "flip", "flip_after_s": 0.1}, REPURPOSE], ids=["flip", "repurpose"]
+)
+def test_the_router_has_a_worker_restart_in_the_other_role(how: dict[str, Any]) -> None:
+    """One prefill engine at work, two idle decode engines: the second prompt (or 8,192 tokens of them for 20
+    ms) turns one of them, which is up again in 0.2 s, and may turn back once there is more to decode. All
+    requests are answered, and nothing is left."""
 
     async def run() -> None:
-        policies = Policies(pools="flip", flip_after_s=0.1, flip_restart_s=0.2)
+        policies = Policies(**how, flip_restart_s=0.2)
         roles: list[Role] = ["prefill", "decode", "decode"]
         async with engines(roles) as backends, routed(backends, policies) as (router, url):
             while not router.live.is_up.all():

@@ -585,7 +585,7 @@ def test_the_pool_that_is_short_gets_a_worker_that_drains_first() -> None:
         return set(simulate(replace(fleet, pools=pools), trace).decode_worker.tolist())
 
     assert used(1) == {1, 2}
-    assert used(2) == {1, 2, 3}
+    assert used(2) == {0, 2, 3}
 
 
 def down(time_s: float, worker: int) -> Disturbance:
