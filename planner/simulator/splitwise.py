@@ -54,7 +54,6 @@ from planner.simulator.layout import (
     NONE,
     ONE,
     PENDING,
-    REPURPOSE_S,
     SIZE,
     SLOW,
     TASK,
@@ -75,21 +74,36 @@ from planner.simulator.slots import (
     refresh_next_finish_step,
     reject,
 )
+from planner.simulator.splitwise_pools import (
+    ADDS,
+    CAME,
+    IS_FULL,
+    MARKS,
+    MIXED_POOL,
+    MOVES,
+    PROMPT_POOL,
+    RETRYING,
+    TOKEN_POOL,
+    capacity_tokens,
+    enter_pool,
+    least_pending,
+    least_pending_of_all,
+    least_reserved,
+    leave_pool,
+    move,
+    open_for_tokens,
+    prompt_tokens,
+    route,
+    whole_tokens,
+)
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
 MAX_SKIPS = 4  # batches a task is left out of before it comes first
-PROMPT_QUEUE_TOKENS = 8192.0  # no more prompts than that behind one that waits
 RETRY_S = 1.0  # until a transfer asks again for room
 
 WAITING, PROMPTS, EVICTED = np.int64(0), np.int64(1), np.int64(2)  # lists of a machine; the first holds all
-PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
 PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)  # phases of a request: prompt, then token task
-
-# of State.marks: transfers that wait for room, whether a queue is about to overflow, tasks that came, whether
-# loads count, whether machines change pools
-RETRYING, IS_FULL, CAME, ADDS, MOVES = range(5)
-MARKS = 5
 
 
 # ------------------------------------------------------------------------------------------ tasks that wait
@@ -195,25 +209,8 @@ def _wait(state, w, r):
 
 
 @small_jit
-def _capacity_tokens(state, w):
-    """KV that machine w has."""
-    return state.types[state.workers[w].type].kv_capacity_tokens
-
-
-@small_jit
 def _tokens(state, r):
     return state.requests[r].length_tokens if state.tasks[r].phase == PROMPT else ONE
-
-
-@small_jit
-def _prompt(state, r):
-    """Tokens of KV of the prompt of r, and of the token that it makes."""
-    return state.requests[r].length_tokens + 1
-
-
-@small_jit
-def _whole(state, r):
-    return state.requests[r].input_tokens + state.requests[r].output_tokens
 
 
 @kernel_jit
@@ -221,8 +218,8 @@ def _need(state, r):
     """Tokens of KV that the task of r will reserve when it runs."""
     phase = state.tasks[r].phase
     if phase == PROMPT:
-        return _prompt(state, r)
-    return _whole(state, r) - _prompt(state, r) if phase == FRESH else ZERO
+        return prompt_tokens(state, r)
+    return whole_tokens(state, r) - prompt_tokens(state, r) if phase == FRESH else ZERO
 
 
 @kernel_jit
@@ -238,7 +235,7 @@ def _take(state, w, r):
     """Pick the task of r for the batch, if memory holds it."""
     machine, task = state.machines[w], state.tasks[r]
     need = _need(state, r)
-    if machine.claimed_tokens + need > _capacity_tokens(state, w) and task.phase != HAS_RUN:
+    if machine.claimed_tokens + need > capacity_tokens(state, w) and task.phase != HAS_RUN:
         return False
     task.is_picked = 1
     state.picks[machine.picked] = r
@@ -356,7 +353,7 @@ def _start(state, w, time_s):
         lane.run_steps = 0
         schedule(state, w, np.inf)
         if worker.running == 0 and machine.pool != machine.home:
-            _move(state, w, machine.home, time_s)
+            move(state, w, machine.home, time_s)
         return
     lane.is_decoding = 1
     first_s, extra_s, _, growth_s, longest = step_seconds(state, kind, lane)
@@ -401,8 +398,8 @@ def _arrive(state, w, code, time_s):
     _queue(state, w, code, ZERO)
     running = lane.decodes + lane.prefills
     if running == 0:
-        need = _prompt(state, r) if is_prompt else _whole(state, r) - _prompt(state, r)
-        return machine.held_tokens + need <= _capacity_tokens(state, w)
+        need = prompt_tokens(state, r) if is_prompt else whole_tokens(state, r) - prompt_tokens(state, r)
+        return machine.held_tokens + need <= capacity_tokens(state, w)
     if (running < kind.seats and running + tokens <= kind.token_budget) or (
         is_prompt and tokens <= kind.token_budget
     ):
@@ -473,8 +470,8 @@ def _finish_decodes(state, w, time_s):
 
 @kernel_jit
 def _finish(state, w, r, time_s):
-    state.machines[w].held_tokens -= _whole(state, r)
-    state.machines[w].promised_tokens -= _whole(state, r)
+    state.machines[w].held_tokens -= whole_tokens(state, r)
+    state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
     finish(state, w, r, time_s)
 
@@ -508,7 +505,7 @@ def _first_token(state, w, r, time_s):
 @small_jit
 def _has_room(state, r):
     w = state.requests[r].decode_worker
-    return w != NONE and state.machines[w].held_tokens + _prompt(state, r) <= _capacity_tokens(state, w)
+    return w != NONE and state.machines[w].held_tokens + prompt_tokens(state, r) <= capacity_tokens(state, w)
 
 
 @kernel_jit
@@ -519,7 +516,7 @@ def _send(state, r, time_s):
         state.marks[RETRYING] += 1
         schedule(state, entity, time_s + RETRY_S)
         return
-    state.machines[request.decode_worker].held_tokens += _prompt(state, r)
+    state.machines[request.decode_worker].held_tokens += prompt_tokens(state, r)
     state.tasks[r].is_sent = 1
     schedule(state, entity, transfer_end_s(state, r, request.length_tokens / 16.0, time_s))
 
@@ -527,8 +524,8 @@ def _send(state, r, time_s):
 @kernel_jit
 def _release(state, w, r):
     """The KV of r has left its prompt machine w."""
-    state.machines[w].held_tokens -= _prompt(state, r)
-    state.machines[w].promised_tokens -= _prompt(state, r)
+    state.machines[w].held_tokens -= prompt_tokens(state, r)
+    state.machines[w].promised_tokens -= prompt_tokens(state, r)
 
 
 @kernel_jit
@@ -541,174 +538,13 @@ def _has_room_again(state, w, time_s):
     running = lane.decodes + lane.prefills
     if running == 0:
         code = state.queues[w, 0]
-        need = _prompt(state, code >> 1)
+        need = prompt_tokens(state, code >> 1)
         if code & 1:
-            need = _whole(state, code >> 1) - need
-        return machine.held_tokens + need <= _capacity_tokens(state, w)
+            need = whole_tokens(state, code >> 1) - need
+        return machine.held_tokens + need <= capacity_tokens(state, w)
     if running < min(kind.seats, kind.token_budget):
         _cut(state, w, time_s)
     return False
-
-
-# ---------------------------------------------------------------------------------------- pools and routing
-
-
-@kernel_jit
-def _leave_pool(state, w):
-    old, place = state.machines[w].pool, 0
-    while state.pools[old, place] != w:
-        place += 1
-    state.counters[SIZE + old] -= 1
-    for i in range(place, state.counters[SIZE + old]):
-        state.pools[old, i] = state.pools[old, i + 1]
-
-
-@kernel_jit
-def _enter_pool(state, w, pool, time_s):
-    """Machine w becomes the last of a pool."""
-    state.pools[pool, state.counters[SIZE + pool]] = w
-    state.counters[SIZE + pool] += 1
-    state.machines[w].pool = pool
-    if pool == MIXED_POOL:
-        state.machines[w].mixed_since_s = time_s
-
-
-@kernel_jit
-def _move(state, w, pool, time_s):
-    _leave_pool(state, w)
-    _enter_pool(state, w, pool, time_s)
-
-
-@kernel_jit
-def _keeps_one(state, home):
-    """Whether a pool that one machine leaves for good has another one that is up."""
-    count = 0
-    for w in range(len(state.workers)):
-        count += state.workers[w].is_up == 1 and state.machines[w].home == home
-    return count > 1
-
-
-@kernel_jit
-def _repurpose(state, time_s):
-    """Machines that have been mixed for long belong to the other pool from now on."""
-    i = ZERO
-    while i < state.counters[SIZE + MIXED_POOL]:
-        w = state.pools[MIXED_POOL, i]
-        machine = state.machines[w]
-        is_long = time_s - machine.mixed_since_s >= state.policy[REPURPOSE_S]
-        if is_long and machine.home != MIXED_POOL and _keeps_one(state, machine.home):
-            machine.home = TOKEN_POOL if machine.home == PROMPT_POOL else PROMPT_POOL
-            _move(state, w, machine.home, time_s)
-        else:
-            i += 1
-
-
-@kernel_jit
-def _least_pending(state, pool, need, best):
-    """The machine of `pool` with the smallest score, if that is below the one of machine `best`."""
-    for i in range(state.counters[SIZE + pool]):
-        w = state.pools[pool, i]
-        if (best == NONE or state.score[w] < state.score[best]) and need <= _capacity_tokens(state, w):
-            best = w
-    return best
-
-
-@kernel_jit
-def _least_reserved(state, pool, need):
-    best = NONE
-    for i in range(state.counters[SIZE + pool]):
-        w = state.pools[pool, i]
-        if (best == NONE or state.machines[w].promised_tokens < state.machines[best].promised_tokens) and (
-            need <= _capacity_tokens(state, w)
-        ):
-            best = w
-    return best
-
-
-@kernel_jit
-def _open_for_prompt(state, r):
-    """Splitwise's mixed pool: the machine for a prompt, which may change pools; NONE: none is left."""
-    prompt = _prompt(state, r)
-    for pool in (PROMPT_POOL, MIXED_POOL):
-        w = _least_pending(state, pool, prompt, NONE)
-        worker = state.workers[max(w, ZERO)]
-        if w != NONE and (
-            worker.waiting == 0 or worker.pending_tokens + worker.assigned + prompt - 1 <= PROMPT_QUEUE_TOKENS
-        ):
-            return w
-    return _least_pending(state, TOKEN_POOL, prompt, NONE)
-
-
-@kernel_jit
-def _open_for_tokens(state, r):
-    """... for its tokens."""
-    whole = _whole(state, r)
-    for pool in (TOKEN_POOL, MIXED_POOL):
-        w = _least_reserved(state, pool, whole)
-        if w != NONE and state.machines[w].promised_tokens + whole <= _capacity_tokens(state, w):
-            return w
-    return NONE
-
-
-@kernel_jit
-def _least_pending_of_all(state, r):
-    best = NONE
-    for pool in (PROMPT_POOL, MIXED_POOL, TOKEN_POOL):
-        best = _least_pending(state, pool, _whole(state, r), best)
-    return best
-
-
-@kernel_jit
-def _route_moving(state, r, time_s):
-    """Splitwise's mixed pool: machines for a prompt and its tokens; they may change pools for it."""
-    source, target = _open_for_prompt(state, r), _open_for_tokens(state, r)
-    if source != NONE and state.machines[source].pool == TOKEN_POOL:
-        _move(state, source, MIXED_POOL, time_s)
-    if target == NONE:
-        target = _least_reserved(state, PROMPT_POOL, _whole(state, r))
-        if target != NONE:
-            _move(state, target, MIXED_POOL, time_s)
-    if source == NONE or target == NONE:
-        source = target = _least_pending_of_all(state, r)
-    return source, target
-
-
-@kernel_jit
-def _may_return(state, r):
-    """Whether a machine that is down could hold request r."""
-    for w in range(len(state.workers)):
-        if state.workers[w].is_up == 0 and _whole(state, r) <= _capacity_tokens(state, w):
-            return True
-    return False
-
-
-@kernel_jit
-def _route(state, r, time_s):
-    """Choose the machines of request r, and count its load; False if no machine can hold it now."""
-    request = state.requests[r]
-    prompt, whole = _prompt(state, r), _whole(state, r)
-    if state.marks[MOVES]:
-        _repurpose(state, time_s)
-        source, target = _route_moving(state, r, time_s)
-    else:
-        source = _least_pending(state, PROMPT_POOL, prompt, NONE)
-        source = target = _least_pending(state, MIXED_POOL, whole, source)
-        if source != NONE and state.machines[source].pool == PROMPT_POOL:
-            target = _least_pending(state, TOKEN_POOL, whole, NONE)
-    if source == NONE or target == NONE:
-        if not _may_return(state, r):
-            reject(state, r)
-        return False
-    if request.output_tokens - request.generated_tokens == 1:
-        target = source
-    request.prefill_worker, request.decode_worker = source, target
-    if state.marks[ADDS]:
-        load(state, source, float(request.length_tokens), 0.0, 0.0)
-        assign(state, target, r, 1.0)
-    if source != target:
-        state.machines[source].promised_tokens += prompt
-    state.machines[target].promised_tokens += whole
-    return True
 
 
 # ------------------------------------------------------------------------------------------------- failures
@@ -719,7 +555,7 @@ def _stop(state, w, time_s):
     """Machine w dies. Of decodes alone the steps that have ended by now count."""
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     worker.is_up = 0
-    _leave_pool(state, w)
+    leave_pool(state, w)
     if lane.prefills == 0 and lane.decodes > 0:
         at_s = np.nextafter(time_s, np.inf)
         done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) - 1
@@ -763,11 +599,11 @@ def _start_over(state, r, w, time_s):
     v = request.decode_worker
     has_room = _call_off(state, r)
     if v != w and v != NONE:
-        state.machines[v].promised_tokens -= _whole(state, r)
+        state.machines[v].promised_tokens -= whole_tokens(state, r)
         if state.marks[ADDS]:
             assign(state, v, r, -1.0)
         if has_room:
-            state.machines[v].held_tokens -= _prompt(state, r)
+            state.machines[v].held_tokens -= prompt_tokens(state, r)
             if _has_room_again(state, v, time_s):
                 _start(state, v, time_s)
     request.preemptions += task.phase != PROMPT
@@ -804,7 +640,7 @@ def _place_anew(state, time_s):
     for r in range(state.counters[ENTERED]):
         request = state.requests[r]
         if request.status == UNFINISHED and request.prefill_worker == NONE:
-            if _route(state, r, time_s):
+            if route(state, r, time_s):
                 _come(state, request.prefill_worker, 2 * r, time_s)
         elif request.status == UNFINISHED and request.decode_worker == NONE:
             _place_tokens(state, r, time_s)
@@ -813,18 +649,18 @@ def _place_anew(state, time_s):
 @kernel_jit
 def _place_tokens(state, r, time_s):
     """Find another machine for the tokens of r, whose prompt has one."""
-    request, whole = state.requests[r], _whole(state, r)
+    request, whole = state.requests[r], whole_tokens(state, r)
     source = request.prefill_worker
     if state.marks[MOVES]:
-        target = _open_for_tokens(state, r)
+        target = open_for_tokens(state, r)
         if target == NONE:
-            target = _least_reserved(state, PROMPT_POOL, whole)
+            target = least_reserved(state, PROMPT_POOL, whole)
             if target != NONE:
-                _move(state, target, MIXED_POOL, time_s)
+                move(state, target, MIXED_POOL, time_s)
             else:
-                target = _least_pending_of_all(state, r)
+                target = least_pending_of_all(state, r)
     else:
-        target = _least_pending(state, TOKEN_POOL, whole, NONE)
+        target = least_pending(state, TOKEN_POOL, whole, NONE)
     if target == NONE:
         return
     _call_off(state, r)
@@ -833,7 +669,7 @@ def _place_tokens(state, r, time_s):
     if state.marks[ADDS]:
         assign(state, target, r, 1.0)
     if target == source:
-        state.machines[source].promised_tokens -= _prompt(state, r)
+        state.machines[source].promised_tokens -= prompt_tokens(state, r)
         _come(state, source, 2 * r + 1, time_s)
     elif state.tasks[r].phase != PROMPT:
         _send(state, r, time_s)
@@ -865,7 +701,7 @@ def _outside(state, time_s):
         _go_down(state, w, time_s)
     elif disturbance.kind == UP and state.workers[w].is_up == 0:
         state.workers[w].is_up = 1
-        _enter_pool(state, w, state.machines[w].home, time_s)
+        enter_pool(state, w, state.machines[w].home, time_s)
         _place_anew(state, time_s)
 
 
@@ -899,7 +735,7 @@ def _entry(sources):
             time_s, r = next_time_s(state), next_arrival(state)
             if r != NONE:
                 time_s = state.requests[r].arrival_s
-                if _route(state, r, time_s):
+                if route(state, r, time_s):
                     _come(state, state.requests[r].prefill_worker, 2 * r, time_s)
             elif _is_stuck(state):
                 _reject_rest(state)
