@@ -41,7 +41,9 @@ LONGEST_TOKENS = 210  # more than 12 blocks, less than 20
 
 
 def choices(batching: str) -> Iterator[Policies]:
-    """Every queue x admission x routing x pools that goes with a batching; hand-offs by the same routing."""
+    """Every queue x admission x routing x pools that goes with a batching; hand-offs by the same routing. Of
+    pools that drain a worker, which no queue nor admission sees, those by default.
+    """
     engine = BATCHING[batching].engine
     for rows in itertools.product(QUEUE.values(), ADMISSION.values(), ROUTING.values(), POOLS.values()):
         if any(row.needs_caches for row in rows):
@@ -49,6 +51,8 @@ def choices(batching: str) -> Iterator[Policies]:
         if any(engine not in row.engines for row in rows):
             continue
         queue, admission, routing, pools = (row.name for row in rows)
+        if pools == "repurpose" and (queue, admission) != (Policies().queue, Policies().admission):
+            continue
         named: dict[str, Any] = {"queue": queue, "admission": admission, "routing": routing, "pools": pools}
         yield Policies(batching=batching, decode_routing=routing, **named)
 
