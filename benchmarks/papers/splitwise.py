@@ -14,6 +14,7 @@ figure17  the same on iso-power clusters, conversation, 70 and 130 requests/s, b
 figure20  conversation on the clusters found for code; Llama-70B on those found for BLOOM-176B
 repurpose one workload, then the other, on the cluster found for the first: latencies of the last eight
           minutes, with machines that change sides after a minute in the mixed pool, and without
+engines   the same with vLLM's batching, whose engines restart to change their role
 batch     no limits on latency: requests/s per USD at a load that all clusters fall behind
 tables    iso-power, iso-cost, iso-throughput on conversation and code, requests/s, cost and power over the
           baselines of the paper
@@ -34,12 +35,14 @@ import numpy.typing as npt
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from common import CATALOG, worker
+
 from benchmarks import splitwise_provisioning as provisioning
 from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_H, made_up, on_a100, show
 from planner.documents.catalog import read_catalog
-from planner.fleet import Fleet, Network, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.papers.splitwise import Design, cheapest, even_splits, keeps
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation, simulate
@@ -264,9 +267,12 @@ def figure20(given: Given) -> None:
         print(f"  {name:14}{rate_rps:6g}, BLOOM {bloom_rps:g}, {show(counts)}")
 
 
-def shifted(given: Given, workloads: Sequence[str], rate_rps: float, half_s: float) -> Trace:
+def shifted(given: Given, workloads: Sequence[str], rates_rps: Sequence[float], half_s: float) -> Trace:
     """One workload, then the other, each for so long."""
-    halves = [made_up(given.traces, workload, rate_rps, 0, half_s / 60) for workload in workloads]
+    halves = [
+        made_up(given.traces, workload, rate_rps, 0, half_s / 60)
+        for workload, rate_rps in zip(workloads, rates_rps, strict=True)
+    ]
     columns = [
         np.concatenate([getattr(half, name) for half in halves]) for name in ("input_tokens", "output_tokens")
     ]
@@ -277,7 +283,7 @@ def shifted(given: Given, workloads: Sequence[str], rate_rps: float, half_s: flo
 def repurpose(given: Given) -> None:
     """HH, whose machines are alike, on its cluster for the first workload and on that for the second."""
     for first, second in (("conv", "code"), ("code", "conv")):
-        trace = shifted(given, (first, second), 90.0, 600.0)
+        trace = shifted(given, (first, second), (90.0, 90.0), 600.0)
         late = trace.arrival_s > 720.0
         print(f"{trace.name}, 90 requests/s, ten minutes each; P90 of the last eight, P99 of longest gaps")
         for name, counts, after_s in (
@@ -298,6 +304,27 @@ def repurpose(given: Given) -> None:
             )
 
 
+def engines(given: Given) -> None:
+    """Llama-3.1-70B on vLLM's batching, eight engines of four H100, which restart in a minute."""
+    trace = shifted(given, ("conv", "code"), (30.0, 20.0), 900.0)
+    late = trace.arrival_s > 1200.0
+    kind = worker("llama-3.1-70b", "h100-80g", 4, budget=8192)
+    print("conv, 30 requests/s, then code, 20, a quarter of an hour each; P90 of the last ten minutes")
+    for name, (p, d), policies in (
+        ("static", (3, 5), Policies()),
+        ("flip, idle for 60 s", (3, 5), Policies(pools="flip", flip_restart_s=60.0)),
+        ("repurpose, 60 s", (3, 5), Policies(pools="repurpose", repurpose_after_s=60.0, flip_restart_s=60.0)),
+        ("repurpose, 10 s", (3, 5), Policies(pools="repurpose", repurpose_after_s=10.0, flip_restart_s=60.0)),
+        ("static", (6, 2), Policies()),
+    ):
+        pools = (Pool("p", "prefill", kind, p), Pool("d", "decode", kind, d))
+        found = simulate(Fleet(CATALOG.llm("llama-3.1-70b"), pools, policies, Network(50e9)), trace)
+        ttft_s, tpot_s, e2e_s = (
+            np.nanquantile(each[late], 0.9) for each in (found.ttft_s, found.tpot_s, found.e2e_s)
+        )
+        print(f"  {name:20} {p}P+{d}D: TTFT {ttft_s:.2f} s, TPOT {1e3 * tpot_s:.0f} ms, E2E {e2e_s:.1f} s")
+
+
 def batch(given: Given) -> None:
     """Two minutes of 400 requests/s; served until the last is done, counted over the time that takes."""
     print("batch job, conversation, 400 requests/s for 2 minutes: requests/s done, per USD")
@@ -315,7 +342,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Splitwise's figures on its own step times.")
     commands = {
         one.__name__: one
-        for one in (figure4, figure14, figure16, figure17, figure20, repurpose, batch, tables)
+        for one in (figure4, figure14, figure16, figure17, figure20, repurpose, engines, batch, tables)
     }
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("profiles", type=Path)
