@@ -16,6 +16,7 @@ import numpy as np
 from planner.fleet import Fleet, PinnedPrefix, Pool, WorkerType
 from planner.search.prefix_placing import (
     PrefixPlan,
+    Room,
     StableTraffic,
     leaves_of,
     planned,
@@ -26,6 +27,7 @@ from planner.search.prefix_replay import replayed_hits
 from planner.solvers.prefixes import replicate_quickly
 from planner.traffic.trace import Trace
 
+NO_ROOM = Room(0, 0, 0.0)  # decode workers keep no prefixes
 ROUTINGS = 10  # of each placement, so that a search can ask for hundreds
 
 
@@ -56,7 +58,7 @@ class Pinning:
     def expected(self, pools: Sequence[Pool]) -> Callable[[Pool], PrefixPlan]:
         """Where each of these pools keeps prefixes, with the hits that are to be expected of it there."""
         workers = sum(pool.count for pool in pools if pool.role != "decode")
-        rooms = [room_of(self.trace, pool, workers) for pool in pools]
+        rooms = [NO_ROOM if pool.role == "decode" else room_of(self.trace, pool, workers) for pool in pools]
         hits = replayed_hits(self.trace, pools, rooms, self.of(pools))
         hit_frac = {pool.name: hit for pool, hit in zip(pools, hits, strict=True)}
 
