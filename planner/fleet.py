@@ -236,7 +236,8 @@ class Policies:
     prompts, and once outlived means of the longer ones. To predict makes the steps of prefill workers
     longer by `predictor_slowdown_frac`. `pools`
     "flip" lets a worker that was idle for `flip_after_s` change its role, for which it is away for
-    `flip_restart_s`; meanwhile no other one does.
+    `flip_restart_s`; meanwhile no other one does. With `pools` "splitwise" a machine that has been mixed for
+    `repurpose_after_s` belongs to the other pool from then on.
 
     For best-fit, rebalanced or not: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what
     a worker can hold is used, and no worker is packed beyond `ttft_s` and `tbt_s`; errors of predictions are
@@ -275,6 +276,7 @@ class Policies:
     pools: str = "static"
     flip_after_s: float = 60.0
     flip_restart_s: float = 0.0
+    repurpose_after_s: float = math.inf
     context_weight: float = 0.5
     headroom_frac: float = 1.0
     ttft_s: float = math.inf

@@ -25,7 +25,7 @@ SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_L
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
 # these look at caches or tenants
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
-STATIC, FLIP, MIXED_POOL = range(3)
+STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
 # engines of the simulator: one for all batching step by step, and those of two papers' programs
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
@@ -647,9 +647,15 @@ TABLE: tuple[Policy, ...] = (
         name="flip", code=FLIP, words="an idle worker takes the other role where that is busy", engines=ALONE
     ),
     Pools(
+        name="repurpose",
+        code=REPURPOSE,
+        words="the least busy worker drains and takes the role that has long been short of workers",
+        engines=ALONE,
+    ),
+    Pools(
         name="splitwise",
         code=MIXED_POOL,
-        words="machines join a mixed pool where queues are long",
+        words="machines join a mixed pool where queues are long, and may change sides for good",
         engines=(OF_SPLITWISE,),
     ),
 )

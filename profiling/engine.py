@@ -11,6 +11,9 @@ brought to where the next step must be the wanted one:
   they run as any decode does;
 * a mixed step adds prompts to running decodes.
 
+Where the LLM runs eagerly (`--eager`) each step is run three times more with a clock around its modules
+(modules.py), and its operators' seconds stand beside the total; `rest` is what no module has.
+
 What the scheduler in fact scheduled is read from its output, and a step that differs in any request's tokens
 or context is thrown away. The KV cache holds random numbers: zeros would flatter a GPU's clock.
 """
@@ -24,7 +27,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ from planner.models.tables import Step
 from profiling.config import read_config, sharded, text_of
 from profiling.design import Limits
 from profiling.meter import Measurement, Ran, Repeats
+from profiling.modules import ATTENTION, REST, ModuleTimes
 from profiling.power import GpuPower
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
 
@@ -50,13 +55,31 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 CPU_KV_GIB = "2"
+OPERATOR_REPEATS, REFERENCE_TOKENS = 3, 8
 SEED_TOKEN, TOKENS = 3, 997  # prompts are made of the token ids 3 to 999, which every vocabulary has
+
+
+@dataclass(slots=True)
+class Apart:
+    """Runs of a step with a clock around each of these modules."""
+
+    operators: Sequence[str]
+    runs: list[dict[str, float]] = field(default_factory=list)
+
+    def add(self, ran: Ran, seconds: dict[str, float], wanted: Sequence[tuple[int, int]]) -> None:
+        """Keep the run if it was the step; what lies in no module is the rest."""
+        if list(ran.requests) == sorted(wanted):
+            self.runs.append({**seconds, REST: max(ran.t_s - sum(seconds.values()), 0.0)})
+
+    def medians(self) -> dict[str, float]:
+        """Of each operator; 0 for one that the step does not have, NaN where the step was never run."""
+        if not self.runs:
+            return dict.fromkeys(self.operators, float("nan"))
+        return {name: float(np.median([run.get(name, 0.0) for run in self.runs])) for name in self.operators}
 
 
 class VllmEngine:
     """Times single steps of the LLM that `config` describes, one rank's share of it if tp > 1."""
-
-    operators: tuple[str, ...] = ()  # its steps are timed whole
 
     def __init__(
         self,
@@ -129,18 +152,20 @@ class VllmEngine:
             block_tokens=block,
         )
         self._fill_cache()
+        self._times = self._modules() if enforce_eager else None
+        self.operators: tuple[str, ...] = ()  # a compiled LLM is timed whole
+        if self._times is not None and ATTENTION in (names := self._names()):
+            self.operators = (*names, REST)
 
     def measure(self, step: Step, *, quick: bool = False) -> Measurement:
         """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
         repeats = Repeats(step, self._gpu, quick)
         try:
-            if step.decodes:
-                self._measure_decodes(step, repeats)
-            else:
-                self._measure_prefills(step, repeats)
+            measure = self._measure_decodes if step.decodes else self._measure_prefills
+            operators_s = measure(step, repeats, 0 if quick else OPERATOR_REPEATS)
         finally:
             self._clear()
-        return repeats.result()
+        return replace(repeats.result(), operators_s=operators_s)
 
     def run_after_prefix(self, step: Step, *, is_hit: bool) -> Ran:
         """One prefill of `step` after a prefix has been computed: a real hit on it, or a prompt whose cached
@@ -163,7 +188,8 @@ class VllmEngine:
         self._core.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _measure_prefills(self, step: Step, repeats: Repeats) -> None:
+    def _measure_prefills(self, step: Step, repeats: Repeats, more: int) -> dict[str, float]:
+        """Then so many runs with a clock around each module: the operators' seconds."""
         wanted = [(step.new, step.cached)] * step.prompts
         warm = False
         with repeats.power:
@@ -175,25 +201,60 @@ class VllmEngine:
                     repeats.add(ran, wanted, context=0.0)
                 warm = True
                 self._clear()
+        apart = Apart(self.operators)
+        for _ in range(more if self.operators else 0):
+            for _ in range(step.prompts):
+                self._add(self._prompt(step.new + step.cached), computed=step.cached)
+            apart.add(*self._timed_step(), wanted)
+            self._clear()
+        return apart.medians()
 
-    def _measure_decodes(self, step: Step, repeats: Repeats) -> None:
-        """`context` grows by one with each repeat; the row says the mean of those that were kept."""
-        first = max(step.context - repeats.most // 2 - 2, 1)
+    def _measure_decodes(self, step: Step, repeats: Repeats, more: int) -> dict[str, float]:
+        """`context` grows by one with each run; the row says the mean of those that were kept."""
+        more = more if self.operators else 0
+        first = max(step.context - repeats.most // 2 - 2 - more, 1)
         for _ in range(step.decodes):
             self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
         self._step()  # takes the requests up
         attended = first
-        warm = False
+
+        def prepared() -> list[tuple[int, int]]:
+            for _ in range(step.prompts):
+                self._add(self._prompt(step.new + step.cached), computed=step.cached)
+            return [(1, attended - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
+
+        apart = Apart(self.operators)
+        attended += 1
+        prepared()
+        self._step()  # once, to be warm
+        for _ in range(more):
+            attended += 1
+            wanted = prepared()
+            apart.add(*self._timed_step(), wanted)
         with repeats.power:
             while repeats.more() and attended < self.limits.context_tokens - 2:
-                for _ in range(step.prompts):
-                    self._add(self._prompt(step.new + step.cached), computed=step.cached)
                 attended += 1
-                wanted = [(1, attended - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
-                ran = self._step()
-                if warm:
-                    repeats.add(ran, wanted, context=float(attended))
-                warm = True
+                wanted = prepared()
+                repeats.add(self._step(), wanted, context=float(attended))
+        return apart.medians()
+
+    def _timed_step(self) -> tuple[Ran, dict[str, float]]:
+        assert self._times is not None
+        self._times.start()
+        ran = self._step()
+        return ran, self._times.stop()
+
+    def _modules(self) -> ModuleTimes | None:
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        model = getattr(runner, "model", None)
+        return ModuleTimes(model) if hasattr(model, "named_modules") else None
+
+    def _names(self) -> tuple[str, ...]:
+        """Of the modules that a step calls."""
+        self._add(self._prompt(REFERENCE_TOKENS), computed=0)
+        _, seconds = self._timed_step()
+        self._clear()
+        return tuple(seconds)
 
     def _step(self) -> Ran:
         self._seen.clear()

@@ -44,7 +44,7 @@ from profiling.collectives import Collectives, all_reduces
 from profiling.config import read_config, text_of
 from profiling.engine import VllmEngine
 from profiling.meter import Measurement, Meter, StepNotRunError
-from profiling.operators import OPERATORS, TorchOperators
+from profiling.operators import TorchOperators
 from profiling.power import open_gpu
 from profiling.vllm_install import is_installed
 
@@ -389,6 +389,8 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
         os.truncate(out, len(text.encode()))
     _refuse_other(out, header)
     rows = [line for line in text.splitlines() if not line.startswith("#")]
+    if tuple(rows[0].split(",")) != _columns(operators):
+        raise InputError(f"{out}: holds steps with other operators; name another file with -o")
     return read_step_table(out) if len(rows) > 1 else None
 
 
@@ -401,7 +403,9 @@ def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
         if line.startswith("#"):
             key, _, value = line.lstrip("# ").partition(":")
             about[key.strip()] = value.strip()
-    if not rows or tuple(rows[0].split(",")) not in (_columns(()), _columns(OPERATORS)):
+    columns = _columns(())
+    is_ours = bool(rows) and tuple(rows[0].split(",")[: len(columns)]) == columns
+    if not is_ours or not all(name.startswith("op_") for name in rows[0].split(",")[len(columns) :]):
         raise InputError(f"{out}: exists and is no table of this profiler; name another file with -o")
     for key in IDENTITY:
         if key in header and about.get(key, "") != header[key]:

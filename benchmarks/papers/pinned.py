@@ -1,15 +1,18 @@
 """Pinned prefixes against LRU caches: forty large stable ones, and Mooncake's conversations.
 
     python benchmarks/papers/pinned.py [MOONCAKE_CONVERSATION_TRACE]
-    python benchmarks/papers/pinned.py plan | certified | mooncake MOONCAKE_CONVERSATION_TRACE
+    python benchmarks/papers/pinned.py plan | certified
+    python benchmarks/papers/pinned.py mooncake MOONCAKE_CONVERSATION_TRACE
+    python benchmarks/papers/pinned.py hits MOONCAKE_TRACE
 
 Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 768 tokens of a request's own,
 4 requests/s, Llama-3.1-8B on L40S: the fewest workers with TTFT p99 <= 400 ms, by routing. With a trace:
 Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned ones before any simulation.
 `plan` asks the planner itself, on paper, for the cheapest fleet of machines with one L40S each: with the
 routings of LRU caches alone, and with pinned prefixes as one more choice. `certified` asks the same for
-production, nine of ten futures kept. `mooncake` asks for twenty minutes of Mooncake's conversations with pins
-to choose, and prints what the answer says of them.
+production, nine of ten futures kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
+prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
+all sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ PREFIXES, PREFIX_BLOCKS, BLOCK_TOKENS = 40, 30, 512
 LRU = ("prefix-affinity", "min-ttft", "cache-aware", "e2")
 PINNED = "pinned-prefix"
 TTFT_S, MOST = 0.4, 12
-MOONCAKE_S = 1200.0  # of its hour
+SIZES = (("llama-3.1-70b", 8, (4, 8, 12)), ("llama-3.1-70b", 4, (8, 16)), ("llama-3.1-8b", 1, (8, 16)))
 
 
 def forty(requests: int = 2000, rate_rps: float = 4.0, seed: int = 0) -> Trace:
@@ -86,7 +89,7 @@ def fewest() -> None:
             pool = Pool("mixed", "mixed", kind, count)
             result = run(llm, pool, trace, routing, pinning)
             if value_s(result, "ttft", 0.99) <= TTFT_S or count == MOST:
-                plan = pinning.placed(pool, count)
+                plan = pinning.expected((pool,))(pool)
                 planned = f", {100 * plan.hit_frac:.1f} % planned" if routing == PINNED else ""
                 show(f"{routing} {count}", result, planned)
                 break
@@ -97,13 +100,29 @@ def fewest() -> None:
 def conversations(path: Path) -> None:
     llm, trace = "llama-3.1-70b", read_trace(path, seed=0)
     pool, pinning = Pool("mixed", "mixed", worker(llm, "h100-80g", 8, budget=2048), 8), Pinning(trace)
-    plan = pinning.placed(pool, pool.count)
+    plan = pinning.expected((pool,))(pool)
     print(
         f"{path.name}: 8 workers; pinned prefixes hold {100 * plan.stable_hit_frac:.1f} % of the input tokens"
     )
     for routing in (*LRU, PINNED):
         planned = f", {100 * plan.hit_frac:.1f} % planned" if routing == PINNED else ""
         show(routing, run(llm, pool, trace, routing, pinning), planned)
+
+
+def hits(path: Path) -> None:
+    trace = read_trace(path, seed=0)
+    pinning = Pinning(trace)
+    print(f"{path.name}: hits with pins, of the input tokens, planned and simulated, by workers")
+    for llm, tp, counts in SIZES:
+        for count in counts:
+            pool = Pool("mixed", "mixed", worker(llm, "h100-80g", tp, budget=2048), count)
+            plan = pinning.expected((pool,))(pool)
+            found = run(llm, pool, trace, PINNED, pinning).token_hit_frac or 0.0
+            print(
+                f"  {llm}, {count:2} of {tp} H100: {100 * plan.hit_frac:.1f} %, {100 * found:.1f} % "
+                f"({100 * (plan.hit_frac - found):+.1f}), {100 * plan.stable_hit_frac:.1f} % are pinned",
+                flush=True,
+            )
 
 
 def planned(safety: str | dict[str, Any] = "none") -> None:
@@ -123,7 +142,8 @@ def planned(safety: str | dict[str, Any] = "none") -> None:
 def tell(routings: Sequence[str], found: Plan) -> None:
     print(
         f"{', '.join(routings)}: {found.fleet.workers} workers, {found.fleet.price_usd_per_h:.2f} USD/h, "
-        f"routing {found.fleet.policies.routing}, lower bound {found.certificate.bound}"
+        f"routing {found.fleet.policies.routing}, {found.status}, "
+        f"lower bound {found.certificate.bound}"
     )
     for fact in found.certificate.binding:
         if isinstance(fact, PinnedReplicas | CachesSave | Finding):
@@ -141,8 +161,7 @@ def mooncake(path: Path) -> None:
         "safety": "none",
     }
     trace = read_trace(path, seed=0)
-    part = trace.select(np.flatnonzero(trace.arrival_s - trace.arrival_s[0] < MOONCAKE_S))
-    tell((*LRU, PINNED), fleetplan.plan(question, part, time_limit_s=900).plan)
+    tell((*LRU, PINNED), fleetplan.plan(question, trace).plan)
 
 
 def main() -> None:
@@ -152,6 +171,8 @@ def main() -> None:
         planned()
     elif what == "certified":
         planned({"kept_in": 0.9})
+    elif what == "hits":
+        hits(Path(files[0]))
     elif what == "mooncake":
         mooncake(Path(files[0]))
     else:

@@ -12,6 +12,9 @@ figure14  what a pair adds to a lone request by its prompt, KV after the prefill
 figure16  latencies by load on the paper's iso-power clusters
 figure17  the same on iso-power clusters, conversation, 70 and 130 requests/s, by pool
 figure20  conversation on the clusters found for code; Llama-70B on those found for BLOOM-176B
+repurpose one workload, then the other, on the cluster found for the first: latencies of the last eight
+          minutes, with machines that change sides after a minute in the mixed pool, and without
+engines   the same with vLLM's batching, whose engines restart to change their role
 batch     no limits on latency: requests/s per USD at a load that all clusters fall behind
 tables    iso-power, iso-cost, iso-throughput on conversation and code, requests/s, cost and power over the
           baselines of the paper
@@ -32,12 +35,14 @@ import numpy.typing as npt
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from common import CATALOG, worker
+
 from benchmarks import splitwise_provisioning as provisioning
 from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_H, made_up, on_a100, show
 from planner.documents.catalog import read_catalog
-from planner.fleet import Fleet, Network, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.papers.splitwise import Design, cheapest, even_splits, keeps
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation, simulate
@@ -64,6 +69,7 @@ class Given:
     traces: Path
     honest: bool
     model: str = "bloom-176b"
+    repurpose_after_s: float = np.inf
 
 
 def machine(given: Given, kind: str) -> WorkerType:
@@ -81,7 +87,10 @@ def cluster(given: Given, name: str, counts: tuple[int, int]) -> Fleet:
     network = Network(bandwidth, transfer="layerwise", layerwise_tokens=512, is_shared=False)
     layers = LAYERS[given.model]
     llm = replace(bare_llm(peer.MODELS[given.model][1] / layers), layers=layers)
-    return Design(name, types[0], types[1] if token else None).fleet(llm, network, *counts)
+    fleet = Design(name, types[0], types[1] if token else None).fleet(llm, network, *counts)
+    if not token:
+        return fleet
+    return replace(fleet, policies=replace(fleet.policies, repurpose_after_s=given.repurpose_after_s))
 
 
 def active_tokens(simulation: Simulation, workers: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -249,10 +258,14 @@ def tables(given: Given) -> None:
 
 def figure20(given: Given) -> None:
     code, conversation = (iso(given, workload, POWER, 5.0) for workload in ("code", "conv"))
-    print("Figure 20a, conversation on iso-power clusters found for code: requests/s, of their own")
+    print(
+        "Figure 20a, conversation on iso-power clusters found for code: requests/s, repurposed, of their own"
+    )
     for name, (own_rps, _) in conversation.items():
         rate_rps, _ = most(given, name, [code[name][1]], "conv", 5.0)
-        print(f"  {name:14}{rate_rps:6g} of {own_rps:g}, {show(code[name][1])}")
+        moving = replace(given, repurpose_after_s=60.0)
+        repurposed_rps, _ = most(moving, name, [code[name][1]], "conv", 5.0)
+        print(f"  {name:14}{rate_rps:6g}, {repurposed_rps:g} of {own_rps:g}, {show(code[name][1])}")
     llama = replace(given, model="llama2-70b")
     print(
         "Figure 20b, conversation: Llama-70B on iso-power clusters found for BLOOM-176B: requests/s of each"
@@ -260,6 +273,62 @@ def figure20(given: Given) -> None:
     for name, (bloom_rps, counts) in conversation.items():
         rate_rps, _ = most(llama, name, [counts], "conv", 5.0)
         print(f"  {name:14}{rate_rps:6g}, BLOOM {bloom_rps:g}, {show(counts)}")
+
+
+def shifted(given: Given, workloads: Sequence[str], rates_rps: Sequence[float], half_s: float) -> Trace:
+    """One workload, then the other, each for so long."""
+    halves = [
+        made_up(given.traces, workload, rate_rps, 0, half_s / 60)
+        for workload, rate_rps in zip(workloads, rates_rps, strict=True)
+    ]
+    columns = [
+        np.concatenate([getattr(half, name) for half in halves]) for name in ("input_tokens", "output_tokens")
+    ]
+    arrival_s = np.concatenate([half_s * i + half.arrival_s for i, half in enumerate(halves)])
+    return Trace(" then ".join(workloads), arrival_s, *columns)
+
+
+def repurpose(given: Given) -> None:
+    """HH, whose machines are alike, on its cluster for the first workload and on that for the second."""
+    for first, second in (("conv", "code"), ("code", "conv")):
+        trace = shifted(given, (first, second), (90.0, 90.0), 600.0)
+        late = trace.arrival_s > 720.0
+        print(f"{trace.name}, 90 requests/s, ten minutes each; P90 of the last eight, P99 of longest gaps")
+        for name, counts, after_s in (
+            (f"for {first}", ISO_POWER[first]["HH"], np.inf),
+            ("  repurposed after 60 s", ISO_POWER[first]["HH"], 60.0),
+            (f"for {second}", ISO_POWER[second]["HH"], np.inf),
+        ):
+            found = simulate(cluster(replace(given, repurpose_after_s=after_s), "HH", counts), trace)
+            ttft_s, tpot_s, e2e_s = (
+                np.nanquantile(each[late], 0.9) for each in (found.ttft_s, found.tpot_s, found.e2e_s)
+            )
+            gap_s = np.nanquantile(found.tbt_max_s[late], 0.99)
+            print(
+                f"  {name:24} {show(counts)}: TTFT {ttft_s:.2f} s, TBT {1e3 * tpot_s:.0f} ms, "
+                f"E2E {e2e_s:.1f} s, gaps {1e3 * gap_s:.0f} ms"
+            )
+
+
+def engines(given: Given) -> None:
+    """Llama-3.1-70B on vLLM's batching, eight engines of four H100, which restart in a minute."""
+    trace = shifted(given, ("conv", "code"), (30.0, 20.0), 900.0)
+    late = trace.arrival_s > 1200.0
+    kind = worker("llama-3.1-70b", "h100-80g", 4, budget=8192)
+    print("conv, 30 requests/s, then code, 20, a quarter of an hour each; P90 of the last ten minutes")
+    for name, (p, d), policies in (
+        ("static", (3, 5), Policies()),
+        ("flip, idle for 60 s", (3, 5), Policies(pools="flip", flip_restart_s=60.0)),
+        ("repurpose, 60 s", (3, 5), Policies(pools="repurpose", repurpose_after_s=60.0, flip_restart_s=60.0)),
+        ("repurpose, 10 s", (3, 5), Policies(pools="repurpose", repurpose_after_s=10.0, flip_restart_s=60.0)),
+        ("static", (6, 2), Policies()),
+    ):
+        pools = (Pool("p", "prefill", kind, p), Pool("d", "decode", kind, d))
+        found = simulate(Fleet(CATALOG.llm("llama-3.1-70b"), pools, policies, Network(50e9)), trace)
+        ttft_s, tpot_s, e2e_s = (
+            np.nanquantile(each[late], 0.9) for each in (found.ttft_s, found.tpot_s, found.e2e_s)
+        )
+        print(f"  {name:20} {p}P+{d}D: TTFT {ttft_s:.2f} s, TPOT {1e3 * tpot_s:.0f} ms, E2E {e2e_s:.1f} s")
 
 
 def batch(given: Given) -> None:
@@ -277,7 +346,10 @@ def batch(given: Given) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Splitwise's figures on its own step times.")
-    commands = {one.__name__: one for one in (figure4, figure14, figure16, figure17, figure20, batch, tables)}
+    commands = {
+        one.__name__: one
+        for one in (figure4, figure14, figure16, figure17, figure20, repurpose, engines, batch, tables)
+    }
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("profiles", type=Path)
     parser.add_argument("traces", type=Path)

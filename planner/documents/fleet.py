@@ -131,6 +131,7 @@ POLICY_SECONDS = {
     "heartbeat": "heartbeat_s",
     "flip_after": "flip_after_s",
     "flip_restart": "flip_restart_s",
+    "repurpose_after": "repurpose_after_s",
     "ttft": "ttft_s",
     "tbt": "tbt_s",
     "eviction_notice": "eviction_notice_s",

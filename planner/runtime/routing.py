@@ -31,7 +31,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.output_length import OutputTable, output_table
-from planner.policies import FLIP, POOLS, QUEUE, ROUTING, STATIC, by_tenant
+from planner.policies import FLIP, POOLS, QUEUE, REPURPOSE, ROUTING, STATIC, by_tenant
 from planner.runtime import events
 from planner.runtime.prefixes import Numbers
 from planner.simulator import cache_layout, layout
@@ -71,7 +71,8 @@ class LiveFleet:
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
-        self.flips = POOLS[self.policies.pools].code == FLIP
+        self.flips = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
+        self.is_draining = np.zeros(len(self.types), bool)  # they take no more, to restart then
         self.is_turning = np.zeros(len(self.types), bool)  # they restart in the other role
         self.turned: list[int] = []  # workers that have got another role, until somebody takes them from here
         self._see_most_tokens()
@@ -171,11 +172,17 @@ class LiveFleet:
 
     def _choose(self, event: int, seat: int, time_s: float, without: Collection[int]) -> int | None:
         is_up = self.workers["is_up"]
-        is_up[:] = np.where(self.is_turning, layout.TURNING, self.is_up) if self.flips else self.is_up
-        if without:
-            is_up[list(without)] = 0
+        is_up[:] = self.is_up
+        if self.flips:
+            is_up[self.is_draining] = layout.DRAINING
+            is_up[self.is_turning] = layout.TURNING
+        passed_over = list(without)
+        is_up[passed_over] = 0
         worker = int(events.tell(self.state, event, seat, 0, time_s))
         if self.flips:
+            drains = is_up == layout.DRAINING
+            drains[passed_over] = self.is_draining[passed_over]
+            self.is_draining = drains & self.is_up
             self._see_flips()
         return None if worker == layout.NONE else worker
 
@@ -185,6 +192,7 @@ class LiveFleet:
             if ROLES[self.roles[w]] == code:
                 continue
             self.roles[w] = "prefill" if code == layout.PREFILL else "decode"
+            self.is_draining[w] = False
             if self.policies.flip_restart_s > 0:
                 self.is_up[w], self.is_turning[w] = False, True
             self.turned.append(w)
@@ -236,7 +244,7 @@ class LiveFleet:
 
     def down(self, worker: int, time_s: float) -> None:
         """All that it had cached is lost."""
-        self.is_up[worker] = False
+        self.is_up[worker] = self.is_draining[worker] = False
         events.tell(self.state, events.GO_DOWN, 0, worker, time_s)
 
     def _learn(self, inputs: int, outputs: int) -> None:
@@ -367,7 +375,7 @@ class LiveFleet:
 def _routing_alone(policies: Policies) -> Policies:
     """What is left to a router: batching and the order of prompts are the engines' own, but for numbers."""
     own = Policies()
-    if POOLS[policies.pools].code not in (STATIC, FLIP):
+    if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
         raise InputError(
             f"policies.pools is {policies.pools!r}: real engines have one role at a time; plan {own.pools!r}"
         )

@@ -193,7 +193,7 @@ def certified(
             problem.trace,
             time_limit_s=min(left_s, PREFIXES_S),
             rng=np.random.default_rng(seed),
-            pinned=None if oracle.pinning is None else oracle.pinning.of_fleet(fleet),
+            pinned=None if oracle.pinning is None else oracle.pinning.expected(fleet.pools),
         )
         if left_s > 0
         else (),

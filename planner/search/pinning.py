@@ -16,15 +16,18 @@ import numpy as np
 from planner.fleet import Fleet, PinnedPrefix, Pool, WorkerType
 from planner.search.prefix_placing import (
     PrefixPlan,
+    Room,
     StableTraffic,
     leaves_of,
     planned,
-    room_tokens,
+    room_of,
     stable_traffic,
 )
+from planner.search.prefix_replay import replayed_hits
 from planner.solvers.prefixes import replicate_quickly
 from planner.traffic.trace import Trace
 
+NO_ROOM = Room(0, 0, 0.0)  # decode workers keep no prefixes
 ROUTINGS = 10  # of each placement, so that a search can ask for hundreds
 
 
@@ -52,16 +55,24 @@ class Pinning:
             for ids, workers in holders.items()
         )
 
-    def of_fleet(self, fleet: Fleet) -> Callable[[Pool], PrefixPlan]:
-        """Where each of its pools keeps prefixes."""
-        workers = sum(pool.count for pool in fleet.pools if pool.role != "decode")
-        return lambda pool: self.placed(pool, workers)
+    def expected(self, pools: Sequence[Pool]) -> Callable[[Pool], PrefixPlan]:
+        """Where each of these pools keeps prefixes, with the hits that are to be expected of it there."""
+        workers = sum(pool.count for pool in pools if pool.role != "decode")
+        rooms = [NO_ROOM if pool.role == "decode" else room_of(self.trace, pool, workers) for pool in pools]
+        hits = replayed_hits(self.trace, pools, rooms, self.of(pools))
+        hit_frac = {pool.name: hit for pool, hit in zip(pools, hits, strict=True)}
+
+        def of(pool: Pool) -> PrefixPlan:
+            found = self.placed(pool, workers)
+            return replace(found, session_hit_frac=max(hit_frac[pool.name] - found.stable_hit_frac, 0.0))
+
+        return of
 
     def hit_frac(self, fleet: Fleet) -> float:
         """The share of input tokens that hit what is pinned, sessions left out, by workers."""
-        placed, pools = self.of_fleet(fleet), [pool for pool in fleet.pools if pool.role != "decode"]
+        pools = [pool for pool in fleet.pools if pool.role != "decode"]
         workers = sum(pool.count for pool in pools)
-        return sum(pool.count * placed(pool).stable_hit_frac for pool in pools) / workers
+        return sum(pool.count * self.placed(pool, workers).stable_hit_frac for pool in pools) / workers
 
     def placed(self, pool: Pool, workers: int) -> PrefixPlan:
         """Where one pool keeps prefixes if `workers` share all requests."""
@@ -71,11 +82,11 @@ class Pinning:
             if of_type not in self._traffic:
                 self._traffic[of_type] = stable_traffic(self.trace, pool)
             traffic = self._traffic[of_type]
-            room = room_tokens(self.trace, pool, workers)
+            memory_tokens = room_of(self.trace, pool, workers).placed_tokens
             found = replicate_quickly(
-                traffic.demand, pool.count, room, sessions=traffic.sessions, routings=ROUTINGS
+                traffic.demand, pool.count, memory_tokens, sessions=traffic.sessions, routings=ROUTINGS
             )
-            plan = planned(pool, traffic, found, room)
+            plan = planned(pool, traffic, found, memory_tokens)
             self._placed[key] = replace(plan, stable_hit_frac=_hit_frac(plan))
         return self._placed[key]
 

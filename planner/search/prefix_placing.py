@@ -336,8 +336,26 @@ def _session_reuse(
     return sessions, hit_curve(trace, tokens, used)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """KV tokens that a worker has for prefixes, in whole blocks.
+
+    `placed_tokens` beside the longest request, for what never leaves; `lru_tokens` beside what runs in the
+    mean, `sequences` in decode.
+    """
+
+    placed_tokens: int
+    lru_tokens: int
+    sequences: float
+
+
 def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
-    """KV tokens that each of `workers` has for prefixes beside its running requests, in whole blocks.
+    """KV tokens that each of `workers` has for prefixes beside its running requests, in whole blocks."""
+    return room_of(trace, pool, workers).placed_tokens
+
+
+def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
+    """What each of `workers` has for prefixes beside its running requests.
 
     Hits leave room for more hits: from all that could hit, room and hits (of one LRU cache of all rooms) are
     taken in turn until they agree.
@@ -345,22 +363,23 @@ def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
     workers = workers or pool.count
     blocks = block_uses(trace)
     curve = hit_curve(trace, blocks.tokens, reuse(blocks.offsets, blocks.node, len(blocks.parent)))
-    hit_frac, room = curve.infinite_frac, 0
+    hit_frac = curve.infinite_frac
     for _ in range(AGREEMENTS):
-        room = _room_tokens(trace, pool, workers, hit_frac)
-        hit_frac, before = float(curve.at(room * workers)), hit_frac
+        found = _room(trace, pool, workers, hit_frac)
+        hit_frac, before = float(curve.at(found.placed_tokens * workers)), hit_frac
         if abs(hit_frac - before) < 1e-3:
             break
-    return room
+    return found
 
 
-def _room_tokens(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> int:
+def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
     """Room where so much of the prompts hits, and lies in the room.
 
     Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
     step of that many sequences, stretched by the share of time that prefill takes. The longest request must
     fit.
     """
+    sequences = 0.0
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
     longest = int((trace.input_tokens + trace.output_tokens).max())
     own_tokens = (1 - hit_frac) * trace.input_tokens
@@ -375,15 +394,17 @@ def _room_tokens(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> int
         in_decode = max(float(gaps.sum()), 1.0)
         context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / in_decode
         own = float((gaps * (own_tokens + gaps / 2)).sum()) / in_decode
-        sequences = 0.0
         for _ in range(100):
             step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * context)
             sequences = min(
                 rate_rps * float(gaps.mean()) * float(step_s) / (1 - busy_frac), worker.max_num_seqs
             )
         held += sequences * own
-    room = worker.kv_tokens - max(held, float(longest))
-    return max(int(room // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
+    placed, lru = (
+        max(int((worker.kv_tokens - taken) // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
+        for taken in (max(held, float(longest)), held)
+    )
+    return Room(placed, lru, sequences)
 
 
 def workers_for_same_load(

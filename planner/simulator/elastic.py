@@ -20,7 +20,7 @@ import numpy.typing as npt
 from planner.domain import Limit, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.policies import FLIP, POOLS, STEPWISE
+from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
 from planner.simulator.layout import State
 from planner.simulator.replay import Simulation, elastic_state, engine_of, results
@@ -346,8 +346,8 @@ def _check(fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool]) -> None:
             "disturbances: workers of pools that change have no fixed numbers; leave them out, or give the "
             "pools interruptions_per_h"
         )
-    if POOLS[fleet.policies.pools].code == FLIP:
-        raise InputError("policies.pools is 'flip', must be 'static' in a fleet whose pools change")
+    if POOLS[name := fleet.policies.pools].code != STATIC:
+        raise InputError(f"policies.pools is {name!r}, must be 'static' in a fleet whose pools change")
 
 
 def _check_controller(controller: Controller) -> None:

@@ -297,6 +297,7 @@ MACHINE = np.dtype(  # what a worker is in splitwise.py besides
         ("is_cut", "i8"),
         ("home", "i8"),  # pool
         ("pool", "i8"),
+        ("mixed_since_s", "f8"),
         # the batch being formed
         ("picked", "i8"),  # tasks that are new in it: the first of State.picks
         ("batch_tasks", "i8"),
@@ -321,7 +322,7 @@ class State(NamedTuple):
     """Everything the engines read and write. W workers, L lanes, n requests, E entities with events.
 
     The entities are the lanes, then in kernel.py the link and the outside world, in the other engines the
-    requests, which may be on the link.
+    requests, which may be on the link, and the outside world.
     """
 
     types: npt.NDArray[np.void]  # (T,) TYPE
@@ -395,8 +396,10 @@ COUNTERS = 23
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last
 # heard of loads; how many times as long the steps of prefill workers are for the predictor; Aladdin's
 # heartbeat, and when the next begins; 1: of a router, which simulates nothing (planner/runtime); seconds
-# that a flip takes; who arrives from LAST_S on is one of the last requests, and LATEST_S is when too many of
-# them that do not decode yet have waited too long
+# that a flip takes; in Splitwise's mixed pool until a machine changes its own; since when the pool of
+# arrivals, and that of hand-offs, is short of workers (+ FRONT or BACK); who arrives from LAST_S on is one of
+# the last requests, and LATEST_S is when too many of them that do not decode yet have waited too long
 GAMMA, THETA, TTFT_S, TBT_S, FLIP_S, FRONT_END_S, HEAVY_TOKENS, LOAD_PERIOD_S, HEARD_S, PREDICTOR = range(10)
-HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S, LAST_S, LATEST_S = range(10, 16)
-POLICY = 16
+HEARTBEAT_S, NEXT_BEAT_S, LIVE, RESTART_S, REPURPOSE_S, SHORT_SINCE_S = range(10, 16)
+LAST_S, LATEST_S = 17, 18
+POLICY = 19

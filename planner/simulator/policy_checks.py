@@ -11,14 +11,17 @@ from planner.models.kv_offload import is_common
 from planner.policies import (
     BATCHING,
     BY_FIELD,
-    FLIP,
     LOWEST_BY_LOT,
+    MIXED_POOL,
+    OF_DISTSERVE,
     POOLS,
     QUEUE,
+    REPURPOSE,
     ROUND_ROBIN,
     ROUTING,
     SCORE,
     SPLITWISE,
+    STATIC,
     STEPWISE,
     TWO_BY_REQUESTS,
     VLLM_V1,
@@ -52,6 +55,7 @@ def check(fleet: Fleet) -> None:
                 f"policies.routing is {name!r}, which needs step times of the planner's own form"
             )
     _check_engine(policies, batching)
+    _check_pools(policies)
     _check_places(fleet, batching)
     if fleet.engine is not None and batching.code != VLLM_V1:
         raise InputError(
@@ -66,7 +70,7 @@ def check(fleet: Fleet) -> None:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
         )
-    if batching.engine != STEPWISE and fleet.disturbances:
+    if batching.engine == OF_DISTSERVE and fleet.disturbances:
         raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
     if batching.is_one_stage and deepest > 1:
         raise InputError(f"pp is {deepest}, must be 1 with batching {batching.name!r}")
@@ -86,8 +90,10 @@ def _check_places(fleet: Fleet, batching: Batching) -> None:
         raise InputError(
             "network.topology: machines of batching 'splitwise' have links of their own; drop it"
         )
-    if POOLS[policies.pools].code == FLIP:
-        raise InputError("network.topology: workers that flip their role are not simulated on nodes; drop it")
+    if POOLS[policies.pools].code != STATIC:
+        raise InputError(
+            "network.topology: workers that change their role are not simulated on nodes; drop it"
+        )
 
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
@@ -241,6 +247,20 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
             f"policies.prediction_accuracy_frac is {policies.prediction_accuracy_frac!r}, must be None with "
             f"batching {batching.name!r}"
         )
+
+
+def _check_pools(policies: Policies) -> None:
+    """Whether workers may change sides for good, where it is said when."""
+    pools, is_said = POOLS[policies.pools], policies.repurpose_after_s < math.inf
+    if pools.code not in (MIXED_POOL, REPURPOSE) and is_said:
+        raise InputError(
+            f"policies.repurpose_after is of pools splitwise and repurpose, and policies.pools is "
+            f"{policies.pools!r}; drop one of the two"
+        )
+    if pools.code == REPURPOSE and not is_said:
+        raise InputError("policies.repurpose_after: pools 'repurpose' needs it, such as 2 min")
+    if not policies.repurpose_after_s >= 0:
+        raise InputError(f"policies.repurpose_after_s is {policies.repurpose_after_s:g}, must be >= 0")
 
 
 def _check_caches(policies: Policies) -> None:

@@ -513,7 +513,7 @@ def _state(
         nth = np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
         workers["is_up"] = nth < np.asarray(sizes)[kinds]
     count, seats = len(workers), int(types["seats"].max())
-    entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n)
+    entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)  # the last: the outside world
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
     state = State(
@@ -553,7 +553,8 @@ def _state(
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
     if len(state.disturbances):  # the first event in the heap
-        outside = len(lanes) + 1
+        outside = entities - 1
+        state.sequence[outside] = np.iinfo(np.int64).max  # after all else at one moment
         state.due_s[outside] = state.disturbances[0]["time_s"]
         state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
     return state
@@ -721,6 +722,8 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     numbers[layout.RESTART_S] = policies.flip_restart_s
+    numbers[layout.REPURPOSE_S] = policies.repurpose_after_s
+    numbers[layout.SHORT_SINCE_S :] = np.inf
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
     numbers[layout.LOAD_PERIOD_S] = policies.load_period_s

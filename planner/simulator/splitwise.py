@@ -10,7 +10,13 @@ prompt and one token, then for all tokens to come. Transfers do not wait for eac
 shared; where the target has no room they ask again every second.
 
 Pools "splitwise": a machine of the other pool becomes mixed where a prompt finds only long queues or the
-tokens no room, and goes home when it has nothing left.
+tokens no room, and goes home when it has nothing left. One that has been mixed for `repurpose_after_s` is of
+the other pool from then on, if its own keeps a machine (section IV-A: machines that stay in the mixed pool
+for a considerable time are re-purposed). It is looked for as a request arrives.
+
+A machine that goes down loses its KV. Requests that had theirs there, or waited there, start over: the tokens
+that have left are part of the prompt. Of the others those whose tokens were to come there get another token
+machine at once, and keep what their prompt machine has. Who finds no machine waits for one to come up.
 
 Habits of that program that are kept, because its results depend on them: the list of tasks that wait is in
 order of (batches left out, arrival) as that was when each was put in, by bisection of a list that is no
@@ -33,15 +39,34 @@ from planner.simulator.counting import (
     record_steps,
     run_s,
     settle_gap,
+    single_gap,
     steps_reaching,
 )
-from planner.simulator.event_heap import next_arrival, next_time_s, schedule
+from planner.simulator.event_heap import next_arrival, next_time_s, schedule, set_time
 from planner.simulator.kernel import decoded
-from planner.simulator.layout import DONE, MACHINE, NONE, ONE, PENDING, SIZE, TASK, UNFINISHED, ZERO, State
+from planner.simulator.layout import (
+    DONE,
+    DOWN,
+    ENTERED,
+    LINK_SLOW,
+    MACHINE,
+    NEXT_DISTURBANCE,
+    NONE,
+    ONE,
+    PENDING,
+    SIZE,
+    SLOW,
+    TASK,
+    UNFINISHED,
+    UP,
+    ZERO,
+    State,
+)
 from planner.simulator.pointers import pointer_to
 from planner.simulator.slots import (
     add_chunk,
     assign,
+    assign_none,
     blocks_of,
     clear_chunks,
     finish,
@@ -49,21 +74,36 @@ from planner.simulator.slots import (
     refresh_next_finish_step,
     reject,
 )
+from planner.simulator.splitwise_pools import (
+    ADDS,
+    CAME,
+    IS_FULL,
+    MARKS,
+    MIXED_POOL,
+    MOVES,
+    PROMPT_POOL,
+    RETRYING,
+    TOKEN_POOL,
+    capacity_tokens,
+    enter_pool,
+    least_pending,
+    least_pending_of_all,
+    least_reserved,
+    leave_pool,
+    move,
+    open_for_tokens,
+    prompt_tokens,
+    route,
+    whole_tokens,
+)
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
 MAX_SKIPS = 4  # batches a task is left out of before it comes first
-PROMPT_QUEUE_TOKENS = 8192.0  # no more prompts than that behind one that waits
 RETRY_S = 1.0  # until a transfer asks again for room
 
 WAITING, PROMPTS, EVICTED = np.int64(0), np.int64(1), np.int64(2)  # lists of a machine; the first holds all
-PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
 PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)  # phases of a request: prompt, then token task
-
-# of State.marks: transfers that wait for room, whether a queue is about to overflow, tasks that came, whether
-# loads count, whether machines change pools
-RETRYING, IS_FULL, CAME, ADDS, MOVES = range(5)
-MARKS = 5
 
 
 # ------------------------------------------------------------------------------------------ tasks that wait
@@ -169,23 +209,17 @@ def _wait(state, w, r):
 
 
 @small_jit
-def _capacity_tokens(state, w):
-    """KV that machine w has."""
-    return state.types[state.workers[w].type].kv_capacity_tokens
-
-
-@small_jit
 def _tokens(state, r):
-    return state.requests[r].input_tokens if state.tasks[r].phase == PROMPT else ONE
+    return state.requests[r].length_tokens if state.tasks[r].phase == PROMPT else ONE
 
 
 @kernel_jit
 def _need(state, r):
     """Tokens of KV that the task of r will reserve when it runs."""
-    request, phase = state.requests[r], state.tasks[r].phase
+    phase = state.tasks[r].phase
     if phase == PROMPT:
-        return request.input_tokens + 1
-    return request.output_tokens - 1 if phase == FRESH else ZERO
+        return prompt_tokens(state, r)
+    return whole_tokens(state, r) - prompt_tokens(state, r) if phase == FRESH else ZERO
 
 
 @kernel_jit
@@ -201,7 +235,7 @@ def _take(state, w, r):
     """Pick the task of r for the batch, if memory holds it."""
     machine, task = state.machines[w], state.tasks[r]
     need = _need(state, r)
-    if machine.claimed_tokens + need > _capacity_tokens(state, w) and task.phase != HAS_RUN:
+    if machine.claimed_tokens + need > capacity_tokens(state, w) and task.phase != HAS_RUN:
         return False
     task.is_picked = 1
     state.picks[machine.picked] = r
@@ -276,9 +310,10 @@ def _join(state, w, r, time_s):
     if task.phase == PROMPT:
         _unqueue(state, w, 2 * r)
         _remove(state, w, PROMPTS, r)
-        request.scheduled_s = time_s
+        if request.scheduled_s < 0.0:
+            request.scheduled_s = time_s
         state.chunks[w, lane.prefills].request = r
-        add_chunk(lane, ZERO, request.input_tokens)
+        add_chunk(lane, ZERO, request.length_tokens)
         return
     _unqueue(state, w, 2 * r + 1)
     if task.phase == HAS_RUN:
@@ -318,11 +353,16 @@ def _start(state, w, time_s):
         lane.run_steps = 0
         schedule(state, w, np.inf)
         if worker.running == 0 and machine.pool != machine.home:
-            _move(state, w, machine.home)
+            move(state, w, machine.home, time_s)
         return
     lane.is_decoding = 1
     first_s, extra_s, _, growth_s, longest = step_seconds(state, kind, lane)
-    lane.run_start_s, lane.run_first_s, lane.run_growth_s = time_s, first_s + extra_s, growth_s
+    slower = worker.slow_factor
+    lane.run_start_s, lane.run_first_s, lane.run_growth_s = (
+        time_s,
+        slower * (first_s + extra_s),
+        slower * growth_s,
+    )
     lane.run_steps = 1 if lane.prefills > 0 else min(lane.next_finish_step - lane.decode_step, longest)
     schedule(state, w, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
 
@@ -347,7 +387,7 @@ def _arrive(state, w, code, time_s):
     r, is_prompt = code >> 1, code & 1 == 0
     task, tokens = state.tasks[r], ONE
     if is_prompt:
-        tokens = state.requests[r].input_tokens
+        tokens = state.requests[r].length_tokens
         _insert(state, w, PROMPTS, r, NONE)
     if task.phase != PROMPT or is_prompt:
         worker.running += 1
@@ -358,8 +398,8 @@ def _arrive(state, w, code, time_s):
     _queue(state, w, code, ZERO)
     running = lane.decodes + lane.prefills
     if running == 0:
-        need = state.requests[r].input_tokens + 1 if is_prompt else state.requests[r].output_tokens - 1
-        return machine.held_tokens + need <= _capacity_tokens(state, w)
+        need = prompt_tokens(state, r) if is_prompt else whole_tokens(state, r) - prompt_tokens(state, r)
+        return machine.held_tokens + need <= capacity_tokens(state, w)
     if (running < kind.seats and running + tokens <= kind.token_budget) or (
         is_prompt and tokens <= kind.token_budget
     ):
@@ -368,10 +408,22 @@ def _arrive(state, w, code, time_s):
 
 
 @kernel_jit
-def _end(state, w, time_s):
-    """The batch of machine w has run: tokens leave, decodes finish, prompts go on to their tokens."""
+def _come(state, w, code, time_s):
+    """A task comes to machine w, a prompt with its tokens where they stay there."""
+    while True:
+        if _arrive(state, w, code, time_s):
+            _start(state, w, time_s)
+        request = state.requests[code >> 1]
+        left = request.output_tokens - request.generated_tokens
+        if code & 1 or request.decode_worker != w or left == 1:
+            return
+        code += 1
+
+
+@kernel_jit
+def _run_decodes(state, w, steps, time_s):
+    """The decodes of machine w have made `steps` tokens each, the last ones at `time_s`."""
     lane = state.lanes[w]
-    steps = lane.run_steps
     end_batch(state, w, time_s - lane.run_start_s, steps)
     if lane.decodes > 0:
         if steps > 1 and (lane.late_decodes > 0 or lane.last_token_s != lane.run_start_s):
@@ -381,6 +433,14 @@ def _end(state, w, time_s):
             lane.run_first_s += lane.run_growth_s
             steps -= 1
         decoded(state, w, steps, time_s)
+
+
+@kernel_jit
+def _end(state, w, time_s):
+    """The batch of machine w has run: tokens leave, decodes finish, prompts go on to their tokens."""
+    lane = state.lanes[w]
+    _run_decodes(state, w, lane.run_steps, time_s)
+    if lane.decodes > 0:
         if lane.decode_step == lane.next_finish_step:
             _finish_decodes(state, w, time_s)
     elif len(state.runs) > 0:
@@ -410,9 +470,8 @@ def _finish_decodes(state, w, time_s):
 
 @kernel_jit
 def _finish(state, w, r, time_s):
-    whole = state.requests[r].input_tokens + state.requests[r].output_tokens
-    state.machines[w].held_tokens -= whole
-    state.machines[w].promised_tokens -= whole
+    state.machines[w].held_tokens -= whole_tokens(state, r)
+    state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
     finish(state, w, r, time_s)
 
@@ -421,10 +480,15 @@ def _finish(state, w, r, time_s):
 def _first_token(state, w, r, time_s):
     """The prompt of r is computed."""
     request, task = state.requests[r], state.tasks[r]
-    first_token(state, r, time_s)
-    load(state, w, -float(request.input_tokens), 0.0, 0.0)
+    if request.generated_tokens == 0:
+        first_token(state, r, time_s)
+    else:  # it has started over
+        single_gap(state, w, r, time_s)
+        request.generated_tokens += 1
+        request.last_token_s = time_s
+    load(state, w, -float(request.length_tokens), 0.0, 0.0)
     task.phase = FRESH
-    if request.output_tokens == 1:
+    if request.generated_tokens == request.output_tokens:
         _finish(state, w, r, time_s)
     elif request.decode_worker == w:
         task.skips = -state.machines[w].formed
@@ -441,7 +505,7 @@ def _first_token(state, w, r, time_s):
 @small_jit
 def _has_room(state, r):
     w = state.requests[r].decode_worker
-    return state.machines[w].held_tokens + state.requests[r].input_tokens + 1 <= _capacity_tokens(state, w)
+    return w != NONE and state.machines[w].held_tokens + prompt_tokens(state, r) <= capacity_tokens(state, w)
 
 
 @kernel_jit
@@ -452,17 +516,16 @@ def _send(state, r, time_s):
         state.marks[RETRYING] += 1
         schedule(state, entity, time_s + RETRY_S)
         return
-    state.machines[request.decode_worker].held_tokens += request.input_tokens + 1
+    state.machines[request.decode_worker].held_tokens += prompt_tokens(state, r)
     state.tasks[r].is_sent = 1
-    schedule(state, entity, transfer_end_s(state, r, request.input_tokens / 16.0, time_s))
+    schedule(state, entity, transfer_end_s(state, r, request.length_tokens / 16.0, time_s))
 
 
 @kernel_jit
 def _release(state, w, r):
     """The KV of r has left its prompt machine w."""
-    machine, tokens = state.machines[w], state.requests[r].input_tokens + 1
-    machine.held_tokens -= tokens
-    machine.promised_tokens -= tokens
+    state.machines[w].held_tokens -= prompt_tokens(state, r)
+    state.machines[w].promised_tokens -= prompt_tokens(state, r)
 
 
 @kernel_jit
@@ -475,112 +538,171 @@ def _has_room_again(state, w, time_s):
     running = lane.decodes + lane.prefills
     if running == 0:
         code = state.queues[w, 0]
-        request = state.requests[code >> 1]
-        need = request.output_tokens - 1 if code & 1 else request.input_tokens + 1
-        return machine.held_tokens + need <= _capacity_tokens(state, w)
+        need = prompt_tokens(state, code >> 1)
+        if code & 1:
+            need = whole_tokens(state, code >> 1) - need
+        return machine.held_tokens + need <= capacity_tokens(state, w)
     if running < min(kind.seats, kind.token_budget):
         _cut(state, w, time_s)
     return False
 
 
-# ---------------------------------------------------------------------------------------- pools and routing
+# ------------------------------------------------------------------------------------------------- failures
 
 
 @kernel_jit
-def _move(state, w, pool):
-    """Machine w leaves its pool and becomes the last of another."""
-    old, place = state.machines[w].pool, 0
-    while state.pools[old, place] != w:
-        place += 1
-    state.counters[SIZE + old] -= 1
-    for i in range(place, state.counters[SIZE + old]):
-        state.pools[old, i] = state.pools[old, i + 1]
-    state.pools[pool, state.counters[SIZE + pool]] = w
-    state.counters[SIZE + pool] += 1
-    state.machines[w].pool = pool
+def _stop(state, w, time_s):
+    """Machine w dies. Of decodes alone the steps that have ended by now count."""
+    worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
+    worker.is_up = 0
+    leave_pool(state, w)
+    if lane.prefills == 0 and lane.decodes > 0:
+        at_s = np.nextafter(time_s, np.inf)
+        done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) - 1
+        if done > 0:
+            run_end_s = run_s(lane.run_first_s, lane.run_growth_s, done)
+            _run_decodes(state, w, done, lane.run_start_s + run_end_s)
+    for i in range(lane.decodes):
+        settle_gap(state, w, i)
+        slot = state.slots[w, i]
+        request = state.requests[slot.request]
+        request.generated_tokens = request.output_tokens - (slot.finish_step - lane.decode_step)
+        if i < lane.decodes - lane.late_decodes:
+            request.last_token_s = lane.last_token_s
+    clear_chunks(lane)
+    lane.decodes, lane.late_decodes, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
+    schedule(state, w, np.inf)
+    worker.head[:], worker.tail[:] = NONE, NONE
+    worker.waiting, worker.running, worker.used_blocks = 0, 0, 0
+    machine.held_tokens, machine.promised_tokens, machine.is_cut = 0, 0, 0
+    assign_none(state, w)
 
 
 @kernel_jit
-def _least_pending(state, pool, need, best):
-    """The machine of `pool` with the smallest score, if that is below the one of machine `best`."""
-    for i in range(state.counters[SIZE + pool]):
-        w = state.pools[pool, i]
-        if (best == NONE or state.score[w] < state.score[best]) and need <= _capacity_tokens(state, w):
-            best = w
-    return best
-
-
-@kernel_jit
-def _least_reserved(state, pool, need):
-    best = NONE
-    for i in range(state.counters[SIZE + pool]):
-        w = state.pools[pool, i]
-        if (best == NONE or state.machines[w].promised_tokens < state.machines[best].promised_tokens) and (
-            need <= _capacity_tokens(state, w)
-        ):
-            best = w
-    return best
-
-
-@kernel_jit
-def _route_moving(state, prompt, whole):
-    """Splitwise's mixed pool: machines for a prompt and its tokens; they may change pools for it."""
-    source, target = NONE, NONE
-    for pool in (PROMPT_POOL, MIXED_POOL):
-        if source == NONE:
-            w = _least_pending(state, pool, prompt, NONE)
-            worker = state.workers[max(w, ZERO)]
-            if w != NONE and (
-                worker.waiting == 0
-                or worker.pending_tokens + worker.assigned + prompt - 1 <= PROMPT_QUEUE_TOKENS
-            ):
-                source = w
-    for pool in (TOKEN_POOL, MIXED_POOL):
-        if target == NONE:
-            w = _least_reserved(state, pool, whole)
-            if w != NONE and state.machines[w].promised_tokens + whole <= _capacity_tokens(state, w):
-                target = w
-    if source == NONE:
-        source = _least_pending(state, TOKEN_POOL, prompt, NONE)
-        if source != NONE:
-            _move(state, source, MIXED_POOL)
-    if target == NONE:
-        target = _least_reserved(state, PROMPT_POOL, whole)
-        if target != NONE:
-            _move(state, target, MIXED_POOL)
-    if source == NONE or target == NONE:
-        source = _least_pending(state, PROMPT_POOL, whole, NONE)
-        source = _least_pending(state, MIXED_POOL, whole, source)
-        source = _least_pending(state, TOKEN_POOL, whole, source)
-        target = source
-    return source, target
-
-
-@kernel_jit
-def _route(state, r):
-    """Choose the machines of request r, and count its load; False if no machine can hold it."""
-    request = state.requests[r]
-    prompt, whole = request.input_tokens + 1, request.input_tokens + request.output_tokens
-    if state.marks[MOVES]:
-        source, target = _route_moving(state, prompt, whole)
-    else:
-        source = _least_pending(state, PROMPT_POOL, prompt, NONE)
-        source = target = _least_pending(state, MIXED_POOL, whole, source)
-        if source != NONE and state.machines[source].pool == PROMPT_POOL:
-            target = _least_pending(state, TOKEN_POOL, whole, NONE)
-    if source == NONE or target == NONE:
-        reject(state, r)
+def _call_off(state, r):
+    """The KV of r is no longer sent, nor does it ask for room; True if room was reserved for it."""
+    entity, task = len(state.workers) + r, state.tasks[r]
+    if state.heap_index[entity] == NONE:
         return False
-    if request.output_tokens == 1:
-        target = source
-    request.prefill_worker, request.decode_worker = source, target
-    if state.marks[ADDS]:
-        load(state, source, float(request.input_tokens), 0.0, 0.0)
-        assign(state, target, r, 1.0)
-    if source != target:
-        state.machines[source].promised_tokens += prompt
+    schedule(state, entity, np.inf)
+    was_sent = task.is_sent == 1
+    task.is_sent = 0
+    if not was_sent:
+        state.marks[RETRYING] -= 1
+    return was_sent
+
+
+@kernel_jit
+def _start_over(state, r, w, time_s):
+    """Request r has lost what it had on machine w, which is down."""
+    request, task = state.requests[r], state.tasks[r]
+    v = request.decode_worker
+    has_room = _call_off(state, r)
+    if v != w and v != NONE:
+        state.machines[v].promised_tokens -= whole_tokens(state, r)
+        if state.marks[ADDS]:
+            assign(state, v, r, -1.0)
+        if has_room:
+            state.machines[v].held_tokens -= prompt_tokens(state, r)
+            if _has_room_again(state, v, time_s):
+                _start(state, v, time_s)
+    request.preemptions += task.phase != PROMPT
+    request.length_tokens = request.input_tokens + request.generated_tokens
+    request.prefill_worker = request.decode_worker = NONE
+    task.phase, task.skips, task.is_picked, task.is_sent = PROMPT, 0, 0, 0
+
+
+@kernel_jit
+def _go_down(state, w, time_s):
+    """Machine w dies: whoever has something there starts over, other tokens will come elsewhere."""
+    _stop(state, w, time_s)
+    for r in range(state.counters[ENTERED]):
+        request = state.requests[r]
+        if request.status != UNFINISHED or request.prefill_worker == NONE:
+            continue
+        is_moving = state.heap_index[len(state.workers) + r] != NONE
+        is_there = request.decode_worker
+        if state.tasks[r].phase == PROMPT or is_moving:
+            is_there = request.prefill_worker
+        if is_there == w:
+            _start_over(state, r, w, time_s)
+        elif request.decode_worker == w:
+            _call_off(state, r)
+            request.decode_worker = NONE
+            if state.tasks[r].phase != PROMPT:  # till there is another machine
+                _send(state, r, time_s)
+    _place_anew(state, time_s)
+
+
+@kernel_jit
+def _place_anew(state, time_s):
+    """Find machines for those that lost theirs or have none, in order of arrival."""
+    for r in range(state.counters[ENTERED]):
+        request = state.requests[r]
+        if request.status == UNFINISHED and request.prefill_worker == NONE:
+            if route(state, r, time_s):
+                _come(state, request.prefill_worker, 2 * r, time_s)
+        elif request.status == UNFINISHED and request.decode_worker == NONE:
+            _place_tokens(state, r, time_s)
+
+
+@kernel_jit
+def _place_tokens(state, r, time_s):
+    """Find another machine for the tokens of r, whose prompt has one."""
+    request, whole = state.requests[r], whole_tokens(state, r)
+    source = request.prefill_worker
+    if state.marks[MOVES]:
+        target = open_for_tokens(state, r)
+        if target == NONE:
+            target = least_reserved(state, PROMPT_POOL, whole)
+            if target != NONE:
+                move(state, target, MIXED_POOL, time_s)
+            else:
+                target = least_pending_of_all(state, r)
+    else:
+        target = least_pending(state, TOKEN_POOL, whole, NONE)
+    if target == NONE:
+        return
+    _call_off(state, r)
+    request.decode_worker = target
     state.machines[target].promised_tokens += whole
-    return True
+    if state.marks[ADDS]:
+        assign(state, target, r, 1.0)
+    if target == source:
+        state.machines[source].promised_tokens -= prompt_tokens(state, r)
+        _come(state, source, 2 * r + 1, time_s)
+    elif state.tasks[r].phase != PROMPT:
+        _send(state, r, time_s)
+
+
+@small_jit
+def _may_overflow(state):
+    """Whether all that is not done, prompts and tokens, could be too much for the queue of one machine."""
+    under_way = state.counters[ENTERED] - state.counters[DONE]
+    return 2 * under_way + len(state.picks) + 2 > state.queues.shape[1]
+
+
+@kernel_jit
+def _outside(state, time_s):
+    """The next event of the outside world: a machine goes down or comes up, it or the links change speed."""
+    disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
+    state.counters[NEXT_DISTURBANCE] += 1
+    following, entity = state.counters[NEXT_DISTURBANCE], len(state.workers) + len(state.requests)
+    at_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
+    set_time(state, entity, at_s)
+    w = disturbance.worker
+    if disturbance.kind == LINK_SLOW:
+        state.link[0].slow_factor = disturbance.factor
+    elif disturbance.kind == SLOW:
+        state.workers[w].slow_factor = disturbance.factor
+        if state.lanes[w].decodes > 0:
+            _cut(state, w, time_s)
+    elif disturbance.kind == DOWN and state.workers[w].is_up == 1:
+        _go_down(state, w, time_s)
+    elif disturbance.kind == UP and state.workers[w].is_up == 0:
+        state.workers[w].is_up = 1
+        enter_pool(state, w, state.machines[w].home, time_s)
+        _place_anew(state, time_s)
 
 
 @kernel_jit
@@ -610,45 +732,34 @@ def _entry(sources):
         while state.counters[DONE] < n:
             if marks[IS_FULL]:
                 return True
-            w, code, starts = NONE, NONE, NONE
             time_s, r = next_time_s(state), next_arrival(state)
             if r != NONE:
                 time_s = state.requests[r].arrival_s
-                if _route(state, r):
-                    w, code = state.requests[r].prefill_worker, 2 * r
+                if route(state, r, time_s):
+                    _come(state, state.requests[r].prefill_worker, 2 * r, time_s)
             elif _is_stuck(state):
                 _reject_rest(state)
             elif state.heap[0] < machines:
-                starts = state.heap[0]
-                _end(state, starts, time_s)
+                w = state.heap[0]
+                _end(state, w, time_s)
+                _start(state, w, time_s)
+            elif state.heap[0] == machines + n:
+                if _may_overflow(state):
+                    marks[IS_FULL] = 1
+                else:
+                    _outside(state, time_s)
             else:
                 r = state.heap[0] - machines
                 schedule(state, state.heap[0], np.inf)
                 if state.tasks[r].is_sent:
-                    w, code = state.requests[r].decode_worker, 2 * r + 1
-                    _release(state, state.requests[r].prefill_worker, r)
+                    source = state.requests[r].prefill_worker
+                    _release(state, source, r)
+                    _come(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
+                    if _has_room_again(state, source, time_s):
+                        _start(state, source, time_s)
                 else:
                     marks[RETRYING] -= 1
                     _send(state, r, time_s)
-            while code != NONE or starts != NONE:
-                if code != NONE and _arrive(state, w, code, time_s):
-                    starts = w
-                if starts != NONE:
-                    _start(state, starts, time_s)
-                    starts = NONE
-                if code == NONE:
-                    break
-                request = state.requests[code >> 1]
-                if code & 1 == 0 and request.decode_worker == w and request.output_tokens > 1:
-                    code += 1  # the tokens come to the same machine
-                    continue
-                if (
-                    code & 1
-                    and request.prefill_worker != w
-                    and _has_room_again(state, request.prefill_worker, time_s)
-                ):
-                    starts = request.prefill_worker
-                code = NONE
             if is_over(state, closed_loop, stop_early, time_s):
                 return False
         return False

@@ -64,6 +64,14 @@ def test_a_limit_on_chunks_is_read_and_written(tmp_path: Path) -> None:
     assert fleet_document(fleet)["policies"]["long_prefill_token_threshold"] == 512
 
 
+def test_when_machines_change_sides_is_read_and_written(tmp_path: Path) -> None:
+    """Never, unless it is said: then nothing is written either."""
+    fleet = read(tmp_path, ONE + "policies: {pools: repurpose, repurpose_after: 2 min}\n")
+    assert fleet.policies.repurpose_after_s == 120.0
+    assert read(tmp_path, to_yaml(fleet_document(fleet))).policies == fleet.policies
+    assert "repurpose_after" not in fleet_document(read(tmp_path, ONE))["policies"]
+
+
 def test_network_and_prices_replace_the_defaults(tmp_path: Path) -> None:
     fleet = read(
         tmp_path,

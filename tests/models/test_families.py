@@ -187,6 +187,22 @@ def test_vidurs_forests_learn_operators_where_the_table_has_them() -> None:
         model.fit(X, y, parts.drop(columns="attn_decode"))
 
 
+def test_an_engines_one_attention_stands_for_both() -> None:
+    """vLLM has one kernel for prefills and decodes, and a rest: both depend on all of the step, and their sum
+    is the step again on rows that were fitted."""
+    X = both(1)
+    parts = pd.DataFrame(
+        {
+            "attn": 2e-9 * X[:, 1] + 3e-8 * X[:, 3] + 1e-4,
+            "mlp_up_proj": 1e-5 * X[:, 0],
+            "rest": 1e-3 + 1e-6 * X[:, 2],
+        }
+    )
+    y = parts.sum(axis=1).to_numpy()
+    found = VidurForest(trees=20).fit(X, y, parts).predict(X)
+    assert np.abs(found / y - 1).mean() < 0.05
+
+
 def test_vidurs_forest_is_reproducible() -> None:
     X = both(0)
     first, second = (VidurForest(trees=5, seed=7).fit(X, 0.01 + X[:, 0] * 1e-5).predict(X) for _ in range(2))

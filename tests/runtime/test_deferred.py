@@ -59,14 +59,15 @@ def test_what_waits_at_the_router_outlives_the_workers() -> None:
     assert found.ttft_s == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
 
 
-@pytest.mark.parametrize("shape", ["mixed", "pairs"])
+@pytest.mark.parametrize("shape", ["mixed", "pairs", "pairs that end together"])
 def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:
     """400 prompts of up to a step on workers of two speeds, more than they take at once: told what happened
     in the simulation, and asked again after that, the live fleet sends every one of them where the simulation
     did, and hands it to the same decode worker. Prompts are computed whole, as a router sees nothing of their
-    chunks; of pairs each in a step of its own (more than half of one), since in which order prompts that end
-    together are handed over is not told."""
-    fast = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=192)
+    chunks; of pairs each in a step of its own (more than half of one), or several in one, which are handed
+    over in their order in the step, as an engine gives their answers."""
+    together = shape == "pairs that end together"
+    fast = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=600 if together else 192)
     slow = replace(fast, latency=LATENCY.longer(0.7))
     pools = (
         (Pool("a", "mixed", fast, 3), Pool("b", "mixed", slow, 2))
@@ -75,17 +76,26 @@ def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:
     )
     policies = Policies(batching="vllm-v0", routing="deferred", decode_routing="deferred")
     fleet = Fleet(LLM, pools, policies)
-    trace = prompts_trace(400, 3000.0, least_blocks=3 if shape == "mixed" else 6)
+    trace = prompts_trace(400, 9000.0 if together else 3000.0, least_blocks=6 if shape == "pairs" else 3)
     if shape == "pairs":
         assert 2 * trace.input_tokens.min() > fast.max_num_batched_tokens
     simulation = simulate(fleet, trace)
     assert not simulation.status.any() and not simulation.preemptions.any()
+    if together:
+        ends_s = np.round(simulation.arrival_s + simulation.ttft_s, 9)
+        assert (np.unique(ends_s, return_counts=True)[1] > 1).sum() > 50
     front, back, most = sent(fleet, trace, simulation)
     assert most > 10
     assert front == simulation.prefill_worker.tolist()
-    decodes = np.flatnonzero(trace.output_tokens > (1 if shape == "pairs" else 0))
+    decodes = np.flatnonzero(trace.output_tokens > (0 if shape == "mixed" else 1))
     assert [back[i] for i in decodes] == simulation.decode_worker[decodes].tolist()
     assert len({back[i] for i in decodes}) == (5 if shape == "mixed" else 3)
+
+
+def in_steps(simulation: Simulation) -> list[tuple[int, float, int]]:
+    """What happens; what ends with one step at one time, and prompts there by arrival."""
+    told = [(round(time_s, 9), kind, i) for kind, time_s, i in events_of(simulation, admissions=True)]
+    return [(kind, time_s, i) for time_s, kind, i in sorted(told)]
 
 
 def sent(
@@ -105,7 +115,7 @@ def sent(
             front[held[0]] = back[held[0]] = w
             held.popleft()
 
-    for time_s, group in itertools.groupby(events_of(simulation, admissions=True), key=lambda each: each[1]):
+    for time_s, group in itertools.groupby(in_steps(simulation), key=lambda each: each[1]):
         happens = list(group)
         for kind, _, i in happens:
             outputs = int(trace.output_tokens[i])

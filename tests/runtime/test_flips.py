@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from planner.runtime.workers import Patience, places, rehearsal_commands, starte
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 
+REPURPOSE = {"pools": "repurpose", "repurpose_after_s": 0.02}
 INSTANT = Network(1e30, transfer="serialised", is_shared=False)
 
 
@@ -75,6 +77,68 @@ def test_a_live_fleet_flips_as_the_simulator(seed: int, restart_s: float) -> Non
     assert turns >= 2
 
 
+@pytest.mark.parametrize("restart_s", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_live_fleet_repurposes_as_the_simulator(seed: int, restart_s: float) -> None:
+    """Two prefill and three decode workers of eight seats. Long prompts leave 8,192 tokens on every prefill
+    worker, then decodes fill all seats: whichever is short for 0.3 s gets the least busy worker of the other
+    role, which drains first. Told what happens in the simulation, the live fleet sends every request where
+    that did, and nothing is sent to a worker that drains."""
+    kind = replace(worker_type(kv_tokens=400_000), max_num_batched_tokens=8192, max_num_seqs=8)
+    pools = (Pool("p", "prefill", kind, 2), Pool("d", "decode", kind, 3))
+    policies = Policies(
+        batching="vllm-v0", pools="repurpose", repurpose_after_s=0.3, flip_restart_s=restart_s
+    )
+    fleet, trace = Fleet(LLM, pools, policies, INSTANT), shifts(seed)
+    found = simulate(fleet, trace)
+    assert not found.status.any() and not found.preemptions.any()
+    live = LiveFleet(fleet)
+    for w in range(5):
+        live.up(w)
+    seats: dict[int, int] = {}
+    coming: dict[int, float] = {}
+    turned, drained = [], 0
+    for kind_of, time_s, i in events_of(found, admissions=False):
+        for w in [w for w, at_s in coming.items() if at_s <= time_s]:
+            live.up(w, coming.pop(w))
+        outputs = int(trace.output_tokens[i])
+        if kind_of == ARRIVES:
+            seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s)
+            assert live.send(seats[i], time_s) == found.prefill_worker[i]
+        elif kind_of == IS_COMPUTED:
+            live.computed(seats[i], time_s)
+            live.left(seats[i], time_s)
+            v = live.hand_off(seats[i], time_s)
+            assert v == found.decode_worker[i] and v is not None and not live.is_draining[v]
+        if kind_of == FINISHES:
+            live.left(seats[i], time_s, outputs)
+            live.gone(seats.pop(i))
+        drained += int(live.is_draining.any())
+        while live.turned:
+            turned.append(w := live.turned.pop())
+            assert not live.is_draining[w] and not (restart_s and live.workers["assigned"][w])
+            if restart_s:
+                coming[w] = time_s + restart_s
+    assert len(turned) >= 2 and drained > 0
+    assert set(found.prefill_worker.tolist()) & {2, 3, 4}  # a decode worker has become one
+
+
+def shifts(seed: int) -> Trace:
+    """Four seconds of long prompts with shorter answers, then four of short prompts with longer ones."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.sort(rng.uniform(0.0, 8.0, 320))
+    is_early = arrival_s < 4.0
+    inputs = np.where(is_early, rng.integers(5000, 8000, 320), rng.integers(16, 40, 320))
+    outputs = np.where(is_early, rng.integers(60, 120, 320), rng.integers(200, 300, 320))
+    return Trace("shifts", arrival_s, inputs, outputs)
+
+
+def test_without_a_time_nobody_is_repurposed() -> None:
+    fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 2), policies=Policies(pools="repurpose"))
+    with pytest.raises(InputError, match="pools 'repurpose' needs it, such as 2 min"):
+        simulate(fleet, shifts(0))
+
+
 def test_while_a_worker_restarts_it_is_sent_nothing_and_no_other_flips() -> None:
     """Three decode workers idle for ever, prompts that never end: one turns at the second prompt, and the
     third goes to the only prefill worker; once it is up it takes the next, and then another one turns."""
@@ -92,13 +156,16 @@ def test_while_a_worker_restarts_it_is_sent_nothing_and_no_other_flips() -> None
     assert live.turned == [1, 2]
 
 
-def test_the_router_has_a_worker_restart_in_the_other_role() -> None:
-    """One prefill engine at work, two idle decode engines: the second prompt turns one of them, which is up
-    again in 0.2 s, and may turn back once there is more to decode. All requests are answered, and nothing is
-    left."""
+@pytest.mark.parametrize(
+    "how", [{"pools": "flip", "flip_after_s": 0.1}, REPURPOSE], ids=["flip", "repurpose"]
+)
+def test_the_router_has_a_worker_restart_in_the_other_role(how: dict[str, Any]) -> None:
+    """One prefill engine at work, two idle decode engines: the second prompt (or 8,192 tokens of them for 20
+    ms) turns one of them, which is up again in 0.2 s, and may turn back once there is more to decode. All
+    requests are answered, and nothing is left."""
 
     async def run() -> None:
-        policies = Policies(pools="flip", flip_after_s=0.1, flip_restart_s=0.2)
+        policies = Policies(**how, flip_restart_s=0.2)
         roles: list[Role] = ["prefill", "decode", "decode"]
         async with engines(roles) as backends, routed(backends, policies) as (router, url):
             while not router.live.is_up.all():

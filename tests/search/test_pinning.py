@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,17 +12,19 @@ import fleetplan
 from planner.documents.catalog import read_catalog
 from planner.documents.slo import parse_slo
 from planner.face.results import PlanResult
-from planner.fleet import Network, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.search.oracle import Oracle
 from planner.search.pinning import Pinning
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option
+from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
 LLM, GPU = CATALOG.llm("llama-3.1-8b"), CATALOG.gpu("l40s-48g")
 PREFIXES, BLOCKS, BLOCK = 40, 30, 512
+TRACES = Path(__file__).parents[3] / "shared/data/traces"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,72 @@ def test_planned_hits_are_the_simulated_ones(trace: Trace, worker: WorkerType) -
         for prefix in fleet.pinned:
             tokens[list(prefix.workers)] += len(prefix.block_ids) * BLOCK
         assert tokens.max() <= worker.kv_tokens - (BLOCKS + 1) * BLOCK
+
+
+def conversations(seed: int) -> Trace:
+    """Four prompts of every tool, 900 in all: a prefix of 2,048 tokens that one of six tools pins, then what
+    the conversation had before, and 512 tokens more."""
+    rng = np.random.default_rng(seed)
+    talks, turns = 225, 4
+    starts = rng.uniform(0.0, 150.0, talks)
+    rows = []
+    for talk, start_s in enumerate(starts.tolist()):
+        tool = int(rng.integers(6))
+        for turn in range(turns):
+            own = 1000 + 100 * talk + np.arange(2 * turn + 1)
+            rows.append((start_s + turn * rng.uniform(5.0, 60.0), np.r_[4 * tool + np.arange(4), own]))
+    rows.sort(key=lambda row: row[0])
+    ids = [row[1] for row in rows]
+    return Trace(
+        "talks",
+        np.array([row[0] for row in rows]),
+        BLOCK * np.array([len(each) for each in ids]),
+        rng.integers(16, 200, len(rows)),
+        prefix_offsets=np.cumsum([0, *map(len, ids)]),
+        prefix_ids=np.concatenate(ids),
+        prefix_block_tokens=BLOCK,
+    )
+
+
+@pytest.mark.parametrize("kv_tokens", [30_000, 60_000, 120_000])
+def test_what_sessions_hit_beside_the_pins_is_planned_too(worker: WorkerType, kv_tokens: int) -> None:
+    """Half of the tokens are six tools', which are pinned; of the rest three sizes of caches keep some. What
+    hits in all is planned to 3 points, and what hits in each of two pools to 6."""
+    trace = conversations(0)
+    pools = (
+        Pool("a", "mixed", replace(worker, kv_tokens=kv_tokens), 2),
+        Pool("b", "mixed", replace(worker, kv_tokens=kv_tokens), 1),
+    )
+    pinning = Pinning(trace)
+    policies = Policies(routing="pinned-prefix", prefix_cache=True)
+    found = simulate(Fleet(LLM, pools, policies, pinned=pinning.of(pools)), trace)
+    assert found.cached_tokens is not None
+    expected = pinning.expected(pools)
+    planned = [expected(pool).hit_frac for pool in pools]
+    for hit_frac, workers in zip(planned, ((0, 1), (2,)), strict=True):
+        own = np.isin(found.prefill_worker, workers)
+        assert hit_frac == pytest.approx(
+            found.cached_tokens[own].sum() / trace.input_tokens[own].sum(), abs=0.06
+        )
+    sent = [np.isin(found.prefill_worker, workers).sum() for workers in ((0, 1), (2,))]
+    assert np.average(planned, weights=sent) == pytest.approx(found.token_hit_frac, abs=0.03)
+    assert found.token_hit_frac is not None and found.token_hit_frac > 0.5
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not TRACES.is_dir(), reason="no shared data beside the checkout")
+@pytest.mark.parametrize("name", ["conversation", "synthetic"])
+def test_on_mooncakes_traces_hits_are_planned_within_three_points(name: str) -> None:
+    """Llama-3.1-8B on 8 and 16 H100, where caches hold a small part of what comes again."""
+    trace, gpu = read_trace(TRACES / f"mooncake_{name}_trace.jsonl.gz", seed=0), CATALOG.gpu("h100-80g")
+    kv_tokens = kv_cache_tokens(LLM, gpu, 1)
+    kind = WorkerType(gpu, 1, CATALOG.latency(LLM, gpu, 1), kv_tokens, 2048, 256).serving(LLM)
+    pinning = Pinning(trace)
+    for count in (8, 16):
+        pools = (Pool("w", "mixed", kind, count),)
+        policies = Policies(routing="pinned-prefix", prefix_cache=True)
+        found = simulate(Fleet(LLM, pools, policies, pinned=pinning.of(pools)), trace).token_hit_frac
+        assert pinning.expected(pools)(pools[0]).hit_frac == pytest.approx(found, abs=0.03)
 
 
 def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) -> None:

@@ -154,7 +154,7 @@ def test_it_is_read_and_written_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize(
     ("policies", "network", "said"),
-    [({"batching": "splitwise"}, SERIAL, "links of their own"), ({"pools": "flip"}, SERIAL, "flip")],
+    [({"batching": "splitwise"}, SERIAL, "links of their own"), ({"pools": "flip"}, SERIAL, "their role")],
 )
 def test_what_nodes_do_not_go_with_is_refused(policies: dict[str, Any], network: Network, said: str) -> None:
     asked = fleet((1, 1), (1, 1), network)

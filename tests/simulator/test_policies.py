@@ -41,7 +41,9 @@ LONGEST_TOKENS = 210  # more than 12 blocks, less than 20
 
 
 def choices(batching: str) -> Iterator[Policies]:
-    """Every queue x admission x routing x pools that goes with a batching; hand-offs by the same routing."""
+    """Every queue x admission x routing x pools that goes with a batching; hand-offs by the same routing. Of
+    pools that drain a worker, which no queue nor admission sees, those by default.
+    """
     engine = BATCHING[batching].engine
     for rows in itertools.product(QUEUE.values(), ADMISSION.values(), ROUTING.values(), POOLS.values()):
         if any(row.needs_caches for row in rows):
@@ -49,6 +51,8 @@ def choices(batching: str) -> Iterator[Policies]:
         if any(engine not in row.engines for row in rows):
             continue
         queue, admission, routing, pools = (row.name for row in rows)
+        if pools == "repurpose" and (queue, admission) != (Policies().queue, Policies().admission):
+            continue
         named: dict[str, Any] = {"queue": queue, "admission": admission, "routing": routing, "pools": pools}
         yield Policies(batching=batching, decode_routing=routing, **named)
 
@@ -84,7 +88,7 @@ def random_fleet(
             h=0.1,
         )
         blocks = int(rng.choice([12, 20, 60]))
-        if policies.pools == "flip":  # roles change: workers of both pools hold the same
+        if policies.pools in ("flip", "repurpose"):  # roles change: workers of both pools hold the same
             blocks = 1000 if is_roomy else 20
         elif is_roomy and (role != "decode" or policies.batching == "splitwise"):
             blocks = 1000
@@ -116,6 +120,7 @@ def random_fleet(
         queue_batch=int(rng.choice([0, 4])),
         queue_window_s=float(rng.choice([5.0, np.inf])),
         flip_after_s=float(rng.choice([0.5, 5.0])),
+        repurpose_after_s=2.0 if policies.pools in ("repurpose", "splitwise") else np.inf,
         reserve_tokens=LONGEST_TOKENS * (rng.random() < 0.5 or policies.batching == "faster-transformer"),
         ttft_s=float(rng.choice([2.0, np.inf])),
         tbt_s=float(rng.choice([1.0, np.inf])),
@@ -570,6 +575,21 @@ def test_an_instance_flips_after_a_minute_idle_where_the_other_pool_has_work() -
     longer = simulate(split(1, 2, pools="flip", flip_after_s=120.0), trace)
     assert longer.prefill_worker.tolist() == [0, 0, 0, 0]
     assert simulate(split(1, 1, pools="flip"), trace).prefill_worker.tolist() == [0, 0, 0, 0]
+
+
+def test_the_pool_that_is_short_gets_a_worker_that_drains_first() -> None:
+    """Steps of 1 s, one seat per worker. Both decode workers soon have a request of thirty tokens, so they
+    are short at the hand-offs that follow, a second apart: nobody can be spared of one prefill worker, but
+    one of two, which decodes from then on."""
+    trace = make_trace([0.0, 1.0, 2.0, 3.0, 4.0], [8] * 5, [30] * 5)
+
+    def used(prefill: int) -> set[int]:
+        fleet = split(prefill, 2, pools="repurpose", repurpose_after_s=1.0)
+        pools = tuple(replace(pool, type=replace(pool.type, max_num_seqs=1)) for pool in fleet.pools)
+        return set(simulate(replace(fleet, pools=pools), trace).decode_worker.tolist())
+
+    assert used(1) == {1, 2}
+    assert used(2) == {0, 2, 3}
 
 
 def down(time_s: float, worker: int) -> Disturbance:

@@ -85,7 +85,7 @@ class Routed(Cluster):
 
     targets: Sequence[int] = ()
 
-    def route(self, prompt: Task, token: Task) -> tuple[Machine, Machine]:
+    def route(self, prompt: Task, token: Task, now: float) -> tuple[Machine, Machine]:
         return self.machines[0], self.machines[self.targets[self.requests.index(prompt.request)]]
 
 

@@ -100,7 +100,7 @@ def test_pinned_prefixes_hit_as_planned(tmp_path: Path, say: Callable[[str], Non
     pool, pinning = Pool("mixed", "mixed", kind, 2), Pinning(trace)
     policies = Policies(routing="pinned-prefix", prefix_cache=True)
     fleet = Fleet(catalog.llm(str(TINY)), (pool,), policies, Network(1e9), pinned=pinning.of((pool,)))
-    planned_frac = pinning.placed(pool, 2).hit_frac
+    planned_frac = pinning.expected((pool,))(pool).hit_frac
     simulated_frac = simulate(fleet, trace).token_hit_frac or 0.0
     assert simulated_frac == pytest.approx(planned_frac, abs=POINTS)
 

@@ -139,5 +139,9 @@ def test_the_profile_covers_the_engine(engine: VllmEngine, table: StepTable) -> 
     assert (steps.prefill_tokens + steps.n_decode).max() == engine.limits.step_tokens
     assert steps.n_decode.max() == engine.limits.sequences
     assert ((steps.host_s > 0) & (steps.host_s < steps.t_s)).all()
+    operators = table.operators
+    assert operators is not None and list(operators) == [*engine.operators, "all_reduce"]
+    assert (operators[["attn_pre_proj", "attn", "mlp_down_proj", "head"]] > 0).all(axis=None)
+    assert 0.7 < float(np.median(operators.sum(axis=1) / table.y)) < 1.4  # two timings of the same work
     fit = PiecewiseLinearStepLatency().fit(table.X, table.y).latency_
     assert (np.diff(fit.step_s(np.arange(1, 513.0))) >= 0).all()

@@ -28,6 +28,7 @@ from planner.models.tables import ATTN_DECODE, ATTN_PREFILL, HEAD
 
 TOKEN_TILE = 8  # Vidur rounds the tokens of a step up to eights
 TOTAL = "total"
+ATTN, REST = "attn", "rest"  # of an engine: one kernel for all sequences; what lies in no operator
 
 
 def equivalent_prefill_tokens(X: Array) -> Array:
@@ -49,7 +50,8 @@ class VidurForest(StepFamily):
         self.beyond = beyond
 
     def fit(self, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Self:
-        if operators is not None and (missing := {ATTN_PREFILL, ATTN_DECODE} - set(operators)):
+        missing = set() if operators is None else {ATTN_PREFILL, ATTN_DECODE} - set(operators)
+        if operators is not None and missing and ATTN not in operators:
             raise InputError(f"Vidur's operators: lacks {', '.join(sorted(missing))}; needs both attentions")
         X, y = self._checked(X, y)
         self.latency_ = None
@@ -83,7 +85,7 @@ def features(name: str, X: Array) -> Array:
         return X[:, [2, 3]]
     if name == HEAD:
         return X[:, [2]] + X[:, [4]]
-    return np.hstack([tokens, equivalent, X[:, 2:]]) if name == TOTAL else tokens
+    return np.hstack([tokens, equivalent, X[:, 2:]]) if name in (TOTAL, ATTN, REST) else tokens
 
 
 def _has(name: str, X: Array) -> Array:

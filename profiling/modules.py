@@ -1,0 +1,76 @@
+"""Seconds of an LLM's modules in a step of a real engine: a clock before and after each forward call.
+
+Where an engine runs its LLM eagerly every leaf of the module tree is called as such: projections, norms,
+activation, attention with its write into the KV cache, embedding, logits. They are named as Vidur's profiles
+name operators, those that Vidur does not know by their own name. On CUDA the clock is an event on the stream.
+An engine that compiles its LLM, or replays a graph, calls none of them, and has no operators.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+ATTENTION, REST = "attn", "rest"
+VIDURS_NAMES = {
+    "embed_tokens": "embed",
+    "qkv_proj": "attn_pre_proj",
+    "rotary_emb": "attn_rope",
+    "o_proj": "attn_post_proj",
+    "gate_up_proj": "mlp_up_proj",
+    "act_fn": "mlp_act",
+    "down_proj": "mlp_down_proj",
+    "norm": "add",
+    "logits_processor": "head",
+}
+
+
+class ModuleTimes:
+    """The clocks of a torch module's leaves; they run from `start` to `stop`."""
+
+    def __init__(self, model: Any) -> None:
+        self._on = False
+        self._begun: list[Any] = []
+        self._spans: list[tuple[str, Any, Any]] = []
+        self._torch: Any = None
+        for path, module in model.named_modules():
+            if path and not list(module.children()):
+                last = re.sub(r"\W", "_", path.rpartition(".")[2])
+                name = VIDURS_NAMES.get(last, last)
+                module.register_forward_pre_hook(self._before)
+                module.register_forward_hook(lambda *_, name=name: self._after(name))
+
+    def start(self) -> None:
+        import torch
+
+        self._torch, self._on = torch, True
+        self._begun.clear()
+        self._spans.clear()
+
+    def stop(self) -> dict[str, float]:
+        """Seconds of each module name since the start, in the order of their first calls."""
+        self._on = False
+        if self._torch.cuda.is_available():
+            self._torch.cuda.synchronize()
+        found: dict[str, float] = {}
+        for name, start, end in self._spans:
+            is_clock = isinstance(start, float)
+            seconds = end - start if is_clock else float(start.elapsed_time(end)) / 1e3
+            found[name] = found.get(name, 0.0) + seconds
+        return found
+
+    def _mark(self) -> Any:
+        if not self._torch.cuda.is_available():
+            return time.perf_counter()
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _before(self, *_: Any) -> None:
+        if self._on:
+            self._begun.append(self._mark())
+
+    def _after(self, name: str) -> None:
+        if self._on and self._begun:
+            self._spans.append((name, self._begun.pop(), self._mark()))
