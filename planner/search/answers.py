@@ -29,7 +29,7 @@ from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_o
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
-from planner.search.oracle import Oracle, side_by_side
+from planner.search.oracle import Oracle
 from planner.search.owned import of_machines, one_more, owned_beside, owned_first, paid, thinned, with_idle
 from planner.search.problem import Problem
 from planner.search.production import (
@@ -45,6 +45,7 @@ from planner.search.production import (
     with_more,
 )
 from planner.search.stages import Stage
+from planner.search.waves import side_by_side
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC

@@ -24,9 +24,10 @@ from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
 from planner.search.one_pool import WAVE
-from planner.search.oracle import Oracle, side_by_side
+from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
+from planner.search.waves import side_by_side
 from planner.solvers.master import Option
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
@@ -194,12 +195,10 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     """Those of these futures in which a fleet keeps the SLO."""
     kept = dict.fromkeys(numbers, False)
 
-    def look(part: Sequence[int]) -> None:
-        for i in part:
-            kept[i] = oracle.in_future(i).holds([counts])[0]
+    def look(i: int) -> None:
+        kept[i] = oracle.in_future(i).holds([counts])[0]
 
-    parts = [part for part in (numbers[::2], numbers[1::2]) if part]
-    side_by_side([lambda part=part: look(part) for part in parts])  # type: ignore[misc]
+    side_by_side([lambda i=i: look(i) for i in numbers])  # type: ignore[misc]
     return [i for i in numbers if kept[i]]
 
 

@@ -25,6 +25,7 @@ from planner import __version__
 from planner.domain import Slo
 from planner.errors import InputError, PlannerError
 from planner.io.files import write_file
+from planner.search.futures import Future
 from planner.simulator.compiled import SOURCES
 from planner.traffic.trace import Trace
 
@@ -102,12 +103,24 @@ def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *asked
     return _digest(__version__, SOURCES, text, trace_digest(trace), seed, asked)
 
 
-def answer_name(question: tuple[object, ...], trace: Trace, slo: Slo) -> str | None:
+def answer_name(question: tuple[object, ...], traffic: Trace | Future, slo: Slo) -> str | None:
     """Under which an answer is kept; None where its words do not tell all of it."""
     text = repr((question, slo))
-    if " at 0x" in text or "..." in text:  # an object without words, an array that is cut short
-        return None
-    return _digest(text, trace_digest(trace))
+    return None if _is_cut(text) else _digest(text, traffic_digest(traffic))
+
+
+def _is_cut(text: str) -> bool:
+    return " at 0x" in text or "..." in text  # an object without words, an array that is cut short
+
+
+def traffic_digest(traffic: Trace | Future) -> str:
+    """Of a trace, or of what a future is drawn from, so that it need not be drawn."""
+    if isinstance(traffic, Trace):
+        return trace_digest(traffic)
+    futures = traffic.futures
+    if futures.trace is None or _is_cut(words := futures.words()):
+        return trace_digest(traffic.trace)
+    return _digest(words, traffic.number, trace_digest(futures.trace), futures.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:
