@@ -267,7 +267,7 @@ def simulate(
         found = outcome(engines, requests, promise, seed=seed, closed_loop=closed_loop)
         return SimulationResult(engines, requests, promise, found)
     question = many_seeds.Question(engines, read, asked, promise, closed_loop)
-    where = executor if isinstance(executor, Executor) else Executor(executor or "loky")
+    where = executor if isinstance(executor, Executor) else Executor(executor or "processes")
     runs = many_seeds.over_seeds(question, seed, executor=where, with_requests=True)
     return SeedsResult(engines, promise, runs)
 
