@@ -31,7 +31,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib import metadata
 from itertools import count
 from multiprocessing import resource_tracker
@@ -61,6 +61,7 @@ IN_MEMORY = Path("/dev/shm")
 COMPUTED_WITH = ("numpy", "numba")
 
 
+@cache
 def versions() -> str:
     """Of what decides the last bit of a result, here."""
     found = [f"fleetplan {__version__}", f"Python {sys.version.split()[0]}"]
@@ -138,6 +139,8 @@ class Crew(Protocol):
 
 _crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
+_here = threading.Semaphore(os.cpu_count() or 1)
+_slots: ContextVar[threading.Semaphore] = ContextVar("slots", default=_here)
 
 
 def crew() -> Crew | None:
@@ -152,6 +155,11 @@ def width() -> int:
     return _threads.get() or os.cpu_count() or 1
 
 
+def slot() -> threading.Semaphore:
+    """Held by what computes here, so that no more does than was asked for, and memory is bounded."""
+    return _slots.get()
+
+
 @contextmanager
 def working_on(executor: Executor) -> Iterator[None]:
     """Whatever simulates inside asks these workers. Raises InputError where package, cluster or the right
@@ -162,12 +170,14 @@ def working_on(executor: Executor) -> Iterator[None]:
             own, threads = None, executor.workers
         else:
             own, threads = stack.enter_context(_opened(executor)), None
-        one, other = _crew.set(own), _threads.set(threads)
+        slots = _here if threads is None else threading.Semaphore(threads)
+        before = _crew.set(own), _threads.set(threads), _slots.set(slots)
         try:
             yield
         finally:
-            _crew.reset(one)
-            _threads.reset(other)
+            _crew.reset(before[0])
+            _threads.reset(before[1])
+            _slots.reset(before[2])
 
 
 def run(

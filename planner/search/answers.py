@@ -53,7 +53,8 @@ from planner.traffic.scaling import SAME_FRAC
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
-AT_ONCE = 4  # futures that a test simulates before it looks at the clock
+AT_ONCE, MOST_AT_ONCE = 4, 32  # futures that a test simulates before it looks at the clock: so many requests,
+AT_ONCE_REQUESTS = 1_000_000  # within these
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
 LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
@@ -102,6 +103,7 @@ class Test:
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
         kept, number, said = 0, 0, self._said(0, 0)
         may_pass = self._said(most, most).decision == "holds"
+        at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), AT_ONCE, MOST_AT_ONCE))
 
         def is_over(kept: int, number: int) -> bool:
             is_hopeless = may_pass and self._said(kept + most - number, most).decision != "holds"
@@ -110,7 +112,7 @@ class Test:
         while not is_over(kept, number) and not self.out_of_time():
             sure = 1  # futures that are asked whatever the others say
             while (
-                sure < AT_ONCE
+                sure < at_once
                 and not is_over(kept, number + sure)
                 and not is_over(kept + sure, number + sure)
             ):

@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.io.executors import Crew, crew
+from planner.io.executors import Crew, crew, slot
 from planner.search.futures import Future, Futures
 from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Requests, keeps, simulate
@@ -82,7 +82,8 @@ class Asker:
     def answer(self, asked: Question) -> tuple[bool, int]:
         """As Replay.answer; wherever the workers are."""
         if (workers := crew()) is None:
-            return self._here().answer(asked)
+            with slot():
+                return self._here().answer(asked)
         held, key = _held(workers, self._traffic)
         holds, seen = workers.start(_answer, held, (key, asked, self._kept))()
         return bool(holds), int(seen)
@@ -90,7 +91,8 @@ class Asker:
     def judged(self, asked: Question) -> Verdict:
         """As the function of that name; wherever the workers are."""
         if (workers := crew()) is None:
-            return judged(_trace(self._traffic), asked)
+            with slot():
+                return judged(_trace(self._traffic), asked)
         held, _ = _held(workers, self._traffic)
         verdict: Verdict = workers.start(_judged, held, asked)()
         return verdict

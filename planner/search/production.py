@@ -168,7 +168,7 @@ def grown(
         if len(more) > 1:
             some = left[: oracle.may_miss + HARDEST]
             dearer = [max(objective(each) - objective(counts), LEAST_DEARER) for each in more]
-            won = [len(_kept(oracle, each, some)) / dear for each, dear in zip(more, dearer, strict=True)]
+            won = [kept / dear for kept, dear in zip(_kept_by(oracle, more, some), dearer, strict=True)]
             more = (
                 [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
             )
@@ -200,6 +200,17 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
 
     side_by_side([lambda i=i: look(i) for i in numbers])  # type: ignore[misc]
     return [i for i in numbers if kept[i]]
+
+
+def _kept_by(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
+    """In how many of these futures each of the fleets keeps the SLO."""
+    kept = dict.fromkeys(range(len(fleets)), 0)
+
+    def look(k: int) -> None:
+        kept[k] = len(_kept(oracle, fleets[k], numbers))
+
+    side_by_side([lambda k=k: look(k) for k in kept])  # type: ignore[misc]
+    return list(kept.values())
 
 
 def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:

@@ -85,7 +85,7 @@ def side_by_side(tasks: Sequence[Callable[[], None]], *, effort: dict[int, int] 
         return
     outer = task()
     wave = Wave(len(tasks), {} if outer is None else outer.wave.cost, before=effort or {})
-    at_once = min(max(width() // (1 if outer is None else outer.wave.tasks), 1), len(tasks))
+    at_once = min(width(), len(tasks))
     each = [Task(wave) for _ in tasks]
     contexts = [contextvars.copy_context() for _ in tasks]
     for context, own in zip(contexts, each, strict=True):

@@ -294,7 +294,7 @@ def test_simulate_is_the_command(command: Callable[..., str], tmp_path: Path) ->
         result.save(tmp_path / "out.csv")
         assert len(repr(result).splitlines()) <= LINES
     with pytest.raises(fleetplan.InputError, match="executor: one seed is simulated here"):
-        fleetplan.simulate(small(), table(), executor="loky")
+        fleetplan.simulate(small(), table(), executor="processes")
 
 
 def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
