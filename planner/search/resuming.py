@@ -43,7 +43,7 @@ class Decided:
         self.found = 0  # answers that were kept by an earlier run, and asked again
         self._known: dict[str, tuple[bool, int]] = {}
         self._written_s = time.monotonic() + FROM_S - EVERY_S
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:
         """Take what an earlier run has left. Raises InputError where there is nothing, or it is of another
@@ -80,8 +80,10 @@ class Decided:
             if time.monotonic() < self._written_s + EVERY_S:
                 return
             self._written_s = time.monotonic()
-            text = json.dumps({"question": self.question, "known": self._known})
-        self._write(text)
+        with self._writing:  # the later one knows more
+            with self._lock:
+                text = json.dumps({"question": self.question, "known": self._known})
+            self._write(text)
 
     def _write(self, text: str) -> None:
         try:
