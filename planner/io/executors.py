@@ -148,6 +148,11 @@ def crew() -> Crew | None:
     return _crew.get()
 
 
+def is_chosen() -> bool:
+    """Whether somebody has said where things are computed."""
+    return _crew.get() is not None or _threads.get() is not None
+
+
 def width() -> int:
     """How many things may be under way at a time."""
     if (workers := _crew.get()) is not None:
@@ -419,6 +424,8 @@ class _Ray:
         except ModuleNotFoundError:  # by its client
             raise _cannot_import(self.executor) from None
         except (errors.RayError, ConnectionError) as error:
+            if "No module named" in str(error):
+                raise _cannot_import(self.executor) from None
             raise _lost_workers(self.executor, error) from None
 
 

@@ -43,6 +43,7 @@ SIGNATURES = {
     "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
     "watch": "plan, prometheus, slo, *, window, step, model, match, catalog",
+    "working_on": "executor, address",
 }
 ERRORS = (
     "CatalogError",
