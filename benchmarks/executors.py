@@ -3,28 +3,30 @@
     python benchmarks/executors.py [--trace FILE] [--rate 200] [--window "first 3 min"]
                                    [--executors serial threads:2 processes:1 processes:2 ...] [--repeats 2]
     python benchmarks/executors.py --clusters          # Dask and Ray, each with two workers started here
-    python benchmarks/executors.py --parts             # one run in this process: what cannot go side by side
+    python benchmarks/executors.py --parts             # seconds with 1 to 64 workers, from one run
 
 A production question: Llama-3.1-70B on four GPU types, TTFT p90 2 s, TBT p99 200 ms. Each run is a process
 of its own, after one that compiles. CPU seconds are those of the process and of all that it starts and waits
-for, so not those of a cluster. `--parts` runs one question after the other and takes, of what is asked side
-by side, the longest: that is left with as many workers as one likes (a wave has 32 tasks at most). Each line
-is a stage of the search. FILE: AzureLLMInferenceTrace_conv.csv; default: ../shared/data/traces beside the
-clone.
+for, so not those of a cluster. `--parts` notes what a serial run does in which order, in CPU seconds, and
+what it asks side by side, and lays that out on so many workers, each on a core of its own, with no time lost
+on the way: what a busy machine cannot show. FILE: AzureLLMInferenceTrace_conv.csv; default:
+../shared/data/traces beside the clone.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import heapq
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from planner.documents.catalog import read_catalog
 from planner.face import planning
 from planner.face.questions import read_task
 from planner.io.executors import SERIAL, working_on
-from planner.search import waves
+from planner.search import asking, waves
 from planner.studies.whatif import Study
 from planner.traffic.reading import read_trace
 
@@ -124,57 +126,133 @@ def tell(name: str, folder: Path, trace: Path, how: list[str]) -> None:
     print(f"| {name} | {wall_s:.1f} | {cpu_s:.1f} | {digest} | {os.getloadavg()[0]:.1f} |", flush=True)
 
 
-class Span:
-    """Seconds as if all tasks of a wave ran at once: what a serial run spares so, beside what it takes."""
+Sequence = list[tuple[str, Any]]  # ("here", seconds), ("worker", seconds), ("wave", [Sequence, ...])
+
+
+class Recorder:
+    """What a serial run does, in CPU seconds: what the asking process does itself, what workers could do, and
+    what is asked side by side."""
 
     def __init__(self) -> None:
-        self.spared_s = 0.0
+        self.now: Sequence = []
+        self.since_s = time.process_time()
+
+    def mark(self, kind: str) -> None:
+        now_s = time.process_time()
+        self.now.append((kind, now_s - self.since_s))
+        self.since_s = now_s
 
     def run(self, tasks: Any, at_once: int) -> None:
-        before_s, start_s, longest_s = self.spared_s, time.process_time(), 0.0
+        self.mark("here")
+        outer, each = self.now, []
         for context, todo in tasks:
-            began_s, self.spared_s = time.process_time(), 0.0
+            self.now = []
             context.run(todo)
-            longest_s = max(longest_s, time.process_time() - began_s - self.spared_s)
-        self.spared_s = before_s + (time.process_time() - start_s) - longest_s
+            self.mark("here")
+            each.append(self.now)
+        self.now = outer
+        self.now.append(("wave", each))
+
+    def asked(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*what: Any) -> Any:
+            self.mark("here")
+            found = answer(*what)
+            self.mark("worker")
+            return found
+
+        return timed
+
+
+def duration_s(run: Sequence, workers: int) -> float:
+    """Of the same with so many workers, first come first served, beside one that asks."""
+    free, waiting = {"here": 1, "worker": workers}, {"here": deque[Any](), "worker": deque[Any]()}
+    events: list[tuple[float, int, str, Any]] = []
+    number, now_s = count(), 0.0
+
+    def follow(run: Sequence, then: Callable[[], None]) -> Iterator[tuple[str, float]]:
+        for kind, what in run:
+            if kind != "wave":
+                yield kind, what
+                continue
+            left = [len(what)]
+            for task in what:
+                started = follow(task, lambda left=left: left.__setitem__(0, left[0] - 1))  # type: ignore[misc]
+                go_on(started)
+            while left[0]:
+                yield "wait", 0.0
+        then()
+
+    blocked: list[Any] = []
+
+    def go_on(thread: Iterator[tuple[str, float]]) -> None:
+        for kind, seconds in thread:
+            if kind == "wait":
+                blocked.append(thread)
+            elif free[kind]:
+                free[kind] -= 1
+                heapq.heappush(events, (now_s + seconds, next(number), kind, thread))
+            else:
+                waiting[kind].append((seconds, thread))
+            return
+
+    go_on(follow(run, lambda: None))
+    while events:
+        now_s, _, kind, thread = heapq.heappop(events)
+        if waiting[kind]:
+            seconds, other = waiting[kind].popleft()
+            heapq.heappush(events, (now_s + seconds, next(number), kind, other))
+        else:
+            free[kind] += 1
+        go_on(thread)
+        blocked, again = [], blocked
+        for thread in again:
+            go_on(thread)
+    return now_s
 
 
 def parts(asked: argparse.Namespace, folder: Path) -> None:
-    catalog, span = read_catalog(), Span()
-    waves._run = span.run
-    rows: list[tuple[str, float, float]] = []
-
-    def timed(name: str, do: Callable[[], Any]) -> Any:
-        start_s, spared_s = time.process_time(), span.spared_s
-        answer = do()
-        took_s = time.process_time() - start_s
-        rows.append((name, took_s, took_s - (span.spared_s - spared_s)))
-        return answer
-
-    stages: list[tuple[str, float, float]] = []
+    catalog, recorder = read_catalog(), Recorder()
+    trace = read_trace(asked.trace)
+    stages: list[str] = []
+    runs: list[Sequence] = []
 
     def heard(message: str) -> None:
-        stages.append((str(message).split(":")[0], time.process_time(), span.spared_s))
+        recorder.mark("here")
+        if recorder.now is not (runs[-1] if runs else None):
+            return  # of a task in a wave
+        recorder.now = []
+        runs.append(recorder.now)
+        stages.append(str(message).split(":")[0])
 
     with working_on(SERIAL):
-        trace = timed("reading", lambda: read_trace(asked.trace))
-        planning.answered(read_task(small_document(asked), catalog), Study(trace, catalog, 0, 3600.0, heard))
-        stages.clear()
-        heard("posing the question, bound")
-        study = Study(trace, catalog, 0, 3600.0, heard)
-        found = planning.answered(read_task(question(asked), catalog), study)
+        planning.answered(read_task(small_document(asked), catalog), Study(trace, catalog, 0, 3600.0))
+        waves._run = recorder.run
+        asking.Asker.answer = recorder.asked(asking.Asker.answer)  # type: ignore[method-assign]
+        asking.Asker.judged = recorder.asked(asking.Asker.judged)  # type: ignore[method-assign]
+        runs.append(recorder.now)
+        stages.append("")
+        heard("posing the question")
+        found = planning.answered(
+            read_task(question(asked), catalog), Study(trace, catalog, 0, 3600.0, heard)
+        )
         heard("report")
         found.save(folder / "out")
-        heard("end")
-    for (name, from_s, spared_s), (_, to_s, then_s) in pairwise(stages):
-        rows.append((name, to_s - from_s, to_s - from_s - (then_s - spared_s)))
-    print("| stage | CPU, s | left with any number of workers, s |\n|---|---|---|")
-    names = dict.fromkeys(name for name, _, _ in rows)
-    table = [(name, *(sum(row[k] for row in rows if row[0] == name) for k in (1, 2))) for name in names]
-    for name, took_s, left_s in table:
-        print(f"| {name} | {took_s:.1f} | {left_s:.1f} |")
-    took_s, left_s = (sum(row[k] for row in table) for k in (1, 2))
-    print(f"| all | {took_s:.1f} | {left_s:.1f} |\n\nspeed-up at most {took_s / left_s:.1f}")
+        heard("")
+    numbers = (1, 2, 4, 16, 64)
+    table = {
+        name: [
+            sum(duration_s(run, n) for run, of in zip(runs, stages, strict=True) if of == name)
+            for n in numbers
+        ]
+        for name in dict.fromkeys(stages)
+        if name
+    }
+    table["all"] = [sum(row[k] for row in table.values()) for k in range(len(numbers))]
+    table["speed-up"] = [table["all"][0] / all_s for all_s in table["all"]]
+    print("| stage | " + " | ".join(f"{n} worker{'s' * (n > 1)}" for n in numbers) + " |")
+    print("|---" * (len(numbers) + 1) + "|")
+    for name, row in table.items():
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in row) + " |")
 
 
 def small_document(asked: argparse.Namespace) -> dict[str, Any]:

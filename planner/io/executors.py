@@ -16,6 +16,7 @@ item of a worker that dies is given to another one, three times at most; then it
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -28,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -58,6 +59,8 @@ MOST_WORKERS = 1024
 KEPT_VALUES = 32  # that a process has mapped at a time
 NO_LEAKS_TOLD = "ignore:resource_tracker:UserWarning"  # by loky's tracker, which cleans up after an interrupt
 IN_MEMORY = Path("/dev/shm")
+FOLDER, LOCK = "fleetplan-crew-", "lock"  # which is held as long as the run lasts
+ROOM_BYTES = 2**30  # that it has free, else files lie with the other temporary ones
 COMPUTED_WITH = ("numpy", "numba")
 
 
@@ -281,7 +284,7 @@ class _Processes:
     def __init__(self, workers: int, folder: Path) -> None:
         self.workers, self.folder = workers, folder
         self._lock, self._number = threading.Lock(), count()
-        self._pool = self._fresh()
+        self._pool, self._is_closed = self._fresh(), False
 
     def _fresh(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
@@ -292,7 +295,13 @@ class _Processes:
         from joblib import dump
 
         path = self.folder / str(next(self._number))
-        dump(value, path)
+        try:
+            dump(value, path)
+        except OSError as error:
+            raise PlannerError(
+                f"--executor processes: {self.folder}: {error.strerror or error}; make room there, or use "
+                "--executor threads"
+            ) from None
         return _File(path)
 
     def make(self, function: Callable[[Any, Any], Any], held: _File, item: Any) -> _File:
@@ -341,23 +350,38 @@ class _Processes:
 
     def _replace(self, broken: Any) -> None:
         with self._lock:
+            if self._is_closed:
+                raise PlannerError("--executor processes: it was ended")
             if self._pool is broken:
                 self._pool = self._fresh()
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
         self._pool.shutdown(kill_workers=True)
 
 
 @contextmanager
 def _processes(executor: Executor) -> Iterator[_Processes]:
-    where = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="fleetplan-", dir=where))
-    with tidied(lambda: shutil.rmtree(folder, ignore_errors=True)):
+    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES
+    where = IN_MEMORY if has_room else Path(tempfile.gettempdir())
+    _sweep(where)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=where))
+    with tidied(lambda: shutil.rmtree(folder, ignore_errors=True)), (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         crew = _Processes(executor.workers, folder)
         try:
             yield crew
         finally:
             crew.close()
+
+
+def _sweep(where: Path) -> None:
+    """What runs have left there that were killed."""
+    for lock in where.glob(f"{FOLDER}*/{LOCK}"):
+        with suppress(OSError), lock.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextmanager
