@@ -26,6 +26,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -51,6 +52,7 @@ EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:87
 ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # variables, as their own clients have
 NAMES = ("serial", "threads", "processes", *EXAMPLES)
 COUNTED = ("threads", "processes")
+PARENT_S = 1.0  # a process looks so often whether whoever asks is still there
 ANSWER_S = 10.0  # a cluster that takes longer to say hello is not there
 FIRST_WORKER_S = 60.0
 TRIES = 4  # of one item: the first, and three after workers that died
@@ -266,6 +268,17 @@ def _work_on_file(
 # -- processes
 
 
+def _end_with(parent: int) -> None:
+    """A process ends soon after the one that asks it was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 class _File:
     """A value in the crew's folder, as long as it is named here."""
 
@@ -289,7 +302,7 @@ class _Processes:
     def _fresh(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        return ProcessPoolExecutor(self.workers, timeout=None)
+        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),))
 
     def hold(self, value: Any) -> _File:
         from joblib import dump
