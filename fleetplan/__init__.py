@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from planner.face.simulating import simulate as simulate
     from planner.face.validating import validate as validate
     from planner.face.watching import watch as watch
+    from planner.face.working import working_on as working_on
 
 _HOME = {
     "CatalogError": "planner.errors",
@@ -59,6 +60,7 @@ _HOME = {
     "simulate": "planner.face.simulating",
     "validate": "planner.face.validating",
     "watch": "planner.face.watching",
+    "working_on": "planner.face.working",
 }
 __all__ = list(_HOME)
 

@@ -25,8 +25,10 @@ from planner.commands import validate as validation
 from planner.commands.allocate import allocate
 from planner.commands.catalog import commands as catalog_commands
 from planner.commands.common import (
+    AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     PngOption,
     SeedOption,
@@ -209,6 +211,8 @@ def plan(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run of over five minutes was ended: same -o.")
     ] = False,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     llm: Annotated[
         str | None, _asked("--llm", "An LLM of the catalog, or a path to its config.json.")
     ] = None,
@@ -258,7 +262,7 @@ def plan(
     wish = Wish(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
-    wish = replace(wish, verbose=verbose, quiet=quiet, resume=resume)
+    wish = replace(wish, verbose=verbose, quiet=quiet, resume=resume, executor=executor, address=address)
     _plan(wish, options)
 
 

@@ -26,6 +26,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.imports.runs import MeasuredRun
+from planner.io import executors
 from planner.models import engine as models
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
@@ -129,9 +130,8 @@ def calibrate(
     def log_errors(z: Array) -> Array:
         moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
         logs = [np.log(moved.step_s(*X.T) / y)]
-        for run in runs:
-            assert engine is not None
-            predicted = predict(run, engine, moved)
+        of_runs = executors.run(_predicted, runs, shared=(engine, moved))
+        for run, predicted in zip(runs, of_runs, strict=True):
             logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
         return np.concatenate(logs)
 
@@ -210,6 +210,12 @@ def with_host(latency: StepLatency, engine: Engine | None) -> StepLatency:
         return latency
     step_s, sequence_s = engine.version.unhidden.at(engine.tp)
     return replace(latency, h_s=latency.h_s + step_s, b_s=latency.b_s + sequence_s, kind="steps")
+
+
+def _predicted(served: tuple[Engine | None, StepLatency], run: MeasuredRun) -> dict[tuple[str, str], float]:
+    engine, latency = served
+    assert engine is not None
+    return predict(run, engine, latency)
 
 
 def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tuple[str, str], float]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -84,10 +84,23 @@ ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compr
 WindowOption = Annotated[
     str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
 ]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option("--executor", help="Where it simulates: threads[:N], processes[:N], ray, dask or serial."),
+]
 AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="Of the cluster: auto or ray://host:10001, tcp://host:8786 for dask."),
 ]
+
+
+def at_work(executor: str | None, address: str | None) -> AbstractContextManager[None]:
+    """What simulates inside does it where these two options say; without them on all cores, here."""
+    if executor is None and address is None:
+        return nullcontext()
+    from planner.io.executors import Executor, working_on
+
+    return working_on(Executor(executor or "threads", address))
 
 
 class Progress:

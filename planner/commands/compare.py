@@ -11,6 +11,7 @@ from planner.commands.common import (
     AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     PngOption,
     Progress,
@@ -58,9 +59,7 @@ def compare(
     window: WindowOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    executor: Annotated[
-        str, typer.Option("--executor", help="Where the variants are simulated: serial, loky, ray or dask.")
-    ] = "serial",
+    executor: ExecutorOption = None,
     address: AddressOption = None,
     png: PngOption = False,
     drop_invalid: DropOption = False,
@@ -76,7 +75,7 @@ def compare(
     from planner.io.files import check_output_directory
     from planner.studies.compare import NAMES, lines
 
-    where = Executor(executor, address)
+    where = Executor(executor or "serial", address)
     paths = [_named(text) for text in fleet]
     if out is not None:
         check_output_directory(out)

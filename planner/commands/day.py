@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands.common import (
+    AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     Progress,
     SeedOption,
+    at_work,
     keep_inputs,
     print_json,
     print_rows,
@@ -80,6 +83,8 @@ def day(
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.1, help="Seconds for plan, tuning and optimum together.")
     ] = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -97,7 +102,7 @@ def day(
         keep_inputs([out / name for name in NAMES], slo, trace, fleet)
     given = {"controllers": controllers, "every": every, "train": train, "start": start}
     given |= {"storage": storage, "billing": billing}
-    with Progress() as progress:
+    with Progress() as progress, at_work(executor, address):
         requests = (
             None
             if trace is None

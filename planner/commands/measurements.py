@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands.common import (
+    AddressOption,
     CatalogOption,
+    ExecutorOption,
     JsonOption,
     OutOption,
     Progress,
     SeedOption,
+    at_work,
     keep_inputs,
     out_file,
     print_json,
@@ -158,6 +161,8 @@ def calibrate(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 256,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="Its KV cache, from its log.")] = None,
     catalog: CatalogOption = None,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Correct a fit by a few measured steps or end-to-end runs, and say how sure the result is."""
@@ -167,7 +172,7 @@ def calibrate(
 
     files.check_output_file(out)
     keep_inputs([out], *measured, base)
-    with Progress() as progress:
+    with Progress() as progress, at_work(executor, address):
         progress("calibrating")
         fitted, result = calibrate_files(
             measured,

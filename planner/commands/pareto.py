@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.commands.common import (
+    AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     Progress,
     SeedOption,
+    at_work,
     keep_inputs,
     print_json,
     print_rows,
@@ -44,6 +47,8 @@ def pareto(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -64,7 +69,7 @@ def pareto(
     if out is not None:
         files.check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace)
-    with Progress() as progress:
+    with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, known).task()

@@ -13,6 +13,7 @@ import typer
 
 from planner.commands.common import (
     Progress,
+    at_work,
     keep_inputs,
     print_json,
     print_rows,
@@ -59,6 +60,8 @@ class Wish:
     verbose: bool = False
     quiet: bool = False
     resume: bool = False
+    executor: str | None = None
+    address: str | None = None
 
     def command(self) -> str:
         from planner.reports.words import command_line, flags
@@ -84,7 +87,7 @@ def plan_one(wish: Wish) -> None:
     """Plan one LLM; exit code 4 if the search did not come to its end in time."""
     from planner.io.files import reserved
 
-    with nullcontext() if wish.out is None else reserved(wish.out):
+    with nullcontext() if wish.out is None else reserved(wish.out), at_work(wish.executor, wish.address):
         _plan_one(wish)
 
 
@@ -205,7 +208,11 @@ def plan_several(wish: Wish) -> None:
     if wish.per_gpu:
         raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
     assert wish.slo is not None and wish.out is not None
-    with reserved(wish.out), Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
+    with (
+        reserved(wish.out),
+        at_work(wish.executor, wish.address),
+        Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress,
+    ):
         known = read_catalog(wish.catalog)
         question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
         say_first(dict.fromkeys(line for part in question.parts for line in part.trace.warnings))

@@ -8,11 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands.common import (
+    AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     Progress,
     SeedOption,
+    at_work,
     keep_inputs,
     out_file,
     print_json,
@@ -43,6 +46,8 @@ def replan(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -66,7 +71,7 @@ def replan(
     if out is not None:
         files.check_output_file(out)
         keep_inputs([out], file, slo, trace)
-    with Progress() as progress:
+    with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         running = read_fleet(file, known)
         task = read_task(slo, known).task()

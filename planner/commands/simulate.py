@@ -12,6 +12,7 @@ from planner.commands.common import (
     AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     Progress,
     RateOption,
@@ -67,10 +68,7 @@ def simulate(
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on.")
     ] = 1,
-    executor: Annotated[
-        str | None,
-        typer.Option("--executor", help="Where, with --seeds: loky (default), serial, ray or dask."),
-    ] = None,
+    executor: ExecutorOption = None,
     address: AddressOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
@@ -89,7 +87,7 @@ def simulate(
     from planner.reports.facts import sentences
     from planner.search.findings import images
 
-    where = Executor(executor or "loky", address)
+    where = Executor(executor or "processes", address)
     if seeds == 1 and (executor or address):
         raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
     if out is not None:

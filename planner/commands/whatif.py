@@ -10,11 +10,14 @@ import typer
 
 from planner.commands.common import (
     TRACE_HELP,
+    AddressOption,
     CatalogOption,
     DropOption,
+    ExecutorOption,
     JsonOption,
     Progress,
     SeedOption,
+    at_work,
     print_json,
     print_rows,
     read_requests,
@@ -47,6 +50,8 @@ def what_if(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -59,7 +64,7 @@ def what_if(
 
     if not changes:
         raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
-    with Progress() as progress:
+    with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         document = read_document(slo, known)
         task = parse_task(document, known, where=str(slo))
@@ -97,6 +102,8 @@ def sensitivity(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -109,7 +116,7 @@ def sensitivity(
     by_frac = share(by, "--by")
     if not 0 < by_frac < 1:
         raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
-    with Progress() as progress:
+    with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         before = study.ask(read_task(slo, known))

@@ -29,7 +29,7 @@ from planner.face.inputs import (
 from planner.face.questions import is_question, read_task
 from planner.face.results import Result
 from planner.fleet import Fleet
-from planner.io.executors import SERIAL, Executor
+from planner.io.executors import Executor, is_chosen
 from planner.io.files import check_output_directory, check_output_file, write_file, write_files
 from planner.papers import fleet_goodput as rates
 from planner.papers.fleet_goodput import FleetGoodput, fleet_goodput
@@ -267,7 +267,7 @@ def simulate(
         found = outcome(engines, requests, promise, seed=seed, closed_loop=closed_loop)
         return SimulationResult(engines, requests, promise, found)
     question = many_seeds.Question(engines, read, asked, promise, closed_loop)
-    where = executor if isinstance(executor, Executor) else Executor(executor or "loky")
+    where = _where(executor, "processes")
     runs = many_seeds.over_seeds(question, seed, executor=where, with_requests=True)
     return SeedsResult(engines, promise, runs)
 
@@ -281,7 +281,7 @@ def compare(
     traffic: TrafficLike = None,
     catalog: CatalogLike = None,
     seed: int = 0,
-    executor: Executor | str = SERIAL,
+    executor: Executor | str | None = None,
 ) -> ComparisonResult:
     """Several fleets on the same requests; with `policies`, each fleet under each of these.
 
@@ -298,11 +298,18 @@ def compare(
     promise, asked = promise_of(slo, known, traffic=traffic, command="compare")
     read, asked = requests_meant(trace, asked, is_said=traffic is not None, seed=seed)
     requests = asked.of(spread(read, seed=seed), seed=seed)
-    where = executor if isinstance(executor, Executor) else Executor(executor)
+    where = _where(executor, "serial")
     futures = None if promise is None else _futures(slo, known, asked, read, seed)
     return ComparisonResult(
         comparisons.compare(variants, requests, promise, seed=seed, executor=where, futures=futures)
     )
+
+
+def _where(executor: Executor | str | None, usual: str) -> Executor | None:
+    """None: where `working_on` has said."""
+    if executor is None and is_chosen():
+        return None
+    return executor if isinstance(executor, Executor) else Executor(executor or usual)
 
 
 def _futures(slo: SloLike, known: Catalog, asked: Asked, read: Trace, seed: int) -> Futures | None:

@@ -1,79 +1,193 @@
 """One function over many items: in this process, in processes of this machine, or on a cluster.
 
-    serial   one item after the other, here
-    loky     processes of this machine, one per CPU (joblib)
-    ray      a running Ray cluster,  address auto, host:6379 or ray://host:10001
-    dask     a running Dask cluster, address tcp://host:8786
+    serial        one item after the other, here
+    threads:N     here too, so many at a time; what Numba has compiled runs side by side
+    processes:N   processes of this machine (loky), by default one per CPU
+    ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
+    dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
 
-What all items share (a trace, a fleet) travels once, not with every item: joblib maps its large arrays into
-memory, `ray.put` and Dask's `scatter` lay it onto the cluster. A cluster's workers need this package, in the
-version of whoever asks.
+What many items share (a trace, a fleet) travels once, not with every item: processes map its arrays from a
+file in memory, `ray.put` and Dask's `scatter` lay it onto the cluster. What a worker makes of it for others
+(a trace that it draws) stays there too.
 
-A worker that dies: Ray and Dask give its item to another one, three times at most. loky gives up at once, as
-a process of one's own machine mostly dies of want of memory. Both end in one PlannerError.
+All workers have this version of fleetplan and of what computes with it, or nothing is computed at all. The
+item of a worker that dies is given to another one, three times at most; then it is one PlannerError.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from importlib import metadata
+from itertools import count
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from planner import __version__
 from planner.errors import InputError, PlannerError
+from planner.io.interrupts import tidied
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:8786"}
-NAMES = ("serial", "loky", *EXAMPLES)
+ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # variables, as their own clients have
+NAMES = ("serial", "threads", "processes", *EXAMPLES)
+COUNTED = ("threads", "processes")
+PARENT_S = 1.0  # a process looks so often whether whoever asks is still there
 ANSWER_S = 10.0  # a cluster that takes longer to say hello is not there
 FIRST_WORKER_S = 60.0
+TRIES = 4  # of one item: the first, and three after workers that died
 LONGEST_REASON = 300
+MOST_WORKERS = 1024
+KEPT_VALUES = 32  # that a process has mapped at a time
 NO_LEAKS_TOLD = "ignore:resource_tracker:UserWarning"  # by loky's tracker, which cleans up after an interrupt
-MAPPED = "64K"  # arrays above this go to loky's processes as a file mapped into memory
+IN_MEMORY = Path("/dev/shm")
+FOLDER, LOCK = "fleetplan-crew-", "lock"  # which is held as long as the run lasts
+ROOM_BYTES = 2**30  # that it has free, else files lie with the other temporary ones
+COMPUTED_WITH = ("numpy", "numba")
+
+
+@cache
+def versions() -> str:
+    """Of what decides the last bit of a result, here."""
+    found = [f"fleetplan {__version__}", f"Python {sys.version.split()[0]}"]
+    return ", ".join([*found, *(f"{name} {metadata.version(name)}" for name in COMPUTED_WITH)])
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Where to compute; `address` is that of a Ray or Dask cluster, and must be given for these two."""
+    """Where to compute: one of NAMES, `processes:4` with a number; `address` is that of a Ray or Dask
+    cluster, by default what their own environment variables say.
+    """
 
     name: str = "serial"
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise InputError(f"--executor: must be one of {', '.join(NAMES)}, found {self.name!r}")
-        if self.name not in EXAMPLES:
+        kind, _, number = self.name.partition(":")
+        if kind not in NAMES or (":" in self.name and kind not in COUNTED):
+            known = ", ".join(f"{each}[:N]" if each in COUNTED else each for each in NAMES)
+            raise InputError(f"--executor: must be one of {known}, found {self.name!r}")
+        if ":" in self.name and not (number.isdecimal() and 1 <= int(number) <= MOST_WORKERS):
+            raise InputError(
+                f"--executor {self.name}: expected a number from 1 to {MOST_WORKERS} after {kind}:"
+            )
+        if kind not in EXAMPLES:
             if self.address is not None:
                 raise InputError(f"--address {self.address}: is for ray and dask, not for {self.name}")
-        elif self.address is None:
+            return
+        if self.address is None:
+            object.__setattr__(self, "address", os.environ.get(ADDRESSES[kind]) or None)
+        if self.address is None:
             raise InputError(
-                f"--executor {self.name}: needs the cluster's --address, {EXAMPLES[self.name]}; "
-                "loky uses the CPUs of this machine"
+                f"--executor {kind}: needs the cluster's --address, {EXAMPLES[kind]}, or {ADDRESSES[kind]}; "
+                "processes uses the CPUs of this machine"
             )
-        elif self.address != "auto" or self.name == "dask":
+        if self.address != "auto" or kind == "dask":
             self.host_and_port()
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def workers(self) -> int:
+        """How many it is to have here; 1 where it is serial."""
+        if self.kind not in COUNTED:
+            return 1
+        return int(self.name.partition(":")[2] or os.cpu_count() or 1)
 
     def host_and_port(self) -> tuple[str, int]:
         """Of the address; raises InputError for what is none."""
         match = re.fullmatch(r"(?:\w+://)?\[?([^/\s\[\]]+)\]?:(\d{1,5})", self.address or "")
         if match is None or int(match[2]) > 65535:
-            raise InputError(f"--address {self.address}: expected {EXAMPLES[self.name]}")
+            raise InputError(f"--address {self.address}: expected {EXAMPLES[self.kind]}")
         return match[1], int(match[2])
 
 
 SERIAL = Executor()
+
+
+class Crew(Protocol):
+    """Workers somewhere else. What they hold is theirs as long as somebody here has its name."""
+
+    workers: int
+
+    def hold(self, value: Any) -> Any:
+        """Lay a value where every worker can read it; its name."""
+
+    def make(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Any:
+        """The same of function(value, item), which a worker computes."""
+
+    def start(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Callable[[], Any]:
+        """Begin function(value, item); what is returned waits for it."""
+
+
+_crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
+_threads: ContextVar[int | None] = ContextVar("threads", default=None)
+_here = threading.Semaphore(os.cpu_count() or 1)
+_slots: ContextVar[threading.Semaphore] = ContextVar("slots", default=_here)
+
+
+def crew() -> Crew | None:
+    """The workers that whoever simulates here has; None where it is this process."""
+    return _crew.get()
+
+
+def is_chosen() -> bool:
+    """Whether somebody has said where things are computed."""
+    return _crew.get() is not None or _threads.get() is not None
+
+
+def width() -> int:
+    """How many things may be under way at a time."""
+    if (workers := _crew.get()) is not None:
+        return workers.workers
+    return _threads.get() or os.cpu_count() or 1
+
+
+def slot() -> threading.Semaphore:
+    """Held by what computes here, so that no more does than was asked for, and memory is bounded."""
+    return _slots.get()
+
+
+@contextmanager
+def working_on(executor: Executor) -> Iterator[None]:
+    """Whatever simulates inside asks these workers. Raises InputError where package, cluster or the right
+    version are missing.
+    """
+    with ExitStack() as stack:
+        if executor.kind in ("serial", "threads"):
+            own, threads = None, executor.workers
+        else:
+            own, threads = stack.enter_context(_opened(executor)), None
+        slots = _here if threads is None else threading.Semaphore(threads)
+        before = _crew.set(own), _threads.set(threads), _slots.set(slots)
+        try:
+            yield
+        finally:
+            _crew.reset(before[0])
+            _threads.reset(before[1])
+            _slots.reset(before[2])
 
 
 def run(
@@ -81,39 +195,206 @@ def run(
     items: Sequence[Item],
     *,
     shared: Shared,
-    executor: Executor = SERIAL,
+    executor: Executor | None = None,
 ) -> list[Result]:
     """[function(shared, item) for item in items], whatever the executor: same order, same values.
 
     `function` is one of a module, depends on nothing but its arguments and changes neither. What it raises is
-    raised here, of several errors any one. Raises InputError where package or cluster are missing,
-    PlannerError where workers die.
+    raised here, of several errors any one. Without `executor` the workers are those of `working_on`. Raises
+    InputError where package or cluster are missing, PlannerError where workers die.
     """
-    if executor.name == "loky":
-        return _loky(function, items, shared)
-    if executor.name == "ray":
-        return _ray(function, items, shared, executor)
-    if executor.name == "dask":
-        return _dask(function, items, shared, executor)
-    return [function(shared, item) for item in items]
+    if executor is not None:
+        if executor.kind == "processes" and items:
+            executor = Executor(f"processes:{min(executor.workers, len(items))}")
+        with working_on(executor):
+            return run(function, items, shared=shared)
+    if (workers := crew()) is None:
+        threads = min(_threads.get() or 1, len(items))
+        if threads <= 1:
+            return [function(shared, item) for item in items]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(partial(function, shared), items))
+    held = workers.hold(shared)
+    waiting = [workers.start(function, held, item) for item in items]
+    return [wait() for wait in waiting]
 
 
-def _loky(function: Callable[[Any, Any], Any], items: Sequence[Any], shared: Any) -> list[Any]:
-    from joblib import Parallel, cpu_count, delayed
+def _opened(executor: Executor) -> Any:
+    """A context manager of its crew."""
+    opened = {"processes": _processes, "ray": _ray, "dask": _dask}[executor.kind]
+    return opened(executor)
 
-    workers = max(1, min(cpu_count(), len(items)))
+
+# -- what a worker does
+
+
+class OtherVersionError(InputError):
+    """Whoever asks computes with something else."""
+
+
+def _check(asked_by: str) -> None:
+    if (own := versions()) != asked_by:
+        raise OtherVersionError(
+            f"--executor: a worker has {own}, and this machine {asked_by}; install the same on all of them"
+        )
+
+
+def _work(asked_by: str, function: Callable[[Any, Any], Any], value: Any, item: Any) -> Any:
+    _check(asked_by)
+    return function(value, item)
+
+
+@lru_cache(maxsize=KEPT_VALUES)
+def _mapped(path: str) -> Any:
+    from joblib import load
+
     # copy on write: to a compiled function a read-only array is of another type
-    parallel = Parallel(n_jobs=workers, backend="loky", max_nbytes=MAPPED, mmap_mode="c")
-    try:
-        with parallel:
-            with _deaf_to_interrupts():
-                parallel([delayed(int)()])  # starts all workers
-            return list(parallel(delayed(function)(shared, item) for item in items))
-    except BrokenProcessPool:
-        raise PlannerError(
-            f"--executor loky: one of {workers} processes died, most likely of want of memory; "
-            "use a smaller --window, or --executor serial"
-        ) from None
+    return load(path, mmap_mode="c")
+
+
+def _work_on_file(
+    asked_by: str, function: Callable[[Any, Any], Any], path: str, item: Any, made: str | None = None
+) -> Any:
+    from joblib import dump
+
+    found = _work(asked_by, function, _mapped(path), item)
+    if made is None:
+        return found
+    dump(found, f"{made}.part")
+    Path(f"{made}.part").replace(made)
+    return None
+
+
+# -- processes
+
+
+def _end_with(parent: int) -> None:
+    """A process ends soon after the one that asks it was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _File:
+    """A value in the crew's folder, as long as it is named here."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class _Processes:
+    """A pool of loky's, and the next one where a process of it has died."""
+
+    def __init__(self, workers: int, folder: Path) -> None:
+        self.workers, self.folder = workers, folder
+        self._lock, self._number = threading.Lock(), count()
+        self._pool, self._is_closed = self._fresh(), False
+
+    def _fresh(self) -> Any:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),))
+
+    def hold(self, value: Any) -> _File:
+        from joblib import dump
+
+        path = self.folder / str(next(self._number))
+        try:
+            dump(value, path)
+        except OSError as error:
+            raise PlannerError(
+                f"--executor processes: {self.folder}: {error.strerror or error}; make room there, or use "
+                "--executor threads"
+            ) from None
+        return _File(path)
+
+    def make(self, function: Callable[[Any, Any], Any], held: _File, item: Any) -> _File:
+        made = _File(self.folder / str(next(self._number)))
+        self._begin(_work_on_file, versions(), function, str(held.path), item, str(made.path))()
+        return made
+
+    def start(self, function: Callable[[Any, Any], Any], held: _File, item: Any) -> Callable[[], Any]:
+        wait = self._begin(_work_on_file, versions(), function, str(held.path), item)
+
+        def found(held: _File = held) -> Any:  # which lives until then
+            return wait()
+
+        return found
+
+    def _begin(self, *asked: Any) -> Callable[[], Any]:
+        pool, pending = self._submit(asked)
+
+        def wait() -> Any:
+            nonlocal pool, pending
+            for _ in range(TRIES - 1):
+                try:
+                    return pending.result()
+                except BrokenProcessPool:
+                    self._replace(pool)
+                    pool, pending = self._submit(asked)
+            try:
+                return pending.result()
+            except BrokenProcessPool:
+                raise PlannerError(
+                    f"--executor processes: one of {self.workers} processes died {TRIES} times, most likely "
+                    "of want of memory; use fewer, a smaller --window, or --executor serial"
+                ) from None
+
+        return wait
+
+    def _submit(self, asked: tuple[Any, ...]) -> tuple[Any, Any]:
+        for _ in range(TRIES):
+            with self._lock, _deaf_to_interrupts():  # workers may be started here
+                pool = self._pool
+                try:
+                    return pool, pool.submit(*asked)
+                except BrokenProcessPool:
+                    self._pool = self._fresh()
+        return pool, pool.submit(*asked)
+
+    def _replace(self, broken: Any) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise PlannerError("--executor processes: it was ended")
+            if self._pool is broken:
+                self._pool = self._fresh()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self._pool.shutdown(kill_workers=True)
+
+
+@contextmanager
+def _processes(executor: Executor) -> Iterator[_Processes]:
+    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES
+    where = IN_MEMORY if has_room else Path(tempfile.gettempdir())
+    _sweep(where)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=where))
+    with tidied(lambda: shutil.rmtree(folder, ignore_errors=True)), (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        crew = _Processes(executor.workers, folder)
+        try:
+            yield crew
+        finally:
+            crew.close()
+
+
+def _sweep(where: Path) -> None:
+    """What runs have left there that were killed."""
+    for lock in where.glob(f"{FOLDER}*/{LOCK}"):
+        with suppress(OSError), lock.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextmanager
@@ -133,9 +414,60 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ray(
-    function: Callable[[Any, Any], Any], items: Sequence[Any], shared: Any, executor: Executor
-) -> list[Any]:
+# -- Ray
+
+
+class _Ray:
+    def __init__(self, ray: Any, executor: Executor) -> None:
+        self.ray, self.executor = ray, executor
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._work = ray.remote(max_retries=TRIES - 1)(_work)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+        with self._told():
+            here = versions()
+            check = ray.remote(max_retries=TRIES - 1)(_check)
+            on = [On(node["NodeID"], soft=True) for node in nodes if node["Resources"].get("CPU")]
+            ray.get([check.options(scheduling_strategy=each).remote(here) for each in on])
+
+    def hold(self, value: Any) -> Any:
+        return self.ray.put(value)
+
+    def make(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Any:
+        with self._told():
+            return self._work.remote(versions(), function, held, item)
+
+    def start(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Callable[[], Any]:
+        with self._told():
+            pending = self._work.remote(versions(), function, held, item)
+
+        def wait() -> Any:
+            with self._told():
+                return self.ray.get(pending)
+
+        return wait
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What Ray raises, in our words."""
+        errors = self.ray.exceptions
+        try:
+            yield
+        except errors.RayTaskError as error:
+            if "failed to import on the worker" in str(error.cause):
+                raise _cannot_import(self.executor) from None
+            raise error.cause from None
+        except ModuleNotFoundError:  # by its client
+            raise _cannot_import(self.executor) from None
+        except (errors.RayError, ConnectionError) as error:
+            if "No module named" in str(error):
+                raise _cannot_import(self.executor) from None
+            raise _lost_workers(self.executor, error) from None
+
+
+@contextmanager
+def _ray(executor: Executor) -> Iterator[_Ray]:
     try:
         import ray
     except ModuleNotFoundError:
@@ -147,27 +479,70 @@ def _ray(
     except (OSError, ImportError, RuntimeError, ValueError) as error:
         raise InputError(f"--address {executor.address}: no Ray cluster to use ({_line(error)})") from None
     try:
-        held = ray.put(shared)
-        task = ray.remote(function)
-        return list(ray.get([task.remote(held, item) for item in items]))
-    except ray.exceptions.RayTaskError as error:
-        if "failed to import on the worker" in str(error.cause):
-            raise _cannot_import(executor) from None
-        raise error.cause from None
-    except ModuleNotFoundError:  # by its client
-        raise _cannot_import(executor) from None
-    except (ray.exceptions.RayError, ConnectionError) as error:
-        raise _lost_workers(executor, error) from None
+        yield _Ray(ray, executor)
     finally:
         ray.shutdown()
 
 
-def _dask(
-    function: Callable[[Any, Any], Any], items: Sequence[Any], shared: Any, executor: Executor
-) -> list[Any]:
-    try:
-        from distributed import Client, KilledWorker
+# -- Dask
+
+
+class _Dask:
+    def __init__(self, client: Any, executor: Executor) -> None:
+        self.client, self.executor = client, executor
+        try:
+            client.wait_for_workers(1, timeout=FIRST_WORKER_S)
+        except TimeoutError:
+            raise InputError(
+                f"--address {executor.address}: the Dask cluster has no worker; start one with `dask worker`"
+            ) from None
+        with self._told():
+            client.run(_check, versions())
+        self.workers = max(1, sum(client.nthreads().values()))
+        self._known: set[str] = set()
+
+    def hold(self, value: Any) -> Any:
+        with self._told():
+            return self.client.scatter(value, broadcast=True, hash=False)
+
+    def make(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Any:
+        with self._told():
+            self._may(function)
+            return self.client.submit(_work, versions(), function, held, item, pure=False)
+
+    def start(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Callable[[], Any]:
+        pending = self.make(function, held, item)
+
+        def wait() -> Any:
+            with self._told():
+                return pending.result()
+
+        return wait
+
+    def _may(self, function: Callable[[Any, Any], Any]) -> None:
+        """A worker that cannot import it would die of the task."""
+        if (module := function.__module__) not in self._known:
+            self.client.run(exec, f"import {module}")
+            self._known.add(module)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What Dask raises, in our words."""
+        from distributed import KilledWorker
         from distributed.comm.core import CommClosedError
+
+        try:
+            yield
+        except ModuleNotFoundError:
+            raise _cannot_import(self.executor) from None
+        except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
+            raise _lost_workers(self.executor, error) from None
+
+
+@contextmanager
+def _dask(executor: Executor) -> Iterator[_Dask]:
+    try:
+        from distributed import Client
     except ModuleNotFoundError:
         raise _not_installed("dask") from None
     _check_answer(executor)
@@ -176,21 +551,10 @@ def _dask(
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"--address {executor.address}: no Dask cluster to use ({_line(error)})") from None
     with client:
-        try:
-            client.wait_for_workers(1, timeout=FIRST_WORKER_S)
-        except TimeoutError:
-            raise InputError(
-                f"--address {executor.address}: the Dask cluster has no worker; start one with `dask worker`"
-            ) from None
-        try:
-            client.run(exec, f"import {function.__module__}")  # a worker that cannot would die of the task
-            held = client.scatter(shared, broadcast=True, hash=False)
-            futures = client.map(function, [held] * len(items), items, pure=False)
-            return list(client.gather(futures))
-        except ModuleNotFoundError:
-            raise _cannot_import(executor) from None
-        except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
-            raise _lost_workers(executor, error) from None
+        yield _Dask(client, executor)
+
+
+# -- what is wrong with a cluster
 
 
 def _check_answer(executor: Executor) -> None:
@@ -206,7 +570,8 @@ def _check_answer(executor: Executor) -> None:
 
 def _not_installed(name: str) -> InputError:
     return InputError(
-        f"--executor {name}: {name} is not installed; pip install 'fleetplan[cluster]' or use --executor loky"
+        f"--executor {name}: {name} is not installed; pip install 'fleetplan[cluster]' or use --executor "
+        "processes"
     )
 
 

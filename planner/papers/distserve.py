@@ -40,8 +40,9 @@ from planner.models.parallel import pipelined
 from planner.papers.goodput import Rule, Steady, Traffic, goodput
 from planner.search.fleets import Counts
 from planner.search.one_pool import Bounded, Search
-from planner.search.oracle import INSTANT, NO_LINK, side_by_side
+from planner.search.oracle import INSTANT, NO_LINK
 from planner.search.two_pools import AskPairs, search_two_pools
+from planner.search.waves import side_by_side
 from planner.solvers.master import Limits, Option
 from planner.traffic.trace import Trace
 

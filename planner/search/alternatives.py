@@ -13,10 +13,10 @@ from planner.search.fleets import Counts, largest_below, objective
 from planner.search.level0 import Level0
 from planner.search.one_pool import least_that_holds
 from planner.search.options import breaks_gaps
-from planner.search.oracle import side_by_side
 from planner.search.owned import owned_first, paid
 from planner.search.problem import Problem, on_all_draws
 from planner.search.stages import Stage
+from planner.search.waves import side_by_side
 from planner.solvers.master import Option
 
 ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for

@@ -29,7 +29,7 @@ from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_o
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.options import OBJECTIVE_UNITS, hardware
-from planner.search.oracle import Oracle, side_by_side
+from planner.search.oracle import Oracle
 from planner.search.owned import of_machines, one_more, owned_beside, owned_first, paid, thinned, with_idle
 from planner.search.problem import Problem
 from planner.search.production import (
@@ -45,6 +45,7 @@ from planner.search.production import (
     with_more,
 )
 from planner.search.stages import Stage
+from planner.search.waves import side_by_side
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
@@ -52,7 +53,8 @@ from planner.traffic.scaling import SAME_FRAC
 TEST_BELOW = 0.05  # under the share asked for, and
 TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
-AT_ONCE = 4  # futures that a test simulates before it looks at the clock
+AT_ONCE, MOST_AT_ONCE = 4, 32  # futures that a test simulates before it looks at the clock: so many requests,
+AT_ONCE_REQUESTS = 1_000_000  # within these
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
 BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
 LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
@@ -101,6 +103,7 @@ class Test:
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
         kept, number, said = 0, 0, self._said(0, 0)
         may_pass = self._said(most, most).decision == "holds"
+        at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), AT_ONCE, MOST_AT_ONCE))
 
         def is_over(kept: int, number: int) -> bool:
             is_hopeless = may_pass and self._said(kept + most - number, most).decision != "holds"
@@ -109,7 +112,7 @@ class Test:
         while not is_over(kept, number) and not self.out_of_time():
             sure = 1  # futures that are asked whatever the others say
             while (
-                sure < AT_ONCE
+                sure < at_once
                 and not is_over(kept, number + sure)
                 and not is_over(kept + sure, number + sure)
             ):

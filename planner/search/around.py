@@ -27,6 +27,7 @@ from planner.search.oracle import Answers, Oracle
 from planner.search.owned import owned_first, paid
 from planner.search.pinning import Pinning
 from planner.search.problem import Problem
+from planner.search.waves import side_by_side
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
 
@@ -126,17 +127,24 @@ class _Around:
         for counts in numbers_beside(planned):
             if not self.problem.allows(self._with(counts)):
                 continue
-            verdicts = [self._worst(oracle, self._with(counts)) for oracle in self.oracles]
+            verdicts = self._worst(self._with(counts))
             found.append(_at(counts, verdicts, self.problem.slo.limits, self.may_miss))
             if counts == tuple(planned):
                 hard = np.argsort([_room(verdict) for verdict in verdicts], kind="stable")
                 order = [self.oracles[i] for i in hard]
         return tuple(found), order[self.may_miss :: -1]
 
-    def _worst(self, oracle: Oracle, counts: Counts) -> Verdict | None:
-        """After the loss that leaves the least; None where no worker of a role is left."""
-        self._count(oracle)
-        return oracle.worst_verdict(counts)
+    def _worst(self, counts: Counts) -> list[Verdict | None]:
+        """Of each oracle, after the loss that leaves the least; None where no worker of a role is left."""
+        found: dict[int, Verdict | None] = dict.fromkeys(range(len(self.oracles)))
+
+        def look(k: int) -> None:
+            found[k] = self.oracles[k].worst_verdict(counts)
+
+        for oracle in self.oracles:
+            self._count(oracle)
+        side_by_side([lambda k=k: look(k) for k in found])  # type: ignore[misc]
+        return list(found.values())
 
     def _with(self, counts: Iterable[int]) -> Counts:
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))

@@ -14,6 +14,7 @@ few futures stand for all; those that test its answer are independent, and of ot
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
@@ -33,23 +34,35 @@ SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
 KEPT_REQUESTS = 7_000_000  # of all futures of one kind: those of one test, and more
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Future:
-    """Requests, and how many standard deviations of their spread step times of (prefill, decode) are above
-    the medians. `known`: what simulations said of fleets in it (`oracle.Answers`), gone when it is.
+    """One of `futures`: its requests, which are drawn when they are first looked at, and how many standard
+    deviations of their spread step times of (prefill, decode) are above the medians. `known`: what
+    simulations said of fleets in it (`oracle.Answers`), gone when it is.
     """
 
-    trace: Trace
+    futures: Futures
+    number: int
     z: tuple[float, float]
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
+    _drawn: list[Trace] = field(default_factory=list, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    @property
+    def trace(self) -> Trace:
+        with self._lock:
+            if not self._drawn:
+                self._drawn.append(self.futures.drawn(self.number))
+            return self._drawn[0]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Futures:
     """Futures of one kind by number. Those that a search sees are kept, and KEPT_REQUESTS of the others, so
     that what was simulated in them is known; what is beyond is drawn whenever it is asked for.
 
-    `trace` is the whole one, as it was read. The first `count` have step times that are evenly spread.
+    `trace` is the whole one, as it was read; a future has about `requests`. The first `count` have step times
+    that are evenly spread.
     """
 
     task: Task
@@ -57,15 +70,29 @@ class Futures:
     seed: int
     kind: int
     count: int = 0
-    _drawn: dict[int, Future] = field(default_factory=dict)
+    requests: int = 0
+    _kept: dict[int, Future] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __getitem__(self, number: int) -> Future:
-        if number in self._drawn:
-            return self._drawn[number]
-        future = Future(self._traffic(number), self._z(number))
-        if number < self.count or (len(self._drawn) + 1) * len(future.trace) <= KEPT_REQUESTS:
-            self._drawn[number] = future
-        return future
+        with self._lock:
+            if number in self._kept:
+                return self._kept[number]
+            future = Future(self, number, self._z(number))
+            if number < self.count or (len(self._kept) + 1) * self.requests <= KEPT_REQUESTS:
+                self._kept[number] = future
+            return future
+
+    def __getstate__(self) -> tuple[object, ...]:
+        """What they are drawn from."""
+        return self.task, self.trace, self.seed, self.kind, self.count, self.requests
+
+    def __setstate__(self, state: tuple[Task, Trace, int, int, int, int]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def words(self) -> str:
+        """All that says which they are, beside the trace."""
+        return repr((self.task, self.seed, self.kind, self.count))
 
     def _z(self, number: int) -> tuple[float, float]:
         normal = NormalDist().inv_cdf
@@ -77,7 +104,8 @@ class Futures:
         even = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
         return normal(even[0, number]), normal(even[1, number])
 
-    def _traffic(self, number: int) -> Trace:
+    def drawn(self, number: int) -> Trace:
+        """The requests of that future."""
         assert self.task.safety is not None
         rng = np.random.default_rng([self.seed, self.kind, number])
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
@@ -110,4 +138,7 @@ def drawn_by(task: Task, trace: Trace) -> DrawnBy:
 def futures_of(task: Task, trace: Trace, seed: int, requests: int) -> tuple[Futures, Futures]:
     """Those that a search sees, and those that test its answer; what is written has so many requests."""
     count = int(np.clip(SEARCH_REQUESTS // requests, SEARCH_LEAST, SEARCH_MOST))
-    return Futures(task, trace, seed, SEARCHED, count), Futures(task, trace, seed, TESTED)
+    return (
+        Futures(task, trace, seed, SEARCHED, count, requests),
+        Futures(task, trace, seed, TESTED, requests=requests),
+    )

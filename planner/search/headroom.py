@@ -12,7 +12,8 @@ from dataclasses import replace
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Headroom
 from planner.domain import Limit
 from planner.search.fleets import Counts
-from planner.search.oracle import Answers, Ends, Oracle, side_by_side
+from planner.search.oracle import Answers, Ends, Oracle
+from planner.search.waves import side_by_side
 from planner.traffic.scaling import sped_up
 
 
@@ -79,11 +80,11 @@ def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
     """The same question of the same requests by a faster clock; a slower one for less than 0. What was asked
     at this speed before is known.
     """
-    faster, trace = oracle.answers.faster, oracle.trace
+    faster, trace = oracle.answers.faster, oracle.asked_trace
     if (trace, more_frac) not in faster:
         faster[trace, more_frac] = sped_up(trace, 1 + more_frac), Answers()
     trace, answers = faster[trace, more_frac]
-    return replace(oracle, trace=trace, answers=answers)
+    return replace(oracle, trace=trace, future=None, answers=answers)
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:

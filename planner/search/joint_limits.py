@@ -15,8 +15,8 @@ from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.cheapest import Cheapest, SharedLimit, Weigh, cheapest
 from planner.search.designs import Design
 from planner.search.fleets import Counts, is_within
-from planner.search.oracle import side_by_side
 from planner.search.problem import Problem
+from planner.search.waves import side_by_side
 from planner.solvers.master import Limits
 
 CHEAPER_FRAC = 1e-6  # a saving of less is none

@@ -10,6 +10,7 @@ from functools import partial
 from planner.fleet import Fleet
 from planner.policies import ONE_KIND, ONLY_PAIRS
 from planner.search import link, shortcuts
+from planner.search.cheapest import Run
 from planner.search.designs import Design, Pool, learn_from
 from planner.search.fleets import Counts, counts_of, may_hand_over, objective
 from planner.search.one_pool import Bounded, Holds, Search, StoppedError, first_incumbent, search_one_pool
@@ -21,7 +22,7 @@ from planner.search.options import (
     mixed_options,
     prefill_options,
 )
-from planner.search.oracle import LEAST_EFFORT, side_by_side
+from planner.search.oracle import LEAST_EFFORT
 from planner.search.problem import Problem, Standing
 from planner.search.stages import Stage
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
@@ -118,7 +119,7 @@ def search_level0(
     try:
         _offer_known(problem, start, over.options, holds, search)
         problem.progress(Stage(f"level 0: {len(over.mixed)} mixed pools", "level 0"))
-        _search_mixed(over.mixed, holds, search, enough)
+        _search_mixed(over.mixed, holds, search, problem.side_by_side, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
             _search_pairs(problem, over, "one GPU type", search, enough)
@@ -176,7 +177,7 @@ def _search_pairs(
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is is_one and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(over.prefill, over.decode, ask, search, side_by_side, enough, allowed)
+    search_two_pools(over.prefill, over.decode, ask, search, problem.side_by_side, enough, allowed)
 
 
 def designs_of(problem: Problem, level0: Level0) -> list[Design]:
@@ -220,17 +221,19 @@ def _offer_known(
                 search.offer(counts)
 
 
-def _search_mixed(ordered: list[Bounded], holds: Holds, search: Search, enough: Callable[[], bool]) -> None:
+def _search_mixed(
+    ordered: list[Bounded], holds: Holds, search: Search, run: Run, enough: Callable[[], bool]
+) -> None:
     """One mixed pool; `ordered` begins with the most promising, of equal offers the first stays."""
     first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
         first_of_kind.setdefault(hardware(item.option), item)
     if search.best is None:
-        first_incumbent(list(first_of_kind.values()), holds, search, side_by_side, enough)
+        first_incumbent(list(first_of_kind.values()), holds, search, run, enough)
     if search.best is not None:
         leader = search.best[0][0]
         ordered.sort(key=lambda item: hardware(item.option) != hardware(leader))
-    search_one_pool(ordered, holds, search, side_by_side, enough)
+    search_one_pool(ordered, holds, search, run, enough)
 
 
 def _walk(
@@ -256,7 +259,7 @@ def _walk(
         return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
     problem.progress(Stage("level 0: every cheaper fleet, one by one", "walk"))
-    walk(mixed, pairs, holds, oracle.told, search, side_by_side, may_go_on)
+    walk(mixed, pairs, holds, oracle.told, search, problem.side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
         raise StoppedError  # what was begun depends on the clock
 

@@ -193,8 +193,10 @@ def search_one_pool(
             run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
         finally:
             for item in wave:
-                if item.option.name in found:
-                    search.offer(found[item.option.name])
+                if (name := item.option.name) in search.refuted:  # in their order, whoever was done first
+                    search.refuted[name] = search.refuted.pop(name)
+                if name in found:
+                    search.offer(found[name])
 
 
 _FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,12 +23,14 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.search import waves
+from planner.search.asking import KEPT_REQUESTS, Asker, Question
 from planner.search.fleets import Counts, Named, may_hand_over, named, objective
 from planner.search.futures import Future
 from planner.search.pinning import Pinning
 from planner.search.resuming import Decided, answer_name
 from planner.simulator.metrics import Verdict, judge
-from planner.simulator.replay import Requests, Simulation, keeps, simulate
+from planner.simulator.replay import Simulation, simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -60,8 +61,6 @@ SPOT_RISK_FRAC = 0.001
 
 MANY_MISSED = 4
 
-KEPT_REQUESTS = 20_000  # of a future: of more, of which there are dozens, nothing is kept beside the trace
-
 
 @dataclass(frozen=True, slots=True)
 class Ends:
@@ -84,6 +83,31 @@ class Answers:
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # how far fleets hold
     faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # a trace, sped up
     decided: Decided | None = None  # where they are kept for a run that goes on (resuming.py)
+    _asking: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def once(self, key: tuple[object, ...], slo: Slo, find: Callable[[], bool]) -> bool:
+        """The answer; of several who ask the same at a time one finds it."""
+        asked = key, slo
+        while True:
+            with self._lock:
+                known = self.look_up(key, slo)
+                if known is not None:
+                    waves.charge(asked, None)
+                    return known
+                if (begun := self._asking.get(asked)) is None:
+                    self._asking[asked] = ended = threading.Event()
+                    break
+            begun.wait()
+        try:
+            found = find()
+            with self._lock:
+                self.add(key, slo, holds=found)
+        finally:
+            with self._lock:
+                del self._asking[asked]
+            ended.set()
+        return found
 
     def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
         for other, holds in self.known.get(key, ()):
@@ -117,7 +141,8 @@ class Oracle:
     `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
     Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
     `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
-    their options. The kernel releases the GIL, so threads use the cores.
+    their options. Simulations run where the workers are (asking.py). With `future` they are asked of that,
+    and `trace` is what is written.
     """
 
     llm: Llm
@@ -136,22 +161,28 @@ class Oracle:
     z: tuple[float, float] | None = None
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
+    future: Future | None = None
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
     _others: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
     _in_futures: tuple[Oracle, ...] = field(init=False)
-    _prompts: Trace = field(init=False)
-    _requests: Requests = field(init=False)
-    _only_prompts: Requests = field(init=False)
+    _asker: Asker = field(init=False)
 
     def __post_init__(self) -> None:
-        self._prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
         is_kept = self.z is None or len(self.trace) <= KEPT_REQUESTS
-        self._requests = Requests(self.trace, kept=is_kept)
-        self._only_prompts = Requests(self._prompts, self.trace.output_tokens, kept=is_kept)
+        self._asker = Asker(self._traffic, kept=is_kept)
         self._others = tuple(self.alone(trace=trace) for trace in self.draws)
         self._in_futures = tuple(self.within_future(future) for future in self.futures)
+
+    @property
+    def _traffic(self) -> Trace | Future:
+        return self.trace if self.future is None else self.future
+
+    @property
+    def asked_trace(self) -> Trace:
+        """That it is asked about: of a future its own, which is drawn for it."""
+        return self.trace if self.future is None else self.future.trace
 
     def alone(self, **changes: Any) -> Oracle:
         """The same question without draws and futures: of what is written, or of `changes` in its place."""
@@ -159,13 +190,12 @@ class Oracle:
 
     def within_future(self, future: Future) -> Oracle:
         """The same question of one future in place of what is written."""
-        return self.alone(
-            trace=future.trace, z=future.z, answers=Answers(future.known, decided=self.answers.decided)
-        )
+        known = Answers(future.known, decided=self.answers.decided)
+        return self.alone(future=future, z=future.z, answers=known)
 
     def of_question(self) -> tuple[object, ...]:
         """What the answers of simulations depend on beside the fleet and the SLO."""
-        return self.llm, self.network, self.policies, self.of_pairs, self.trace, self.z
+        return self.llm, self.network, self.policies, self.of_pairs, self._traffic, self.z
 
     def fleet(self, counts: Counts) -> Fleet:
         """The fleet of these options; pools of one role are numbered if there are several."""
@@ -203,8 +233,7 @@ class Oracle:
 
     def effort(self) -> int:
         """Requests that were simulated so far, and LEAST_EFFORT for every simulation."""
-        own = self._requests.entered + self._only_prompts.entered
-        own += LEAST_EFFORT * (self._requests.runs + self._only_prompts.runs)
+        own = self._asker.entered + LEAST_EFFORT * self._asker.runs
         return own + sum(other.effort() for other in (*self._others, *self._in_futures))
 
     @property
@@ -216,7 +245,7 @@ class Oracle:
         """Whether fleets keep the SLO, after any loss that must be survived."""
         answers = [self._holds(counts) for counts in fleets]
         for counts, answer in zip(fleets, answers, strict=True):
-            self.told[named(counts)] = answer
+            waves.tell(self.told, named(counts), answer)
         return answers
 
     def _holds(self, counts: Counts) -> bool:
@@ -231,22 +260,30 @@ class Oracle:
 
     def _keeps_enough(self, counts: Counts) -> bool:
         """In the futures, which are asked until it is decided."""
-        missed, left = 0, len(self._in_futures)
-        for oracle in self._in_futures:
-            if missed + left <= self.may_miss:
-                return True
-            missed, left = missed + (not oracle._survives(counts)), left - 1
-            if missed > self.may_miss:
-                return False
-        return True
+        missed, at, count = 0, 0, len(self._in_futures)
+        while missed <= self.may_miss < missed + count - at:
+            # so many are asked whatever they say
+            sure = min(self.may_miss + 1 - missed, missed + count - at - self.may_miss)
+            missed += self._missed_by(counts, self._in_futures[at : at + sure])
+            at += sure
+        return missed <= self.may_miss
+
+    def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
+        """In how many of these futures a fleet misses the SLO."""
+        kept = dict.fromkeys(range(len(oracles)), False)
+
+        def look(k: int) -> None:
+            kept[k] = oracles[k]._survives(counts)
+
+        waves.side_by_side([lambda k=k: look(k) for k in kept])  # type: ignore[misc]
+        return len(oracles) - sum(kept.values())
 
     def missed(self, counts: Counts, most: int) -> int:
         """In how many futures a fleet misses the SLO; more than `most` are not counted."""
-        missed = 0
-        for oracle in self._in_futures:
-            missed += not oracle._survives(counts)
-            if missed > most:
-                break
+        missed = at = 0
+        while at < len(self._in_futures) and missed <= most:
+            sure = self._in_futures[at : at + most + 1 - missed]
+            missed, at = missed + self._missed_by(counts, sure), at + len(sure)
         return missed
 
     def in_future(self, number: int) -> Oracle:
@@ -309,7 +346,7 @@ class Oracle:
         self._verdicts += 1
         record = record or self.slo.every_s is not None  # gaps of each window
         simulation = simulate(
-            self._at(fleet), self.trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
+            self._at(fleet), self.asked_trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
         )
         return simulation, judge(simulation, self.slo)
 
@@ -327,12 +364,7 @@ class Oracle:
 
     def judgement(self, counts: Counts) -> Verdict:
         """What the whole simulation of what is left of a fleet says, without percentiles."""
-        record = self.slo.every_s is not None
-        fleet = self._at(self.fleet(counts))
-        simulation = simulate(
-            fleet, self.trace, limits=self.slo.limits, record=record, every_s=self.slo.every_s
-        )
-        return judge(simulation, self.slo, values=False)
+        return self._asker.judged(Question(self._at(self.fleet(counts)), self.slo))
 
     def _survives(self, counts: Counts) -> bool:
         return all(self._simulated(left) for left in self._losses(counts))
@@ -395,7 +427,7 @@ class Oracle:
             return False
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
-        return self._answer(_key(counts), lambda: self.fleet(counts), self.trace, self._requests, self.slo)
+        return self._answer(_key(counts), lambda: self.fleet(counts), self.slo)
 
     def _leads_enough(self, option: Option, count: int) -> bool:
         hardest = self._in_futures[: self.may_miss + 1]
@@ -416,7 +448,7 @@ class Oracle:
             return Fleet(self.llm, pools, self._of_pairs, self.network, pinned=pinned)
 
         key = ("leads", _machine(option), count)
-        return count > 0 and self._answer(key, fleet, self._prompts, self._only_prompts, slo)
+        return count > 0 and self._answer(key, fleet, slo, is_prompts=True)
 
     def _follows_alone(self, option: Option, count: int) -> bool:
         # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
@@ -437,33 +469,28 @@ class Oracle:
             return Fleet(self.llm, pools, policies, NO_LINK)
 
         key = ("follows", _machine(option), count)
-        return count > 0 and self._answer(key, fleet, self.trace, self._requests, slo)
+        return count > 0 and self._answer(key, fleet, slo)
 
     def _answer(
-        self, key: tuple[object, ...], fleet: Callable[[], Fleet], trace: Trace, requests: Requests, slo: Slo
+        self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, *, is_prompts: bool = False
     ) -> bool:
-        own, decided = key, self.answers.decided
-        key = (*self.of_question(), *key)
+        decided, key = self.answers.decided, (*self.of_question(), *own)
         self._asked.add(key)
-        known = self.answers.look_up(key, slo)
-        if known is None:
+
+        def find() -> bool:
             name, kept = None, None
             if decided is not None:
                 question = (self.llm, self.network, self.policies, self.of_pairs, self.z, own)
-                name = answer_name(question, self.trace, slo)
+                name = answer_name(question, self._traffic, slo)
                 kept = None if name is None else decided.look_up(name)
-            if kept is None:
-                simulation = keeps(
-                    self._at(fleet()), trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s
-                )
-                known = simulation is not None and judge(simulation, slo, values=False).holds
-                if decided is not None and name is not None:
-                    decided.add(name, holds=known, seen=requests.seen())
-            else:
-                known, seen = kept
-                requests.count(seen)
-            self.answers.add(key, slo, holds=known)
-        return known
+            holds, seen = kept or self._asker.answer(Question(self._at(fleet()), slo, is_prompts))
+            if kept is None and decided is not None and name is not None:
+                decided.add(name, holds=holds, seen=seen)
+            self._asker.count(seen)
+            waves.charge((key, slo), LEAST_EFFORT + seen)
+            return holds
+
+        return self.answers.once(key, slo, find)
 
 
 def _key(counts: Counts) -> tuple[object, ...]:
@@ -493,21 +520,3 @@ def _machine(option: Option) -> tuple[object, ...]:
         worker.dp,
         worker.lora,
     )
-
-
-def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run closures on all cores; the first exception is raised here."""
-    if len(tasks) == 1:
-        tasks[0]()
-        return
-    pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
-    try:
-        for future in [pool.submit(task) for task in tasks]:
-            future.result()
-    except KeyboardInterrupt:  # a simulation under way cannot be stopped, and may take long
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    except BaseException:
-        pool.shutdown()
-        raise
-    pool.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.documents.facts import SloInSeconds
@@ -13,6 +13,7 @@ from planner.domain import Gpu, Slo
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.policies import ROUTING
+from planner.search import waves
 from planner.search.fleets import Counts, is_within
 from planner.search.futures import Futures
 from planner.search.options import Left
@@ -113,7 +114,17 @@ class Problem:
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
     def out_of_time(self) -> bool:
-        return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort
+        if time.monotonic() > self.deadline:
+            return True
+        return (
+            math.isfinite(self.most_effort)
+            and waves.spent(self.oracle, self.oracle.effort) > self.most_effort
+        )
+
+    def side_by_side(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """As the function of waves.py, where effort is limited."""
+        before = {id(self.oracle): self.oracle.effort()} if math.isfinite(self.most_effort) else None
+        waves.side_by_side(tasks, effort=before)
 
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:

@@ -24,9 +24,10 @@ from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
 from planner.search.one_pool import WAVE
-from planner.search.oracle import Oracle, side_by_side
+from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
+from planner.search.waves import side_by_side
 from planner.solvers.master import Option
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
@@ -167,7 +168,7 @@ def grown(
         if len(more) > 1:
             some = left[: oracle.may_miss + HARDEST]
             dearer = [max(objective(each) - objective(counts), LEAST_DEARER) for each in more]
-            won = [len(_kept(oracle, each, some)) / dear for each, dear in zip(more, dearer, strict=True)]
+            won = [kept / dear for kept, dear in zip(_kept_by(oracle, more, some), dearer, strict=True)]
             more = (
                 [more[int(np.argmax(won))]] if any(won) else [owned_first(problem, with_more(counts, step))]
             )
@@ -194,13 +195,22 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     """Those of these futures in which a fleet keeps the SLO."""
     kept = dict.fromkeys(numbers, False)
 
-    def look(part: Sequence[int]) -> None:
-        for i in part:
-            kept[i] = oracle.in_future(i).holds([counts])[0]
+    def look(i: int) -> None:
+        kept[i] = oracle.in_future(i).holds([counts])[0]
 
-    parts = [part for part in (numbers[::2], numbers[1::2]) if part]
-    side_by_side([lambda part=part: look(part) for part in parts])  # type: ignore[misc]
+    side_by_side([lambda i=i: look(i) for i in numbers])  # type: ignore[misc]
     return [i for i in numbers if kept[i]]
+
+
+def _kept_by(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
+    """In how many of these futures each of the fleets keeps the SLO."""
+    kept = dict.fromkeys(range(len(fleets)), 0)
+
+    def look(k: int) -> None:
+        kept[k] = len(_kept(oracle, fleets[k], numbers))
+
+    side_by_side([lambda k=k: look(k) for k in kept])  # type: ignore[misc]
+    return list(kept.values())
 
 
 def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:

@@ -25,6 +25,7 @@ from planner import __version__
 from planner.domain import Slo
 from planner.errors import InputError, PlannerError
 from planner.io.files import write_file
+from planner.search.futures import Future
 from planner.simulator.compiled import SOURCES
 from planner.traffic.trace import Trace
 
@@ -42,7 +43,7 @@ class Decided:
         self.found = 0  # answers that were kept by an earlier run, and asked again
         self._known: dict[str, tuple[bool, int]] = {}
         self._written_s = time.monotonic() + FROM_S - EVERY_S
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:
         """Take what an earlier run has left. Raises InputError where there is nothing, or it is of another
@@ -79,8 +80,10 @@ class Decided:
             if time.monotonic() < self._written_s + EVERY_S:
                 return
             self._written_s = time.monotonic()
-            text = json.dumps({"question": self.question, "known": self._known})
-        self._write(text)
+        with self._writing:  # the later one knows more
+            with self._lock:
+                text = json.dumps({"question": self.question, "known": self._known})
+            self._write(text)
 
     def _write(self, text: str) -> None:
         try:
@@ -102,12 +105,24 @@ def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *asked
     return _digest(__version__, SOURCES, text, trace_digest(trace), seed, asked)
 
 
-def answer_name(question: tuple[object, ...], trace: Trace, slo: Slo) -> str | None:
+def answer_name(question: tuple[object, ...], traffic: Trace | Future, slo: Slo) -> str | None:
     """Under which an answer is kept; None where its words do not tell all of it."""
     text = repr((question, slo))
-    if " at 0x" in text or "..." in text:  # an object without words, an array that is cut short
-        return None
-    return _digest(text, trace_digest(trace))
+    return None if _is_cut(text) else _digest(text, traffic_digest(traffic))
+
+
+def _is_cut(text: str) -> bool:
+    return " at 0x" in text or "..." in text  # an object without words, an array that is cut short
+
+
+def traffic_digest(traffic: Trace | Future) -> str:
+    """Of a trace, or of what a future is drawn from, so that it need not be drawn."""
+    if isinstance(traffic, Trace):
+        return trace_digest(traffic)
+    futures = traffic.futures
+    if futures.trace is None or _is_cut(words := futures.words()):
+        return trace_digest(traffic.trace)
+    return _digest(words, traffic.number, trace_digest(futures.trace), futures.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:

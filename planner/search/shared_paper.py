@@ -26,10 +26,11 @@ from planner.search.joint_limits import CHEAPER_FRAC, Asking, beside, fit, in_tu
 from planner.search.level0 import WALK_EFFORT, designs_of, search_level0
 from planner.search.one_pool import Search
 from planner.search.options import OBJECTIVE_UNITS
-from planner.search.oracle import LEAST_EFFORT, Answers, Oracle, side_by_side
+from planner.search.oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.owned import paid
 from planner.search.problem import Conditions, Problem, Progress, on_all_draws
 from planner.search.walk import cheaper_fleets, count_cheaper
+from planner.search.waves import side_by_side
 from planner.solvers.master import Limits
 
 Searched = list[tuple[Problem, Found]]

@@ -26,12 +26,12 @@ from planner.search.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.fleets import Counts, named, objective
 from planner.search.joint_limits import Asking, beside, fit, in_turn, ways_to_fit, within
 from planner.search.level0 import designs_of
-from planner.search.oracle import side_by_side
 from planner.search.owned import owned_first
 from planner.search.problem import Problem, Progress, silent
 from planner.search.production import MOST_SEARCH, cheaper_kept, in_most, in_production, may_miss
 from planner.search.shared_kept import InCommon, most_in_common
 from planner.search.shared_paper import slice_of
+from planner.search.waves import side_by_side
 from planner.solvers.master import Limits
 
 

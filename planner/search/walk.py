@@ -139,12 +139,13 @@ def walk(
         wave = [counts for counts in fleets[at : at + size] if objective(counts) < below]
         at += size
         found: list[Counts] = []
-        parts = [wave[k::2] for k in (0, 1)]
 
-        def look(part: Sequence[Counts], found: list[Counts] = found) -> None:
-            found += [counts for counts, is_held in zip(part, holds(part), strict=True) if is_held]
+        def look(counts: Counts, found: list[Counts] = found) -> None:
+            if holds([counts])[0]:
+                found.append(counts)
 
-        run([lambda part=part: look(part) for part in parts if part])  # type: ignore[misc]
+        if wave:
+            run([lambda counts=counts: look(counts) for counts in wave])  # type: ignore[misc]
         for counts in sorted(found, key=lambda counts: (objective(counts), named(counts))):
             search.offer(counts)
     search.assumed &= {shortcuts.LINK}  # pairs that it left out are not among these

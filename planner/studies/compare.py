@@ -155,7 +155,7 @@ def compare(
     slo: Slo | None = None,
     *,
     seed: int = 0,
-    executor: Executor = SERIAL,
+    executor: Executor | None = SERIAL,
     futures: Futures | None = None,
 ) -> Comparison:
     """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too. With

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from planner.controllers.table import CONTROLLERS, Chosen, parse_controller, var
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
+from planner.io import executors
 from planner.search.capacity import capacity_table, engine_profile
 from planner.search.day import cheapest_day
 from planner.search.day_runs import DayRuns, day_terms
@@ -226,25 +228,16 @@ def study_day(
     progress("how much traffic so many workers carry")
     deployment = deployment_of(question, seen, train)
     capacity = deployment.capacity
-    rows: list[Ran] = []
-    left_out: list[tuple[str, str]] = []
-    for each in (parse_controller(STATIC, None), *(one for one in chosen if one.row.name != STATIC)):
-        name = each.row.name
-        progress(f"{name}: the day")
-        try:
-            known = in_hindsight(deployment, judged) if name == CRON and train is None else deployment
-            tuned, tried = each, 1
-            if train is not None and name != STATIC:
-                missed_usd = missed_usd_of(question, rows[0])
-                of_part = replace(question, trace=train)
-                tuned, tried = tune(of_part, each, deployment, missed_usd, deadline, progress)
-            row = ran(asked, tuned, known)
-        except InputError as error:
-            if name == STATIC:
-                raise
-            left_out.append((name, str(error)))
-            continue
-        rows.append(replace(row, tried=tried))
+    progress(f"{STATIC}: the day")
+    rows = [ran(asked, parse_controller(STATIC, None), deployment)]
+    missed_usd, left_out = missed_usd_of(question, rows[0]), list[tuple[str, str]]()
+    others = [one for one in chosen if one.row.name != STATIC]
+    day = Day(asked, train, deployment, missed_usd, deadline - time.monotonic())
+    for each, (row, why_not) in zip(others, _rows(day, others, progress), strict=True):
+        if row is None:
+            left_out.append((each.row.name, why_not))
+        else:
+            rows.append(row)
     found, why = None, "it was not asked for"
     if optimum:
         progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
@@ -254,6 +247,60 @@ def study_day(
             why = str(error)
     warnings = warnings_of(train, rows)
     return DayAnswer(question, judged, tuple(rows), found, why, capacity, tuple(left_out), warnings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Day:
+    """What every controller of a day is run on: the judged question, the traffic that trains, if any, and how
+    many seconds are left to choose parameters."""
+
+    asked: DayQuestion
+    train: Trace | None
+    deployment: Deployment
+    missed_usd: float
+    left_s: float
+
+    def known(self, each: Chosen) -> Deployment:
+        """What a controller may know: a timetable the judged traffic itself, where nothing trains."""
+        is_known = each.row.name == CRON and self.train is None
+        return in_hindsight(self.deployment, self.asked.trace) if is_known else self.deployment
+
+
+def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[Ran | None, str]]:
+    """Each controller's day, wherever the workers are; or None, and why it did not run."""
+    if executors.crew() is None:
+        deadline, found = time.monotonic() + day.left_s, []
+        for each in chosen:
+            progress(f"{each.row.name}: the day")
+            left = replace(day, left_s=deadline - time.monotonic())
+            found.append(_row(left, each, progress))
+        return found
+    progress(f"{', '.join(each.row.name for each in chosen)}: the day")
+    sent = executors.run(_sent, chosen, shared=day)
+    return [
+        (row and replace(row, chosen=replace(each, **settings), deployment=day.known(each)), why_not)
+        for each, (row, settings, why_not) in zip(chosen, sent, strict=True)
+    ]
+
+
+def _sent(day: Day, each: Chosen) -> tuple[Ran | None, dict[str, Any], str]:
+    """A row without what whoever asked has, the settings chosen, and why there is none."""
+    row, why_not = _row(day, each, silent)
+    if row is None or row.chosen is None:
+        return row, {}, why_not
+    settings = {"settings": row.chosen.settings, "by_role": row.chosen.by_role}
+    return replace(row, chosen=None, deployment=None), settings, why_not
+
+
+def _row(day: Day, each: Chosen, progress: Progress) -> tuple[Ran | None, str]:
+    try:
+        tuned, tried = each, 1
+        if day.train is not None:
+            of_part, deadline = replace(day.asked, trace=day.train), time.monotonic() + day.left_s
+            tuned, tried = tune(of_part, each, day.deployment, day.missed_usd, deadline, progress)
+        return replace(ran(day.asked, tuned, day.known(each)), tried=tried), ""
+    except InputError as error:
+        return None, str(error)
 
 
 def best_sizes(

@@ -18,6 +18,7 @@ from planner.documents.facts import NoneAlone, Note, Remarked
 from planner.documents.task import Task
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
+from planner.io.executors import width
 from planner.search.alternatives import ONE_GPU
 from planner.search.answers import production
 from planner.search.best_fleet import Found, best_of, search_policies
@@ -27,6 +28,7 @@ from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem
 from planner.search.stages import Stage
+from planner.search.waves import side_by_side
 from planner.studies.whatif import Study
 
 MOST_UNASKED = 4  # GPU types answered alone where nobody says whether to: together about as dear as the plan
@@ -51,12 +53,17 @@ def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> P
     if found.throughput is not None:
         task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)
     types = gpu_types(task, study)
-    deadline = time.monotonic() + seconds
-    rows: list[Alternative] = []
-    for k, (name, stock) in enumerate(types.items()):
-        study.progress(Stage(f"{name} alone", "each GPU"))
-        share_s = max((deadline - time.monotonic()) / (len(types) - k), LEAST_S)
-        rows.append(_alone(study, task, found, name, stock, share_s))
+    share_s = max(seconds / math.ceil(len(types) / width()), LEAST_S)
+    study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
+    for stock in types.values():  # whose traffic is one for all of them
+        study.asked(replace(task, stock=stock))
+    of_type: dict[str, Alternative] = {}
+
+    def look(name: str) -> None:
+        of_type[name] = _alone(study, task, found, name, types[name], share_s)
+
+    side_by_side([lambda name=name: look(name) for name in types])  # type: ignore[misc]
+    rows = [of_type[name] for name in types]
     answered = {
         f"{gpu}, mixed" for row, stock in zip(rows, types.values(), strict=True) for gpu in _names(row, stock)
     }

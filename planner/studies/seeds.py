@@ -54,7 +54,11 @@ class SeedRun:
 
 
 def over_seeds(
-    question: Question, seeds: Sequence[int], *, executor: Executor = SERIAL, with_requests: bool = False
+    question: Question,
+    seeds: Sequence[int],
+    *,
+    executor: Executor | None = SERIAL,
+    with_requests: bool = False,
 ) -> list[SeedRun]:
     """One run per seed, in their order; `with_requests` keeps the first one's requests.csv."""
     if len(set(seeds)) < len(seeds) or not seeds:

@@ -57,4 +57,4 @@ def futures_for(task: Task, trace: Trace, seed: int) -> Futures | None:
     """Those in which fleets are held against each other; None with `safety: none`. `trace` is the whole one,
     as it was read.
     """
-    return None if task.safety is None else Futures(task, trace, seed, TESTED)
+    return None if task.safety is None else Futures(task, trace, seed, TESTED, requests=len(trace))

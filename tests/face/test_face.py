@@ -43,6 +43,7 @@ SIGNATURES = {
     "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
     "watch": "plan, prometheus, slo, *, window, step, model, match, catalog",
+    "working_on": "executor, address",
 }
 ERRORS = (
     "CatalogError",
@@ -295,7 +296,7 @@ def test_simulate_is_the_command(command: Callable[..., str], tmp_path: Path) ->
         result.save(tmp_path / "out.csv")
         assert len(repr(result).splitlines()) <= LINES
     with pytest.raises(fleetplan.InputError, match="executor: one seed is simulated here"):
-        fleetplan.simulate(small(), table(), executor="loky")
+        fleetplan.simulate(small(), table(), executor="processes")
 
 
 def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:

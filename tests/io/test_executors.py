@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from planner.errors import InputError, PlannerError
+from planner.io import executors
 from planner.io.executors import NAMES, SERIAL, Executor, run
 
 Numbers = npt.NDArray[np.int64]
@@ -33,12 +34,14 @@ cluster.shutdown()
 """
 
 
-@pytest.fixture(scope="module")
-def loky() -> Iterator[Executor]:
-    yield Executor("loky")
-    from joblib.externals.loky import get_reusable_executor
+@pytest.fixture
+def processes() -> Executor:
+    return Executor("processes:2")
 
-    get_reusable_executor().shutdown(wait=True)
+
+@pytest.fixture
+def threads() -> Executor:
+    return Executor("threads:2")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def ray_addresses() -> Iterator[tuple[str, str]]:
     pytest.importorskip("ray", reason="ray is not installed (extra `cluster`)")
     port = free_port()
     command = [sys.executable, "-c", RAY_HEAD, str(port)]
-    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)}
+    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
     ) as head:
@@ -117,6 +120,10 @@ def refuse(limit: int, item: int) -> int:
     return item
 
 
+def touch(_: None, path: Path) -> None:
+    path.touch()
+
+
 def die(folder: Path, item: int) -> int:
     """Item 1 takes its process along, as often as there is no file to say that it has."""
     if item == 1 and not (folder / "died").exists():
@@ -127,7 +134,7 @@ def die(folder: Path, item: int) -> int:
 
 
 def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
-    """0 + 1 + ... + 99,999 = 4,999,950,000, plus the item; the array (800 kB) is one that loky maps."""
+    """0 + 1 + ... + 99,999 = 4,999,950,000, plus the item; the array (800 kB) is mapped by processes."""
     numbers = np.arange(100_000)
     total = 4_999_950_000
     results = run(slow_first_sum, range(6), shared=numbers, executor=executor)
@@ -140,9 +147,10 @@ def test_no_items_give_no_results(executor: Executor) -> None:
 
 def test_work_is_done_elsewhere_unless_serial(executor: Executor) -> None:
     processes = set(run(process, range(4), shared=None, executor=executor))
-    assert (os.getpid() in processes) == (executor.name == "serial")
+    is_here = executor.kind in ("serial", "threads")
+    assert (os.getpid() in processes) == is_here
     if os.cpu_count() != 1:
-        assert len(processes) == (1 if executor.name == "serial" else 2)
+        assert len(processes) == (1 if is_here else 2)
 
 
 def test_an_error_of_the_function_is_raised_as_it_is(executor: Executor) -> None:
@@ -150,8 +158,8 @@ def test_an_error_of_the_function_is_raised_as_it_is(executor: Executor) -> None
         run(refuse, range(4), shared=2, executor=executor)
 
 
-@pytest.mark.parametrize("name", ["ray", "dask"])
-def test_a_cluster_gives_the_item_of_a_dead_worker_to_another(
+@pytest.mark.parametrize("name", ["processes", "ray", "dask"])
+def test_a_crew_gives_the_item_of_a_dead_worker_to_another(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     (tmp_path / "once").touch()
@@ -159,12 +167,24 @@ def test_a_cluster_gives_the_item_of_a_dead_worker_to_another(
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.parametrize("name", ["loky", "ray", "dask"])
+@pytest.mark.parametrize("name", ["processes", "ray", "dask"])
 def test_workers_that_go_on_dying_end_in_one_error(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with pytest.raises(PlannerError, match=f"^--executor {name}: .* died"):
         run(die, range(3), shared=tmp_path, executor=the(name, request))
+
+
+@pytest.mark.parametrize("name", ["processes", "ray", "dask"])
+def test_a_worker_of_another_version_is_refused_before_anything_is_computed(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To the workers we are the odd one."""
+    executor = the(name, request)
+    monkeypatch.setattr(executors, "versions", lambda: "fleetplan 0.0.1")
+    with pytest.raises(InputError, match=r"a worker has fleetplan .*numba .* this machine fleetplan 0\.0\.1"):
+        run(touch, [tmp_path / "computed"], shared=None, executor=executor)
+    assert not (tmp_path / "computed").exists()
 
 
 @pytest.mark.parametrize("name", ["ray", "dask"])
@@ -195,8 +215,11 @@ def test_a_ray_cluster_is_reached_through_its_client_server(ray_addresses: tuple
 @pytest.mark.parametrize(
     ("name", "address", "says"),
     [
-        ("threads", None, "--executor: must be one of serial, loky, ray, dask, found 'threads'"),
-        ("loky", "tcp://host:1", "--address tcp://host:1: is for ray and dask, not for loky"),
+        ("slurm", None, "--executor: must be one of serial, threads.:N., processes.:N., ray, dask, found 's"),
+        ("ray:2", None, "--executor: must be one of serial"),
+        ("processes:0", None, "--executor processes:0: expected a number from 1 to 1024 after processes:"),
+        ("processes:", None, "--executor processes:: expected a number"),
+        ("processes", "tcp://host:1", "--address tcp://host:1: is for ray and dask, not for processes"),
         ("ray", None, "--executor ray: needs the cluster's --address, auto, host:6379 or ray://host:10001"),
         ("dask", None, "--executor dask: needs the cluster's --address, tcp://host:8786"),
         ("dask", "auto", "--address auto: expected tcp://host:8786"),
@@ -204,9 +227,20 @@ def test_a_ray_cluster_is_reached_through_its_client_server(ray_addresses: tuple
         ("ray", "host:99999", "--address host:99999: expected auto"),
     ],
 )
-def test_an_executor_that_cannot_be_is_refused(name: str, address: str | None, says: str) -> None:
+def test_an_executor_that_cannot_be_is_refused(
+    name: str, address: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("RAY_ADDRESS", "DASK_SCHEDULER_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
     with pytest.raises(InputError, match=f"^{says}"):
         Executor(name, address)
+
+
+def test_addresses_come_from_the_clusters_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "host:1")
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://host:2")
+    assert (Executor("ray").address, Executor("dask").address) == ("host:1", "tcp://host:2")
+    assert Executor("ray", "host:3").address == "host:3"
 
 
 @pytest.mark.parametrize("name", ["ray", "dask"])

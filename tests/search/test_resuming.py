@@ -108,7 +108,7 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
             raise Ended
         return keeps(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("planner.search.oracle.keeps", counted)
+    monkeypatch.setattr("planner.search.asking.keeps", counted)
     stop = 0
     whole = plan(task, trace, CATALOG)
     needed = len(runs)

@@ -57,6 +57,7 @@ def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
 
 def test_nothing_is_asked_once_the_time_is_over() -> None:
     oracle: Any = Outcomes([True] * 60)
+    oracle.trace = range(answers.AT_ONCE_REQUESTS)
     futures: Any = range(60)
     said = answers.Test(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: len(oracle.asked) > 5).run(())
     assert isinstance(said, KeptIn) and said.futures == len(oracle.asked) < 10 and said.decision == "open"

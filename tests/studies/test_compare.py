@@ -229,7 +229,7 @@ def test_the_page_needs_nothing_but_itself_and_comes_out_the_same_twice() -> Non
 def test_processes_give_what_this_process_gives() -> None:
     variants = [Variant("one", small(1)), Variant("two", small(2))]
     expected = render(compare(variants, a_trace(), PROMISE))
-    assert render(compare(variants, a_trace(), PROMISE, executor=Executor("loky"))) == expected
+    assert render(compare(variants, a_trace(), PROMISE, executor=Executor("processes:2"))) == expected
 
 
 def test_policies_are_those_of_a_fleet_file_that_names_them(here: Path) -> None:

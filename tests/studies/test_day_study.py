@@ -16,6 +16,7 @@ from planner.controllers.table import parse_controllers
 from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Role
+from planner.io.executors import Executor, working_on
 from planner.simulator import simulate
 from planner.simulator.elastic import ElasticPool
 from planner.simulator.metrics import judge, keeps_all, missed_windows
@@ -211,3 +212,15 @@ def test_nothing_is_written_where_a_folder_cannot_be(answer: DayAnswer, tmp_path
     with pytest.raises(InputError):
         DayResult(answer).save(place)
     assert place.read_text() == "here"
+
+
+@pytest.mark.slow
+def test_controllers_run_elsewhere_as_they_do_here(answer: DayAnswer) -> None:
+    """Parameters are chosen there too."""
+    asked, chosen = question(a_day(), train_frac=0.5), parse_controllers("hpa,cron")
+    here = study_day(asked, chosen, optimum=False)
+    with working_on(Executor("processes:2")):
+        there = study_day(asked, chosen, optimum=False)
+    assert day_page.rows(there) == day_page.rows(here)
+    assert [row.chosen for row in there.rows] == [row.chosen for row in here.rows]
+    assert all(np.array_equal(a.run.asked, b.run.asked) for a, b in zip(there.rows, here.rows, strict=True))

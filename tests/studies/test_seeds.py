@@ -128,7 +128,7 @@ def test_processes_and_a_cluster_give_what_this_process_gives() -> None:
     question = Question(mixed(count=1), bursts(), Asked(5.0), Slo((Limit("tbt", 0.99, 0.2),)))
     expected = document(over_seeds(question, range(4)))
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
-        for executor in (Executor("loky"), Executor("dask", cluster.scheduler_address)):
+        for executor in (Executor("processes"), Executor("dask", cluster.scheduler_address)):
             assert document(over_seeds(question, range(4), executor=executor)) == expected
 
 
@@ -158,10 +158,10 @@ def test_out_holds_the_requests_of_the_first_seed(here: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--executor", "loky"), "one seed is simulated here; ask for several with --seeds"),
+        (("--executor", "processes"), "one seed is simulated here; ask for several with --seeds"),
         (("--seeds", "2", "--executor", "ray"), "--executor ray: needs the cluster's --address"),
         (("--seeds", "2", "--address", "host:1"), "--address host:1: is for ray and dask"),
-        (("--seeds", "2", "--executor", "slurm"), "must be one of serial, loky, ray, dask, found 'slurm'"),
+        (("--seeds", "2", "--executor", "slurm"), "processes[:N], ray, dask, found 'slurm'"),
     ],
 )
 def test_executors_that_make_no_sense_are_refused(here: Path, more: tuple[str, ...], says: str) -> None:

@@ -1,0 +1,133 @@
+"""Things that are asked side by side, so that what comes of them depends neither on how many workers there
+are nor on who is done first.
+
+A wave is a fixed set of tasks. Where a search counts effort, a task reckons with what had been spent when the
+wave began, and with what it has spent itself, AT_ONCE times: as if so many were under way. What is remembered
+in order (`told`) is put into the order of the tasks when all are done.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.io.executors import width
+
+AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class Wave:
+    """What all tasks of a wave share: what each question of it has cost, whoever had asked it first."""
+
+    tasks: int
+    cost: dict[object, int] = field(default_factory=dict)
+    fresh: set[tuple[int, object]] = field(default_factory=set)  # entries that were not told before
+    before: dict[int, int] = field(default_factory=dict)  # effort of an oracle, by its identity
+
+
+@dataclass(slots=True)
+class Task:
+    """One of a wave: what it has spent, and what it has told, to whom."""
+
+    wave: Wave
+    spent: int = 0
+    told: list[tuple[dict[Any, bool], Any]] = field(default_factory=list)
+
+
+_task: ContextVar[Task | None] = ContextVar("task", default=None)
+
+
+def task() -> Task | None:
+    """The task that is under way here."""
+    return _task.get()
+
+
+def charge(question: object, cost: int | None) -> None:
+    """To the task that is under way: what its question has cost, None where the answer was known."""
+    if (own := task()) is None:
+        return
+    if cost is not None:
+        own.wave.cost[question] = cost
+    own.spent += own.wave.cost.get(question, 0)
+
+
+def tell(told: dict[Any, bool], key: Any, answer: bool) -> None:
+    """Remember an answer."""
+    if (own := task()) is not None:
+        entry = id(told), key
+        if key not in told:
+            own.wave.fresh.add(entry)
+        if entry in own.wave.fresh:
+            own.told.append((told, key))
+    told[key] = answer
+
+
+def spent(of: object, now: Callable[[], int]) -> int:
+    """The effort that a search reckons with; `now` says what was spent until now."""
+    own = task()
+    before = None if own is None else own.wave.before.get(id(of))
+    if own is None or before is None:
+        return now()
+    return before + min(AT_ONCE, own.wave.tasks) * own.spent
+
+
+def side_by_side(tasks: Sequence[Callable[[], None]], *, effort: dict[int, int] | None = None) -> None:
+    """Run closures, as many at a time as there are workers; the first exception, in their order, is raised
+    here. `effort`: what was spent before, by the identity of who counts it.
+    """
+    if len(tasks) == 1:
+        tasks[0]()
+        return
+    outer = task()
+    wave = Wave(len(tasks), {} if outer is None else outer.wave.cost, before=effort or {})
+    at_once = min(width(), len(tasks))
+    each = [Task(wave) for _ in tasks]
+    contexts = [contextvars.copy_context() for _ in tasks]
+    for context, own in zip(contexts, each, strict=True):
+        context.run(_task.set, own)
+    try:
+        _run(list(zip(contexts, tasks, strict=True)), at_once)
+    finally:
+        _in_order(each)
+
+
+def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:
+    if at_once == 1:
+        error: BaseException | None = None
+        for context, todo in tasks:
+            try:
+                context.run(todo)
+            except Exception as raised:  # as where they run side by side the others go on
+                error = error or raised
+        if error is not None:
+            raise error
+        return
+    pool = ThreadPoolExecutor(max_workers=at_once)
+    try:
+        pending = [pool.submit(context.run, todo) for context, todo in tasks]
+        for future in pending:
+            future.result()
+    except KeyboardInterrupt:  # a simulation under way cannot be stopped, and may take long
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown()
+        raise
+    pool.shutdown()
+
+
+def _in_order(tasks: Sequence[Task]) -> None:
+    """What tasks have told stands as if they had been asked one after the other."""
+    outer = task()
+    for own in tasks:
+        for told, key in own.told:
+            told[key] = told.pop(key)
+            if outer is not None:
+                outer.told.append((told, key))
+        if outer is not None:
+            outer.spent += own.spent

@@ -1,0 +1,141 @@
+"""A plan is the same to the byte wherever it is simulated, and however often workers die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plans import CATALOG
+from questions import DOCUMENT, traffic
+
+import fleetplan
+from planner.io import executors
+from planner.io.executors import Executor, working_on
+from planner.search import waves
+from planner.search.waves import charge, side_by_side, spent, tell
+
+QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g"]}, "safety": {"kept_in": 0.9}}
+
+
+def planned(folder: Path) -> dict[str, bytes]:
+    """The files of a plan for production."""
+    fleetplan.plan(QUESTION, traffic(requests=200), catalog=CATALOG).save(folder)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    with working_on(Executor("serial")):
+        return planned(tmp_path_factory.mktemp("serial"))
+
+
+def test_threads_and_processes_give_the_same_files_though_one_is_killed(
+    expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process is killed as the 40th question is asked; every question of a trace is asked there."""
+    with working_on(Executor("threads:2")):
+        assert planned(tmp_path / "threads") == expected
+    asked: list[object] = []
+    start = executors._Processes.start
+
+    def counted(self: Any, *what: Any) -> Any:
+        asked.append(what)
+        if len(asked) == 40:
+            os.kill(next(iter(self._pool._processes)), signal.SIGKILL)
+        return start(self, *what)
+
+    monkeypatch.setattr(executors._Processes, "start", counted)
+    with working_on(Executor("processes:2")):
+        assert planned(tmp_path / "processes") == expected
+    assert len(asked) > 60
+    assert not [each for each in executors.IN_MEMORY.glob("fleetplan-*") if each.stat().st_uid == os.getuid()]
+
+
+@pytest.fixture
+def dask() -> Iterator[Executor]:
+    distributed = pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+    ) as cluster:
+        yield Executor("dask", cluster.scheduler_address)
+
+
+RAY_HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def ray() -> Iterator[Executor]:
+    pytest.importorskip("ray", reason="ray is not installed (extra `cluster`)")
+    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", RAY_HEAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=here,
+    ) as head:
+        assert head.stdout is not None
+        yield Executor("ray", head.stdout.readline().strip())
+        head.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("name", ["dask", "ray"])
+def test_clusters_give_the_same_files(
+    name: str, request: pytest.FixtureRequest, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    executor: Executor = request.getfixturevalue(name)
+    with working_on(executor):
+        assert planned(tmp_path) == expected
+
+
+def test_what_was_told_stands_in_the_order_of_the_tasks() -> None:
+    """Though the first is the last to be done; what was told before stays in its place."""
+    told: dict[str, bool] = {"old": True}
+    done = [threading.Event() for _ in range(3)]
+
+    def look(k: int) -> None:
+        if k < 2:
+            done[k + 1].wait(10)
+        tell(told, "old", answer=False)
+        tell(told, f"new {k}", answer=k == 1)
+        done[k].set()
+
+    with working_on(Executor("threads:3")):
+        side_by_side([lambda k=k: look(k) for k in range(3)])  # type: ignore[misc]
+    assert list(told.items()) == [("old", False), ("new 0", False), ("new 1", True), ("new 2", False)]
+
+
+@pytest.mark.parametrize("name", ["serial", "threads:4"])
+def test_a_task_reckons_with_its_own_effort_alone(name: str) -> None:
+    """100 were spent before. Each of four tasks asks its own question for 10 and a common one for 5, which
+    one of them pays: 100 + 2 x (10 + 5), whoever is first."""
+    total, seen, counter = [100], dict[int, int](), object()
+
+    def look(k: int) -> None:
+        for question, cost in ((k, 10), ("common", 5)):
+            is_new = question not in (own := waves.task()).wave.cost  # type: ignore[union-attr]
+            total[0] += cost if is_new else 0
+            charge(question, cost if is_new else None)
+            assert own is not None
+        seen[k] = spent(counter, lambda: total[0])
+
+    with working_on(Executor(name)):
+        side_by_side([lambda k=k: look(k) for k in range(4)], effort={id(counter): 100})  # type: ignore[misc]
+    assert seen == dict.fromkeys(range(4), 130)
+    assert spent(counter, lambda: total[0]) == total[0]
