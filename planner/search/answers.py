@@ -28,6 +28,7 @@ from planner.search.bill import bill, bought
 from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
+from planner.search.one_pool import StoppedError
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle, side_by_side
 from planner.search.owned import of_machines, one_more, owned_beside, owned_first, paid, thinned, with_idle
@@ -120,9 +121,13 @@ class Test:
         return said
 
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
-        """In the first so many of them."""
+        """In the first so many of them, fewer where the time ends before."""
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
-        kept = sum(self._hold(oracle, counts, range(number)))
+        kept = asked = 0
+        while asked < number and not (asked and self.out_of_time()):
+            some = range(asked, min(asked + AT_ONCE, number))
+            kept, asked = kept + sum(self._hold(oracle, counts, some)), some.stop
+        number = asked
         return replace(self._said(kept, number), after_loss=after_loss)
 
     def _hold(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
@@ -449,13 +454,19 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
-    end = ends(problem.oracle, counts)
+    bought = _bought(problem, name, counts, kept_in)
+    try:
+        end = ends(problem.oracle, counts, before_each=lambda: _stop_in_time(problem))
+    except StoppedError:
+        return bought
     return replace(
-        _bought(problem, name, counts, kept_in),
-        headroom=end.headroom,
-        breaks_by_traffic=end.by_traffic,
-        breaks_by_steps=end.by_steps,
+        bought, headroom=end.headroom, breaks_by_traffic=end.by_traffic, breaks_by_steps=end.by_steps
     )
+
+
+def _stop_in_time(problem: Problem) -> None:
+    if problem.out_of_time():
+        raise StoppedError
 
 
 def _bought(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
@@ -481,6 +492,8 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it. How far they
     hold is asked first, as whether they keep enough futures takes many more simulations.
     """
+    if problem.out_of_time():
+        return best
     problem = replace(problem, most_effort=problem.oracle.effort() + NEAR_EFFORT)
     end = ends(problem.oracle, best).headroom
     room, further = min(end.traffic_frac, end.steps_frac), list[Counts]()
