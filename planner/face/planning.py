@@ -121,6 +121,7 @@ def planned(
     """The plan for one more question about the trace of a study, with what holds around it. `on_paper` hears
     of the cheapest fleet on paper before production is searched.
     """
+    deadline = time.monotonic() + study.left_s
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
     found = certify.plan(
         task,
@@ -138,7 +139,7 @@ def planned(
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
     )
-    found = under_routers(found, task.deploy)
+    found = under_routers(found, task.deploy, deadline)
     today = datetime.date.today()
     return replace(
         found,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.fleets import Counts, Named, may_hand_over, named, objective
 from planner.search.futures import Future
+from planner.search.one_pool import StoppedError
 from planner.search.pinning import Pinning
 from planner.search.resuming import Decided, answer_name
 from planner.simulator.metrics import Verdict, judge
@@ -136,6 +138,9 @@ class Oracle:
     z: tuple[float, float] | None = None
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
+    until: float = (
+        math.inf
+    )  # on time.monotonic's clock: beyond, futures are not asked but StoppedError raised
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
@@ -235,15 +240,21 @@ class Oracle:
         for oracle in self._in_futures:
             if missed + left <= self.may_miss:
                 return True
+            self.stop_in_time()
             missed, left = missed + (not oracle._survives(counts)), left - 1
             if missed > self.may_miss:
                 return False
         return True
 
+    def stop_in_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise StoppedError
+
     def missed(self, counts: Counts, most: int) -> int:
         """In how many futures a fleet misses the SLO; more than `most` are not counted."""
         missed = 0
         for oracle in self._in_futures:
+            self.stop_in_time()
             missed += not oracle._survives(counts)
             if missed > most:
                 break

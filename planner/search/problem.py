@@ -112,8 +112,12 @@ class Problem:
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
+    def is_late(self) -> bool:
+        """Whether the time is over, however much effort is left."""
+        return time.monotonic() > self.deadline
+
     def out_of_time(self) -> bool:
-        return time.monotonic() > self.deadline or self.oracle.effort() > self.most_effort
+        return self.is_late() or self.oracle.effort() > self.most_effort
 
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:
