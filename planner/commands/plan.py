@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-REPORT_S, REPORT_REQUEST_S = 1.6, 1.3e-5  # that the plan's own simulation and its files take, on one core
+REPORT_S, REPORT_REQUEST_S = 1.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
 ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
 
 
