@@ -19,7 +19,7 @@ ASKED = {
     "production": question(fleet={"gpus": ["h100-80g", "a100-80g"]}, safety={"kept_in": 0.8}),
     "on paper": question(fleet={"gpus": ["h100-80g", "a100-80g"]}),
 }
-FEW = (0.02, 0.35, 0.75)  # of the looks that the whole plan takes
+FEW = (0.02, 0.6)  # of the looks that the whole plan takes
 MANY = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
