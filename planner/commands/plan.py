@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-REPORT_S, REPORT_REQUEST_S = 1.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
+REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
 ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
 
 
@@ -120,7 +120,8 @@ def _plan_one(wish: Wish) -> None:
         decided = _decided(wish, question, requests)
         study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
         searched = searched_requests(question.task(), requests, wish.time_limit_s)
-        study.taken_s = progress.taken_s() + (0.0 if wish.out is None else report_s(searched))
+        study.taken_s = progress.taken_s()
+        study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
         best = BestSoFar(wish.out)
         with last_words(best.save):
             found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)

@@ -75,6 +75,9 @@ class Answer:
         return self.found.level0.search.is_exhausted
 
 
+LEAST_S = 1.0
+
+
 @dataclass(slots=True, eq=False)
 class Study:
     """One trace, and what was learned about it; every question has `time_limit_s`, a plan all of it but the
@@ -92,8 +95,9 @@ class Study:
 
     @property
     def left_s(self) -> float:
-        """Of the time limit, for a plan; reading or a report never leave less than a tenth."""
-        return max(self.time_limit_s - self.taken_s, 0.1 * self.time_limit_s)
+        """Of the time limit, for a plan; reading or a report never leave less than a second, or a tenth."""
+        least_s = min(max(LEAST_S, 0.1 * self.time_limit_s), self.time_limit_s)
+        return max(self.time_limit_s - self.taken_s, least_s)
 
     def asked(self, task: Task) -> Asked:
         """`Asked.of`, once for every traffic."""
