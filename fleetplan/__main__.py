@@ -22,6 +22,7 @@ else:
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _silent = [True]  # until the interrupt has been said
+_began_s = time.monotonic()
 PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
 
 
@@ -43,7 +44,9 @@ def main() -> None:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         _thread.start_new_thread(_watch, (read,))
     from planner.cli import main as run
+    from planner.commands import common
 
+    common.began_s = _began_s
     sys.unraisablehook = _again
     try:
         if is_heard:

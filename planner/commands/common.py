@@ -103,6 +103,10 @@ def at_work(executor: str | None, address: str | None) -> AbstractContextManager
     return working_on(Executor(executor or "threads", address))
 
 
+MOST_SLOW = 3.0
+began_s: float | None = None  # when the process did that runs this one command, on time.monotonic's clock
+
+
 class Progress:
     """Tells stages on stderr once the work takes longer than a moment, unless `quiet`; a search that ends
     after `limit_s` takes no longer.
@@ -123,6 +127,14 @@ class Progress:
             self.status.start()
         elif elapsed_s > QUIET_S:
             self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
+
+    def taken_s(self) -> float:
+        """How long the command has been at work, with what it took to load it."""
+        return time.monotonic() - (began_s or self.start_s)
+
+    def slowness(self) -> float:
+        """Seconds of the clock that one of the processor has taken so far: more than 1 beside other work."""
+        return 1.0 if began_s is None else min(max(self.taken_s() / time.process_time(), 1.0), MOST_SLOW)
 
     def _how_far(self, message: str, elapsed_s: float) -> str:
         """The share that is done and the time left, where the stage says it; it never goes back."""

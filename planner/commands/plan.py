@@ -20,6 +20,7 @@ from planner.commands.common import (
     say_first,
     slo_rows,
     stdout_console,
+    stopped_after,
 )
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
 from planner.errors import InputError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
+REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
 ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
 
 
@@ -99,6 +101,7 @@ def _plan_one(wish: Wish) -> None:
     from planner.io.files import to_yaml, write_file
     from planner.io.interrupts import last_words
     from planner.reports import output
+    from planner.search.long_traces import searched_requests
     from planner.search.oracle import Answers
     from planner.studies.whatif import Study
 
@@ -111,11 +114,17 @@ def _plan_one(wish: Wish) -> None:
             question = question.replace({"fleet.per_gpu": wish.per_gpu})
         described = question.task().described
         how = reading_of(question.document, question.path)
-        requests = requests_of(wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how)
+        with stopped_after(wish.time_limit_s, lambda: ": the traffic is not read yet"):
+            requests = requests_of(
+                wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how
+            )
         say_first(requests.warnings)
         progress(f"{len(requests)} requests of {requests.name}")
         decided = _decided(wish, question, requests)
         study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
+        searched = searched_requests(question.task(), requests, wish.time_limit_s)
+        study.taken_s = progress.taken_s()
+        study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
         best = BestSoFar(wish.out)
         with last_words(best.save):
             found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
@@ -144,6 +153,11 @@ def _plan_one(wish: Wish) -> None:
         print_next(wish.out, verbose=wish.verbose)
     if found.status == "best found":
         raise typer.Exit(4)
+
+
+def report_s(requests: int) -> float:
+    """About how long it takes to simulate a plan and to write its files, for so many requests in them."""
+    return REPORT_S + REPORT_REQUEST_S * requests
 
 
 def _decided(wish: Wish, question: TaskDocument, requests: Trace) -> Decided | None:

@@ -12,7 +12,7 @@ from planner.documents.facts import Workers
 from planner.domain import Limit
 
 Strain = Literal["traffic", "steps", "prompts"]
-Part = Literal["workers", "traffic", "prompts", "losses"]
+Part = Literal["workers", "traffic", "prompts", "losses", "ends"]
 
 
 @dataclass(frozen=True, slots=True)

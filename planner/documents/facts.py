@@ -639,6 +639,7 @@ LeftOut = Literal[
     "more-draws",
     "histories",
     "hours",
+    "routers",
 ]
 
 

@@ -96,7 +96,7 @@ def answered(
     """The plan for the question that a document asks of the trace of a study; `watch` hears of each fleet
     that is the best so far."""
     task = question.task()
-    if is_too_long(task, study.trace):
+    if is_too_long(task, study.trace, study.time_limit_s):
         return PlanResult(_by_parts(task, study, explain=explain, prove=prove, watch=watch), question)
     found = beside_each_gpu(study, task, prove=prove, watch=watch)
     return PlanResult(explained(found, study, task) if explain else found, question)
@@ -111,7 +111,8 @@ def _by_parts(task: Task, study: Study, *, explain: bool, prove: bool, watch: Wa
         found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
         return explained(found, of_part, task) if explain else found
 
-    return plan_by_parts(task, study.trace, planned_for, seconds=study.time_limit_s, progress=study.progress)
+    limit_s, told = study.time_limit_s, study.progress
+    return plan_by_parts(task, study.trace, planned_for, seconds=study.left_s, progress=told, limit_s=limit_s)
 
 
 def planned(
@@ -120,13 +121,14 @@ def planned(
     """The plan for one more question about the trace of a study, with what holds around it. `on_paper` hears
     of the cheapest fleet on paper before production is searched.
     """
+    deadline = time.monotonic() + study.left_s
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
     found = certify.plan(
         task,
         study.trace,
         study.catalog,
         seed=study.seed,
-        time_limit_s=study.time_limit_s,
+        time_limit_s=study.left_s,
         conditions=Conditions(
             progress=study.progress,
             watch=watch,
@@ -137,7 +139,7 @@ def planned(
         asked=None if looks_for_rate else study.asked(task),
         prove=prove,
     )
-    found = under_routers(found, task.deploy)
+    found = under_routers(found, task.deploy, deadline)
     today = datetime.date.today()
     return replace(
         found,
@@ -160,13 +162,13 @@ def beside_each_gpu(
     """
     began = time.monotonic()
     found = planned(study, task, prove=prove, watch=watch, on_paper=on_paper)
-    left_s = study.time_limit_s - (time.monotonic() - began)
+    left_s = study.left_s - (time.monotonic() - began)
     if (per_gpu := task.per_gpu) is None:
         per_gpu = (
             1 < len(gpu_types(task, study)) <= MOST_UNASKED and found.status != "best found" and left_s > 0
         )
     elif per_gpu:
-        left_s = study.time_limit_s
+        left_s = study.left_s
     return with_each_gpu(study, task, found, seconds=left_s) if per_gpu else found
 
 

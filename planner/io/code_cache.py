@@ -30,6 +30,8 @@ import numba
 from numba.core import compiler, config, serialize
 from numba.core.caching import _Cache
 
+from planner.io.files import user_cache
+
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32
 
@@ -129,8 +131,7 @@ def _folder(beside: Path) -> Path:
         return Path(_config.CACHE_DIR) / version
     if os.access(beside if beside.exists() else beside.parent, os.W_OK):
         return beside / version
-    of_user = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
-    return Path(of_user, "fleetplan", version)
+    return (user_cache() or beside) / version
 
 
 @cache

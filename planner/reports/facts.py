@@ -28,6 +28,7 @@ _LEFT_OUT: dict[facts.LeftOut, str] = {
     "expected": "the plan for what is expected, to price the insurance",
     "longest-ttft": "the longest TTFT of other policies",
     "hours": "what it costs to hold every hour",
+    "routers": "the fleet under the routers of other targets",
     "shortest-first": "what shortest prompts first would save",
     "spot-gone": "spot workers that go all at once",
     "other-draws": "other draws of this traffic",

@@ -14,6 +14,7 @@ LEFT_OUT = {
     "traffic": "the cost of some other traffic",
     "prompts": "longer prompts",
     "losses": "the loss of a worker",
+    "ends": "how much more traffic and how much longer steps it stands",
 }
 
 

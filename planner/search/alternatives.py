@@ -155,7 +155,7 @@ def _cheapest_mixed(
     known = [option for option in ordered if option.name in search.smallest]
     if len(best) == 1 and best[0][0] in options:
         counts, ceiling = best, value
-    elif known and holds(known[0], count := search.smallest[known[0].name]):
+    elif known and not problem.out_of_time() and holds(known[0], count := search.smallest[known[0].name]):
         counts = ((known[0], count),)
         ceiling = objective(counts)
     sizes = {
@@ -164,6 +164,8 @@ def _cheapest_mixed(
     price = max(_least(options, failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
         for option in sizes if price < ceiling else ordered:
+            if has_stopped():
+                break
             if (count := most(option, min(price, ceiling))) and holds(option, count):
                 counts = ((option, count),)
                 ceiling = objective(counts)

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from planner.search.bill import bill, bought
 from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
+from planner.search.one_pool import StoppedError, in_time
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
 from planner.search.owned import of_machines, one_more, owned_beside, owned_first, paid, thinned, with_idle
@@ -123,9 +125,13 @@ class Test:
         return said
 
     def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
-        """In the first so many of them."""
+        """In the first so many of them, fewer where the time ends before."""
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
-        kept = sum(self._hold(oracle, counts, range(number)))
+        kept = asked = 0
+        while asked < number and not (asked and self.out_of_time()):
+            some = range(asked, min(asked + AT_ONCE, number))
+            kept, asked = kept + sum(self._hold(oracle, counts, some)), some.stop
+        number = asked
         return replace(self._said(kept, number), after_loss=after_loss)
 
     def _hold(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
@@ -164,6 +170,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
     safety, asked, first = problem.task.safety, in_production(problem), 0
+    asked = replace(asked, oracle=replace(asked.oracle, until=problem.deadline))
+    found: Tried | None = None
     assert safety is not None and problem.tested is not None
     futures = asked.oracle.futures
     stage = f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
@@ -172,28 +180,30 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     is_searched = True
     for attempt in range(TRIES):
         if least is None and problem.out_of_time():
-            return None
+            return found
         if least is None:
             raise unreachable(asked, paper)
         problem.progress(Stage("production: on futures that the search has not seen", "test"))
-        best = _roomier(asked, paper, least) if is_searched else least
+        best = in_time(partial(_roomier, asked, paper, least), least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
-        for counts in _nearly(asked, paper, best) if attempt == 0 else ():
+        for counts in in_time(partial(_nearly, asked, paper, best), []) if attempt == 0 else ():
             if is_passed(said := test.run(counts), safety):
                 best, kept_in = counts, said
                 break
         best, kept_in = _shrunk(asked, test, best, kept_in)
+        found = Tried(best, kept_in, asked, test)
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
         asked = in_most(problem, futures, may_miss(safety, len(futures)))
-        asked, least = grown(asked, best, owned_beside(asked, paper.level0, best))
+        beside = owned_beside(asked, paper.level0, best)
+        asked, least = in_time(partial(grown, asked, best, beside), (asked, None))
         is_searched = least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best)
         if is_searched:
             least = cheaper_kept(asked, paper, least, start, refuted=objective(best))
         first += kept_in.futures
-    return Tried(best, kept_in, asked, test)
+    return found
 
 
 def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[Counts, KeptIn]:
@@ -203,7 +213,7 @@ def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[
     while is_passed(kept_in, test.safety):
         for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
             fewer = with_more(best, -1, [k])
-            if best[k][1] == 1 or not asked.oracle.holds([fewer])[0]:
+            if best[k][1] == 1 or not in_time(partial(asked.oracle.holds, [fewer]), [False])[0]:
                 continue
             if is_passed(said := test.run(fewer), test.safety):
                 best, kept_in = fewer, said
@@ -306,15 +316,16 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     """No fleet within the limits keeps enough; the largest share that one does, and its price."""
     assert asked.task.safety is not None
     count = len(asked.oracle.futures)
-    best, low, high = paper.best, asked.oracle.may_miss, asked.oracle.missed(paper.best, count)
+    best, low = paper.best, asked.oracle.may_miss
+    high = in_time(lambda: asked.oracle.missed(paper.best, count), count)
     while high - low > 1 and not asked.out_of_time():
         middle = (low + high) // 2
         weaker = in_most(asked, asked.oracle.futures, middle)
-        found = search_again(weaker, [], is_mixed=False)
+        found = in_time(partial(search_again, weaker, [], is_mixed=False), None)
         if found is None:
             low = middle
         else:
-            best, high = found, min(middle, weaker.oracle.missed(found, count))
+            best, high = found, in_time(partial(_fewest, middle, weaker.oracle, found, count), middle)
     kept_frac, wanted = 1 - high / count, asked.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[asked.task.objective]
     return InfeasibleError(
@@ -327,6 +338,11 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
         is_proved=False,
         most_kept=MostKept(wanted, kept_frac, paid(asked, best), paid(asked, paper.best), unit),
     )
+
+
+def _fewest(most: int, oracle: Oracle, counts: Counts, count: int) -> int:
+    """Of the futures that a fleet misses, known to be `most` at most."""
+    return min(most, oracle.missed(counts, count))
 
 
 def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | None]:
@@ -342,12 +358,12 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
     strict = in_most(lossy, lossy.oracle.futures[may_miss:], 0)
     least = objective(production.best)
-    found = _spared(strict, asked, paper, production.best)
+    found = in_time(lambda: _spared(strict, asked, paper, production.best), None)
     if found is None or objective(found) > least * (1 + 2 * FEWER_FRAC):
         for question in (strict, lossy):
             found = cheaper_kept(question, paper, found, any_mix=False, most=LOSS_SEARCH, refuted=least)
-        found = _moved(lossy, paper, production.best, found)
-        found = _with_other_types(lossy, paper, production.best, found)
+        for look in (_moved, _with_other_types):
+            found = in_time(partial(look, lossy, paper, production.best, found), found)
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)
@@ -452,13 +468,19 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
-    end = ends(problem.oracle, counts)
+    bought = _bought(problem, name, counts, kept_in)
+    try:
+        end = ends(problem.oracle, counts, before_each=lambda: _stop_in_time(problem))
+    except StoppedError:
+        return bought
     return replace(
-        _bought(problem, name, counts, kept_in),
-        headroom=end.headroom,
-        breaks_by_traffic=end.by_traffic,
-        breaks_by_steps=end.by_steps,
+        bought, headroom=end.headroom, breaks_by_traffic=end.by_traffic, breaks_by_steps=end.by_steps
     )
+
+
+def _stop_in_time(problem: Problem) -> None:
+    if problem.out_of_time():
+        raise StoppedError
 
 
 def _bought(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
@@ -484,6 +506,8 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
     """Of fleets at about this price the one that holds furthest; `best` where none beats it. How far they
     hold is asked first, as whether they keep enough futures takes many more simulations.
     """
+    if problem.out_of_time():
+        return best
     problem = replace(problem, most_effort=problem.oracle.effort() + NEAR_EFFORT)
     end = ends(problem.oracle, best).headroom
     room, further = min(end.traffic_frac, end.steps_frac), list[Counts]()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from planner.fleet import Fleet
 from planner.search.bill import bill, bought
 from planner.search.fleets import Counts, named
 from planner.search.headroom import ends, most_that_holds, with_traffic
+from planner.search.one_pool import StoppedError
 from planner.search.oracle import Answers, Oracle
 from planner.search.owned import owned_first, paid
 from planner.search.pinning import Pinning
@@ -30,6 +32,8 @@ from planner.search.problem import Problem
 from planner.search.waves import side_by_side
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
+
+Told = TypeVar("Told")
 
 BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4  # less than a CPU second
 FUTURES_LEAST, FUTURES_MOST = 4, 10
@@ -65,18 +69,15 @@ class _Around:
         problem = self.problem
         alone = problem.oracle.alone()
         futures = self._futures()
-        tested = problem.tested
+        tested = None if problem.out_of_time() else problem.tested  # whose futures are yet to be drawn
         self.oracles = [alone] if tested is None else [alone.within_future(tested[i]) for i in range(futures)]
         if problem.task.safety is not None:
             self.may_miss = int((1 - problem.task.safety.kept_in_frac) * futures + 1e-9)
-        end = ends(problem.oracle, self.best)  # known, where the answers say it
-        known = (
-            Holds("traffic", end.headroom.traffic_frac, end.by_traffic),
-            Holds("steps", end.headroom.steps_frac, end.by_steps),
-        )
-        losses, prompts = self._losses(), self._prompts()
-        at_workers, hardest = self._at_workers()
-        at_traffic = self._at_traffic(hardest)
+        known = self._in_time("ends", self._ends) or ()
+        losses = self._in_time("losses", self._losses) or ()
+        prompts = self._in_time("prompts", self._prompts) or ()
+        at_workers, hardest = self._in_time("workers", self._at_workers) or ((), self._any_futures())
+        at_traffic = self._in_time("traffic", lambda: self._at_traffic(hardest)) or ()
         return Around(
             futures=0 if tested is None else futures,
             may_miss=self.may_miss,
@@ -109,7 +110,24 @@ class _Around:
             self.left_out.append(part)
         return False
 
+    def _any_futures(self) -> list[Oracle]:
+        """As many as may be missed and one more, whichever are hard."""
+        return self.oracles[: self.may_miss + 1]
+
+    def _in_time(self, part: Part, find: Callable[[], Told]) -> Told | None:
+        """What there is to find, or None where the time ends before it is found."""
+        try:
+            return find()
+        except StoppedError:
+            self.left_out += [] if part in self.left_out else [part]
+            return None
+
+    def _stop_in_time(self) -> None:
+        if self.problem.out_of_time():
+            raise StoppedError
+
     def _count(self, oracle: Oracle) -> None:
+        self._stop_in_time()
         self.simulations += 1
         self.spent += len(oracle.trace)
 
@@ -122,7 +140,7 @@ class _Around:
         planned = [count for _, count in self.best]
         order = self.oracles
         if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in order)):
-            return (), self.oracles[: self.may_miss + 1]
+            return (), self._any_futures()
         found = []
         for counts in numbers_beside(planned):
             if not self.problem.allows(self._with(counts)):
@@ -158,7 +176,12 @@ class _Around:
             if not self._may_go_on("traffic", requests):
                 break
             oracles = [with_traffic(oracle, more_frac) for oracle in hardest]
-            found.append(self._priced(more_frac, self._cheapest(oracles, more_frac)))
+            try:
+                fleet = self._cheapest(oracles, more_frac)
+            except StoppedError:
+                self.left_out.append("traffic")
+                break
+            found.append(self._priced(more_frac, fleet))
         if len(found) == 1:
             return ()
         return tuple(sorted(found, key=lambda at: at.more_frac))
@@ -206,6 +229,14 @@ class _Around:
         return AtTraffic(more_frac, bought(fleet), bill(fleet).usd_per_h)
 
     # -- what breaks it
+
+    def _ends(self) -> tuple[Holds, ...]:
+        """Known already, where the answers say it."""
+        end = ends(self.problem.oracle, self.best, before_each=self._stop_in_time)
+        return (
+            Holds("traffic", end.headroom.traffic_frac, end.by_traffic),
+            Holds("steps", end.headroom.steps_frac, end.by_steps),
+        )
 
     def _losses(self) -> tuple[Lost, ...]:
         oracle, found = self.problem.oracle.alone(), []

@@ -17,7 +17,7 @@ from planner.search.beyond import cheapest_known, search_beyond
 from planner.search.fleets import Counts, counts_of, objective
 from planner.search.infeasible import infeasible
 from planner.search.level0 import Level0, search_level0
-from planner.search.one_pool import Search
+from planner.search.one_pool import Search, in_time
 from planner.search.oracle import Oracle, stripped
 from planner.search.owned import owned_first, worth_a_look
 from planner.search.problem import Problem, with_policies
@@ -66,7 +66,8 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
     level0 = search_level0(problem, start, walks=False)
     known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:
-        return search_beyond(problem, level0, known or worth_a_look(problem, level0)).best
+        among = known or worth_a_look(problem, level0)
+        return in_time(lambda: search_beyond(problem, level0, among).best, level0.search.best)
     return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
 
 

@@ -17,9 +17,11 @@ from planner.search.waves import side_by_side
 from planner.traffic.scaling import sped_up
 
 
-def ends(oracle: Oracle, counts: Counts, *, least_frac: float = 0.0) -> Ends:
+def ends(
+    oracle: Oracle, counts: Counts, *, least_frac: float = 0.0, before_each: Callable[[], None] = lambda: None
+) -> Ends:
     """Of a fleet that holds: on what the oracle asks, without its draws and futures. With `least_frac` more
-    traffic, and longer steps, it is known to hold too.
+    traffic, and longer steps, it is known to hold too. `before_each` simulation may raise what ends it.
     """
     alone, known = oracle.alone(), oracle.answers.ends
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
@@ -31,12 +33,15 @@ def ends(oracle: Oracle, counts: Counts, *, least_frac: float = 0.0) -> Ends:
     def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
         found[what] = most_that_holds(at, least_frac)
 
-    side_by_side(
-        [
-            lambda: look("traffic", lambda frac: (with_traffic(alone, frac), counts)),
-            lambda: look("steps", lambda frac: (alone, _with_steps(counts, frac))),
-        ]
-    )
+    def faster(frac: float) -> tuple[Oracle, Counts]:
+        before_each()
+        return with_traffic(alone, frac), counts
+
+    def longer(frac: float) -> tuple[Oracle, Counts]:
+        before_each()
+        return alone, _with_steps(counts, frac)
+
+    side_by_side([lambda: look("traffic", faster), lambda: look("steps", longer)])
     (traffic, by_traffic), (steps, by_steps) = found["traffic"], found["steps"]
     known[asked] = Ends(Headroom(steps, traffic), by_traffic, by_steps)
     return known[asked]

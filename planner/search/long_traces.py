@@ -2,7 +2,9 @@
 
 A search simulates hundreds of fleets, and production as many futures, so a fleet is looked for on the part of
 the trace with the most tokens, and simulated once on the whole trace. Where it fails there, the part in which
-the most requests are late is planned in place of the first, ROUNDS times at most.
+the most requests are late is planned in place of the first, ROUNDS times at most. Too long are more than
+LONG_REQUESTS, or so many that WHOLE_SIMULATIONS of them would take longer than the time limit: that goes by
+the limit as it is given, not by the clock, so that equal questions give equal answers.
 
 A fleet that keeps a percentile in the busiest part may be more than the whole trace asks for: there the late
 requests of a busy hour are few among many. So on paper the plan is then made smaller, as long as the whole
@@ -11,6 +13,7 @@ trace allows and time is left, and what that saves is said. The plan stays what 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,6 +39,9 @@ LONG_REQUESTS = 2_000_000  # traces with more are planned by their busiest part
 PART_REQUESTS = 200_000  # on average: the busiest part has more
 ROUNDS = 3
 REQUEST_S = 2e-6  # of simulating the whole trace, with what is recorded
+WHOLE_SIMULATIONS = 20  # that there must be time for, else a part is searched for which there is twice that
+CHECK_TIMES = 1.5  # as long as that a simulation of the whole may take beside other work of the machine
+LEAST_REQUESTS = 20_000  # of a part, unless the trace is short
 
 Planned = Callable[[Trace, float], Plan]
 """The plan for a trace, within so many seconds."""
@@ -47,10 +53,19 @@ class _Part:
     from_s: float
 
 
-def is_too_long(task: Task, trace: Trace) -> bool:
-    """Whether a trace is planned by its busiest part: one that is long, and meant as it is."""
+def part_requests(seconds: float) -> int:
+    """On average, of a part that is searched under this time limit."""
+    fits = int(min(seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S), PART_REQUESTS))
+    return max(fits, min(LEAST_REQUESTS, PART_REQUESTS))
+
+
+def is_too_long(task: Task, trace: Trace, seconds: float = math.inf) -> bool:
+    """Whether a trace is planned by its busiest part: one that is long, also for so many seconds, and meant
+    as it is.
+    """
+    is_long_for = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
     return (
-        len(trace) > LONG_REQUESTS
+        (len(trace) > LONG_REQUESTS or (is_long_for and len(trace) > 2 * part_requests(seconds)))
         and task.described is None
         and task.rate_rps is None
         and (task.window or "whole") == "whole"
@@ -59,15 +74,30 @@ def is_too_long(task: Task, trace: Trace) -> bool:
     )
 
 
-def plan_by_parts(task: Task, trace: Trace, planned: Planned, *, seconds: float, progress: Progress) -> Plan:
-    """The plan. All of it takes at most so many seconds, but for what a search takes beyond its own."""
+def searched_requests(task: Task, trace: Trace, seconds: float) -> int:
+    """About how many requests a plan is of: those of its part, where it is planned by one."""
+    return part_requests(seconds) if is_too_long(task, trace, seconds) else len(trace)
+
+
+def plan_by_parts(
+    task: Task,
+    trace: Trace,
+    planned: Planned,
+    *,
+    seconds: float,
+    progress: Progress,
+    limit_s: float = math.inf,
+) -> Plan:
+    """The plan. All of it takes at most so many seconds, what is left of the time limit `limit_s`, but for
+    what a search takes beyond its own.
+    """
     deadline = time.monotonic() + seconds
-    length_s = trace.duration_s * PART_REQUESTS / len(trace)
+    length_s = trace.duration_s * part_requests(limit_s) / len(trace)
     progress(f"looking for the busiest {show_span(length_s)} of {len(trace):,} requests")
     part = _from(trace, float(trace.arrival_s[busiest(trace, length_s)]), length_s)
     for attempt in range(1, ROUNDS + 1):
         left_s = max(deadline - time.monotonic(), 0.0)
-        check_s = min(len(trace) * REQUEST_S, left_s / 2)
+        check_s = min(CHECK_TIMES * len(trace) * REQUEST_S, left_s / 2)
         found = planned(part.trace, left_s - check_s)
         said = OverTheWhole(len(trace), len(part.trace), part.from_s, part.trace.duration_s, attempt)
         progress(f"simulating the plan on all {len(trace):,} requests")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,7 @@ from planner.search import waves
 from planner.search.asking import KEPT_REQUESTS, Asker, Question
 from planner.search.fleets import Counts, Named, may_hand_over, named, objective
 from planner.search.futures import Future
+from planner.search.one_pool import StoppedError
 from planner.search.pinning import Pinning
 from planner.search.resuming import Decided, answer_name
 from planner.simulator.metrics import Verdict, judge
@@ -162,6 +164,7 @@ class Oracle:
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
     future: Future | None = None
+    until: float = math.inf  # on time.monotonic's clock: beyond, futures are not asked: StoppedError
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
@@ -273,10 +276,15 @@ class Oracle:
         kept = dict.fromkeys(range(len(oracles)), False)
 
         def look(k: int) -> None:
+            self.stop_in_time()
             kept[k] = oracles[k]._survives(counts)
 
         waves.side_by_side([lambda k=k: look(k) for k in kept])  # type: ignore[misc]
         return len(oracles) - sum(kept.values())
+
+    def stop_in_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise StoppedError
 
     def missed(self, counts: Counts, most: int) -> int:
         """In how many futures a fleet misses the SLO; more than `most` are not counted."""

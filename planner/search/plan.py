@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.documents.around import Made
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
@@ -44,6 +44,7 @@ class Plan:
     prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
     on_paper: Fleet | None = None
     made: Made | None = None  # when, and by which version
+    _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)  # once known
 
     @property
     def value(self) -> float:
@@ -54,7 +55,9 @@ class Plan:
     @property
     def power(self) -> ExpectedPower | None:
         """What the fleet draws in its simulation; None where that kept no record of its steps."""
-        return expected_power(self.fleet, self.simulation)
+        if not self._power:
+            self._power.append(expected_power(self.fleet, self.simulation))
+        return self._power[0]
 
     @property
     def bill(self) -> Bill:

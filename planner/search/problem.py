@@ -113,8 +113,12 @@ class Problem:
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
+    def is_late(self) -> bool:
+        """Whether the time is over, however much effort is left."""
+        return time.monotonic() > self.deadline
+
     def out_of_time(self) -> bool:
-        if time.monotonic() > self.deadline:
+        if self.is_late():
             return True
         return (
             math.isfinite(self.most_effort)

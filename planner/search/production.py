@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.fleets import Counts, named, objective
 from planner.search.futures import Future
-from planner.search.one_pool import WAVE
+from planner.search.one_pool import WAVE, in_time
 from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
@@ -79,7 +80,8 @@ def cheapest_kept(
     """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
     more of them than it may; None if none was found. Of equal ones those of `start` come first.
     """
-    ordered, best = grown(problem, paper.best, owned_beside(problem, paper.level0, paper.best))
+    beside = owned_beside(problem, paper.level0, paper.best)
+    ordered, best = in_time(lambda: grown(problem, paper.best, beside), (problem, None))
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
     return ordered, cheaper_kept(ordered, paper, best, start, refuted=paper.value)
@@ -111,16 +113,21 @@ def cheaper_kept(
     while True:
         some = in_most(problem, [oracle.futures[i] for i in sorted(hard)], oracle.may_miss)
         some = refuted_below(some, refuted)
-        found = search_again(replace(some, most_effort=left), known, is_mixed=is_mixed)
+        found = in_time(
+            partial(search_again, replace(some, most_effort=left), known, is_mixed=is_mixed), best
+        )
         left -= some.oracle.effort()
         oracle.told.update(some.oracle.told)
         if found is None or (best is not None and _is_no_cheaper(found, best)):
             return best
-        missed = _missed(oracle, found)
+        missed = in_time(partial(_missed, oracle, found), None)
+        if missed is None:
+            return best
         if len(missed) <= oracle.may_miss:
             return found
         dearest = math.inf if best is None else objective(best)
-        more = grown(problem, found, most=dearest)[1]  # it holds in the hardest: little is short
+        # it holds in the hardest: little is short
+        more = in_time(partial(grown, problem, found, most=dearest), (problem, None))[1]
         if more is not None and (best is None or not _is_no_cheaper(more, best)):
             best = more
             known.append(oracle.fleet(best))
@@ -136,9 +143,9 @@ def grown(
     problem: Problem, least: Counts, beside: Counts = (), *, most: float = math.inf
 ) -> tuple[Problem, Counts | None]:
     """A fleet with workers added until it misses no more than it may; None where that leaves the limits,
-    takes over GROWN_MOST times as many, or is worth more than `most`. Each time to the pool that keeps most
-    futures more for its price, and twice as many. Pools `beside` the fleet may be added too, with up to so
-    many.
+    takes over GROWN_MOST times as many, is worth more than `most`, or the time is over. Each time to the
+    pool that keeps most futures more for its price, and twice as many. Pools `beside` the fleet may be added
+    too, with up to so many.
     """
     oracle, first = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
@@ -160,6 +167,8 @@ def grown(
         left = [i for i in left if i not in kept]
         if len(left) <= oracle.may_miss:
             return ordered(), counts
+        if problem.is_late():
+            return ordered(), None
         more = [with_more(counts, step, [k]) for k in range(len(counts))]
         idle = [(option, count) for option, count in beside if option not in dict(counts)]
         more += [_with_pool(counts, option, n) for option, own in idle for n in {min(step, own), own}]
@@ -196,6 +205,7 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     kept = dict.fromkeys(numbers, False)
 
     def look(i: int) -> None:
+        oracle.stop_in_time()
         kept[i] = oracle.in_future(i).holds([counts])[0]
 
     side_by_side([lambda i=i: look(i) for i in numbers])  # type: ignore[misc]

@@ -183,13 +183,13 @@ def simulate(
         runs, parts = max(runs, needed), max(parts, needed_parts)
 
 
-def is_long(fleet: Fleet, trace: Trace) -> bool:
-    """Whether requests pass through the kernel's memory (passing.py): of long traces all those whose records
-    depend on no other request's.
+def is_long(fleet: Fleet, trace: Trace, least: int | None = None) -> bool:
+    """Whether requests pass through the kernel's memory (passing.py): of traces with more than `least`
+    requests all those whose records depend on no other request's.
     """
     policies = fleet.policies
     return (
-        len(trace) > passing.LONG_REQUESTS
+        len(trace) > (passing.LONG_REQUESTS if least is None else least)
         and engine_of(fleet) == STEPWISE
         and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
         and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets)
@@ -208,10 +208,10 @@ def simulate_until(
     record: bool = False,
     every_s: float | None = None,
 ) -> Simulation:
-    """`simulate`, which for a long trace raises passing.OutOfTime soon after `deadline`, on time.monotonic's
-    clock.
+    """`simulate`, which raises passing.OutOfTime soon after `deadline`, on time.monotonic's clock, where
+    requests may pass through the kernel; gaps are counted then, as in long traces.
     """
-    if is_long(fleet, trace):
+    if is_long(fleet, trace, passing.CHUNK_REQUESTS):
         return _passed(
             fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
         )[0]

@@ -8,10 +8,11 @@ choice, it is the plan's.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 from planner import manifests
-from planner.documents.facts import At, NotDeployable, OfLlm, RoutersMiss, UnderRouter, Warned
+from planner.documents.facts import At, NotDeployable, NotSimulated, OfLlm, RoutersMiss, UnderRouter, Warned
 from planner.documents.together import Question
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING, Deployed, deployed
@@ -22,9 +23,10 @@ from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import simulate
 
 
-def under_routers(plan: Plan, target: str | None = None) -> Plan:
+def under_routers(plan: Plan, target: str | None = None, deadline: float = math.inf) -> Plan:
     """The plan with what its fleet does under each router among its facts, and a warning of those that miss
-    the SLO. With `target` only that one is looked at, and a warning says where it cannot run the plan.
+    the SLO. With `target` only that one is looked at, and a warning says where it cannot run the plan. What
+    would be simulated beyond `deadline`, on time.monotonic's clock, is left out, and said to be.
     """
     refused = manifests.refused(plan.fleet, plan.max_model_len)
     warnings: list[Warned] = []
@@ -32,15 +34,20 @@ def under_routers(plan: Plan, target: str | None = None) -> Plan:
         warnings.append(NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
     known: dict[Policies, Verdict] = {_matters(plan.fleet, plan.fleet.policies): plan.verdict}
-    found = []
+    found, late = list[UnderRouter](), list[str]()
     for name in names:
         routed = deployed(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
         key = _matters(plan.fleet, routed.policies)
+        if key not in known and time.monotonic() > deadline:
+            late.append(name)
+            continue
         if key not in known:
             known[key] = _verdict(plan, routed.policies)
         found.append(_under(name, routed, known[key], plan))
     if missed := tuple(each for each in found if not each.holds):
         warnings.append(RoutersMiss(missed))
+    if late:
+        warnings.append(NotSimulated(("routers",)))
     return replace(
         plan,
         certificate=replace(plan.certificate, deploy=target, routers=tuple(found)),

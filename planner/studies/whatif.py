@@ -75,9 +75,14 @@ class Answer:
         return self.found.level0.search.is_exhausted
 
 
+LEAST_S = 1.0
+
+
 @dataclass(slots=True, eq=False)
 class Study:
-    """One trace, and what was learned about it; every question has `time_limit_s`."""
+    """One trace, and what was learned about it; every question has `time_limit_s`, a plan all of it but the
+    `taken_s` of it that reading took and a report will.
+    """
 
     trace: Trace
     catalog: Catalog
@@ -85,7 +90,14 @@ class Study:
     time_limit_s: float = 120.0
     progress: Progress = silent
     answers: Answers = field(default_factory=Answers)
+    taken_s: float = 0.0
     _asked: dict[tuple[object, ...], Asked] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        """Of the time limit, for a plan; reading or a report never leave less than a second, or a tenth."""
+        least_s = min(max(LEAST_S, 0.1 * self.time_limit_s), self.time_limit_s)
+        return max(self.time_limit_s - self.taken_s, least_s)
 
     def asked(self, task: Task) -> Asked:
         """`Asked.of`, once for every traffic."""

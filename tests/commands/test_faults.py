@@ -115,3 +115,37 @@ def test_a_plan_is_written_where_its_charts_find_no_memory(
     written = {path.name for path in Path("out").iterdir()}
     assert {"plan.yaml", "certificate.json", "requests.csv", "manifests"} <= written
     assert "report.html" not in written
+
+
+@pytest.mark.slow
+def test_without_a_home_or_a_place_to_keep_anything_a_plan_is_made(here: Path) -> None:
+    """No HOME, and a cache folder that cannot be made: what would be kept there is made anew."""
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    environment |= {"XDG_CACHE_HOME": "/dev/null/nowhere"}
+    line = ["--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetplan", *line],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (here / "out" / "report.html").exists()
+
+
+def test_what_takes_too_long_to_read_ends_in_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit counts from the start of the command; nothing is left where it ends before a plan."""
+    from planner.face import inputs
+
+    def reads_long(*_: object, **__: object) -> None:
+        time.sleep(10)
+
+    monkeypatch.setattr(inputs, "requests_of", reads_long)
+    line = ["--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--time-limit", "0.2"]
+    refused = CliRunner().invoke(app, line)
+    assert isinstance(refused.exception, PlannerError) and refused.exception.exit_code == 4
+    assert str(refused.exception) == (
+        "no answer within 0.2 s: the traffic is not read yet; raise --time-limit"
+    )
+    assert not (here / "out").exists()

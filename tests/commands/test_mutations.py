@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.mutate import Found, Kind, kinds, mutate, written_plan
+from benchmarks import mutate as mutations
+from benchmarks.mutate import Found, Kind, kinds, made_once, mutate, reading_alone, written_plan
 
-KINDS = ("slo described fleet plan schedule trace catalog engines config imports allocate tree").split()
-QUICK, SLOW = range(5), range(5, 25)  # thousands: python benchmarks/mutate.py
+KINDS = (
+    "slo described map several fleet plan schedule trace packed catalog engines config imports allocate tree"
+).split()
+DEAR = ("catalog", "plan", "config")  # to read: 25 ms, others take 10
+READ = {name: range(150 if name in DEAR else 400) for name in KINDS}  # and checked, not simulated
+SLOW_READ = {name: range(READ[name].stop, 1000) for name in KINDS}
+WHOLE, SLOW = range(1000, 1003), range(1003, 1025)  # thousands: python benchmarks/mutate.py
 
 
 @pytest.fixture(scope="module")
@@ -19,20 +27,56 @@ def test_every_kind_is_tried(known: dict[str, Kind]) -> None:
     assert list(known) == KINDS
 
 
-def faults(known: dict[str, Kind], name: str, numbers: range) -> list[str]:
+def tried(known: dict[str, Kind], name: str, numbers: range) -> Found:
     found = Found()
-    for number in numbers:
-        mutate(name, known[name], number, 0, found)
+    with made_once():
+        for number in numbers:
+            mutate(name, known[name], number, 0, found)
     assert found.runs[name] == len(numbers)
-    return found.faults
+    return found
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
-    assert faults(known, name, QUICK) == []
+    """Some changes are no mistake, and most are."""
+    with reading_alone():
+        found = tried(known, name, READ[name])
+    assert found.faults == []
+    assert found.codes[0] >= 5 and found.codes[1] >= 70
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_more_mistakes_end_in_one_line(known: dict[str, Kind], name: str) -> None:
-    assert faults(known, name, SLOW) == []
+    with reading_alone():
+        assert tried(known, name, SLOW_READ[name]).faults == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_few_run_to_their_end(known: dict[str, Kind], name: str) -> None:
+    assert tried(known, name, WHOLE).faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_more_run_to_their_end(known: dict[str, Kind], name: str) -> None:
+    assert tried(known, name, SLOW).faults == []
+
+
+def test_what_goes_wrong_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback, a hang, a wrong exit code and a file that is left are faults, each with its number."""
+    kind, said = Kind({"a.json": '{"a": 1}'}, ("a.json",), (("allocate", "a.json"),)), [0]
+
+    def ends(_: object, folder: Path) -> tuple[object, str]:
+        (folder / "left").touch()
+        said[0] += 1
+        return [("Traceback", ""), ("hang", ""), (7, ""), (1, "no"), (1, "plan: no"), (0, "")][said[0] - 1]
+
+    monkeypatch.setattr(mutations, "run", ends)
+    found = Found()
+    for number in range(6):
+        mutate("allocate", kind, number, 0, found)
+    expected = ("traceback: Traceback", "hang", "exit code 7: ", "exit code 1 without a line: no", "files: [")
+    assert len(found.faults) == len(expected)
+    for number, (fault, text) in enumerate(zip(found.faults, expected, strict=True)):
+        assert fault.startswith(f"allocate:{number} ") and text in fault

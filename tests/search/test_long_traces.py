@@ -14,7 +14,7 @@ from planner.documents.facts import OverTheWhole
 from planner.documents.task import Task
 from planner.reports.facts import sentence
 from planner.search import certify, long_traces
-from planner.search.long_traces import is_too_long, plan_by_parts
+from planner.search.long_traces import is_too_long, plan_by_parts, searched_requests
 from planner.search.plan import Plan
 from planner.search.problem import silent
 from planner.simulator import passing
@@ -148,6 +148,32 @@ def test_what_is_planned_by_parts(changes: dict[str, object], is_long: bool) -> 
     task: Task = question(**changes)
     assert is_too_long(task, long_trace()) is is_long
     assert not is_too_long(task, traffic())
+
+
+def test_a_trace_is_too_long_by_the_time_limit_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600,000 requests take 1.2 s at 2 us each, 24 s twenty times; 20 s are worth a part of 250,000, but
+    none has more than 200,000. Two seconds are worth 25,000."""
+    monkeypatch.setattr(long_traces, "LONG_REQUESTS", 2_000_000)
+    monkeypatch.setattr(long_traces, "PART_REQUESTS", 200_000)
+    column = np.ones(600_000, np.int64)
+    trace = Trace("flat", np.arange(600_000.0), column, column)
+    task: Task = question()
+    assert [is_too_long(task, trace, seconds) for seconds in (math.inf, 25, 23, 2)] == [False] * 2 + [
+        True
+    ] * 2
+    parts = [searched_requests(task, trace, seconds) for seconds in (25, 23, 2, 0.1)]
+    assert parts == [600_000, 200_000, 25_000, long_traces.LEAST_REQUESTS]
+    assert not is_too_long(task, trace.select(np.arange(30_000)), 0.1)  # no part would be much shorter
+
+
+def test_a_short_trace_can_be_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than two chunks of requests, and no long trace: it is simulated as such, or until the deadline."""
+    monkeypatch.setattr(passing, "LONG_REQUESTS", 10**6)
+    trace, fleet = long_trace(), planned(traffic(), 60.0).fleet
+    with pytest.raises(passing.OutOfTime):
+        simulate_until(-math.inf, fleet, trace)
+    through, whole = simulate_until(math.inf, fleet, trace), simulate(fleet, trace)
+    assert np.array_equal(through.ttft_s, whole.ttft_s, equal_nan=True)
 
 
 def test_the_busiest_request_is_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

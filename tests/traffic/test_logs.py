@@ -117,6 +117,15 @@ def test_parquet_is_read_as_its_csv(read: Read, tmp_path: Path) -> None:
     assert lengths(trace) == [(one.input_tokens, one.output_tokens) for one in BY_TIME]
 
 
+def test_parquet_with_damaged_notes_of_pandas_is_read(tmp_path: Path) -> None:
+    """They stand in the file beside its columns, and say nothing that the columns do not."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"timestamp": [1.7e9, 1.7e9 + 1], "input_tokens": [10, 20], "output_tokens": [1, 2]}
+    notes = {b"pandas": b'{"columns": [{"name": "timestamp"}], "index_columns": []}'}
+    pq.write_table(pa.table(columns).replace_schema_metadata(notes), tmp_path / "log.parquet")
+    assert lengths(read_trace(tmp_path / "log.parquet")) == [(10, 1), (20, 2)]
+
+
 def test_a_packed_log_and_two_logs_of_one_clock(tmp_path: Path) -> None:
     """The second file begins where the first ends; together they are the sample."""
     header, *rows = SAMPLES["gateway CSV"][1]().splitlines(keepends=True)

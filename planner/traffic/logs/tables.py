@@ -185,7 +185,7 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
         for batch in file.iter_batches(
             batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
         ):
-            table = batch.to_pandas()
+            table = batch.to_pandas(ignore_metadata=True)  # it may be damaged
             yield np.arange(at, at + len(table)), {str(name): table[name] for name in table.columns}
             at += len(table)
     except (pa.ArrowException, OSError, ValueError) as error:

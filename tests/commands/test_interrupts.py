@@ -1,0 +1,57 @@
+"""Ctrl-C at any moment of `plan`: one line, exit code 130, and either nothing or the best fleet so far."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
+    f"{i / 20},{200 + 10 * (i % 70)},{20 + i % 50}\n" for i in range(4000)
+)
+SLO = """llm: llama-3.1-8b
+slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}}
+fleet: {gpus: {h100-80g: 20, a100-80g: 20, l40s-48g: 20}}
+"""
+MOMENTS_S = (0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 1.1, 1.5, 2.2, 3.0, 4.5)
+
+
+def interrupted(folder: Path, after_s: float, line: list[str]) -> tuple[int, str, float]:
+    """Exit code, stderr, and how long it took from Ctrl-C on."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "fleetplan", *line],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(after_s)
+    run.send_signal(signal.SIGINT)
+    sent_s = time.monotonic()
+    _, said = run.communicate(timeout=60)
+    return run.returncode, said.decode(), time.monotonic() - sent_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", MOMENTS_S)
+def test_an_interrupt_at_any_moment_is_one_line(tmp_path: Path, after_s: float) -> None:
+    (tmp_path / "slo.yaml").write_text(SLO)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    line = ["--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
+    code, said, took_s = interrupted(tmp_path, after_s, line)
+    assert "Traceback" not in said, said
+    if code == 0:  # it was done before
+        return
+    assert code == 130, said
+    *_, last = said.splitlines()
+    assert last.startswith("plan: interrupted") and said.count("interrupted") == 1
+    assert took_s < 6
+    left = {path.name for path in tmp_path.iterdir()} - {"slo.yaml", "trace.csv"}
+    assert left <= {"out"} and not any(path.name.startswith(".fleetplan-") for path in tmp_path.rglob("*"))
+    if "the best fleet so far is" in last:
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["best-so-far.yaml"]
+    else:
+        assert not left
