@@ -417,6 +417,9 @@ def _deaf_to_interrupts() -> Iterator[None]:
 # -- Ray
 
 
+_NO_MODULE = "No module named"
+
+
 class _Ray:
     def __init__(self, ray: Any, executor: Executor) -> None:
         self.ray, self.executor = ray, executor
@@ -455,13 +458,14 @@ class _Ray:
         try:
             yield
         except errors.RayTaskError as error:
-            if "failed to import on the worker" in str(error.cause):
+            is_missing = isinstance(error.cause, errors.RaySystemError) and _NO_MODULE in str(error.cause)
+            if is_missing or "failed to import on the worker" in str(error.cause):
                 raise _cannot_import(self.executor) from None
             raise error.cause from None
         except ModuleNotFoundError:  # by its client
             raise _cannot_import(self.executor) from None
         except (errors.RayError, ConnectionError) as error:
-            if "No module named" in str(error):
+            if _NO_MODULE in str(error):
                 raise _cannot_import(self.executor) from None
             raise _lost_workers(self.executor, error) from None
 
