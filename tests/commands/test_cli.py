@@ -234,7 +234,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The planner's clock stands still for so many looks at it, then all time is over."""
     count = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
-    for module in ("certify", "problem", "bounds", "infeasible"):
+    for module in ("certify", "problem", "bounds", "infeasible", "oracle"):
         monkeypatch.setattr(f"planner.search.{module}.time", clock)
 
 
