@@ -23,7 +23,8 @@ test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q -n 2 tests/simulator
 
 test-peers: $(VENV)/installed-peers  ## the tests that ask Ray and vllm-router; `make test` skips them
-	$(BIN)/python -m pytest -n 2 --dist loadfile -k "ray or router" tests/io/test_executors.py tests/manifests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -k "ray or router" \
+	  tests/io/test_executors.py tests/search/test_asked_elsewhere.py tests/manifests
 
 test-slow: $(VENV)/installed-dev  ## the tests that `make test` leaves out
 	$(BIN)/python -m pytest -n 2 -m slow
