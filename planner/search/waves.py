@@ -80,8 +80,9 @@ def side_by_side(tasks: Sequence[Callable[[], None]], *, effort: dict[int, int] 
     """Run closures, as many at a time as there are workers; the first exception, in their order, is raised
     here. `effort`: what was spent before, by the identity of who counts it.
     """
-    if len(tasks) == 1:
-        tasks[0]()
+    if len(tasks) < 2:
+        for todo in tasks:
+            todo()
         return
     outer = task()
     wave = Wave(len(tasks), {} if outer is None else outer.wave.cost, before=effort or {})
