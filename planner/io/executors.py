@@ -371,7 +371,14 @@ class _Processes:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
+        threading.excepthook = partial(_unless_of_loky, threading.excepthook)
         self._pool.shutdown(kill_workers=True)
+
+
+def _unless_of_loky(told_by: Callable[[Any], object], raised: Any) -> None:
+    """loky's thread looks for what its shutdown has taken away, where much was still waiting."""
+    if raised.thread is None or raised.thread.name != "ExecutorManagerThread":
+        told_by(raised)
 
 
 @contextmanager
