@@ -96,6 +96,7 @@ def driven(fleet: Fleet, trace: Trace, s: Simulation) -> tuple[list[int], list[i
     return front, back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["mixed", "pairs"])
 @pytest.mark.parametrize("routing", ["best-fit", "best-fit-rebalanced"])
 def test_choices_by_predicted_outputs_are_the_simulators(routing: str, shape: str) -> None:

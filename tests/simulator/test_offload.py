@@ -96,6 +96,7 @@ def same(found: Simulation, plain: OffloadReference, said: str) -> None:
     assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None:
     """40 random cases per engine, of two to four workers: they load more than with as much memory of their
