@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of `plan`: one line, exit code 130, and either nothing or the best fleet so far."""
+"""Ctrl-C at any moment of `plan`: one line, exit code 130; nothing, the best fleet so far, or the plan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_an_interrupt_at_any_moment_is_one_line(tmp_path: Path, after_s: float) 
     assert took_s < 6
     left = {path.name for path in tmp_path.iterdir()} - {"slo.yaml", "trace.csv"}
     assert left <= {"out"} and not any(path.name.startswith(".fleetplan-") for path in tmp_path.rglob("*"))
+    written = {path.name for path in (tmp_path / "out").iterdir()} if left else set()
     if "the best fleet so far is" in last:
-        assert [path.name for path in (tmp_path / "out").iterdir()] == ["best-so-far.yaml"]
-    else:
-        assert not left
+        assert written == {"best-so-far.yaml"}
+    else:  # or it came when all was written and nothing said yet
+        assert not left or {"plan.yaml", "certificate.json", "report.html", "manifests"} <= written
