@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import heapq
+import logging
 import os
 import subprocess
 import sys
@@ -85,7 +86,9 @@ def planned(folder: Path, trace: Path, how: list[str]) -> tuple[float, float, st
 def dask() -> Iterator[list[str]]:
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+    ) as cluster:
         yield ["--executor", "dask", "--address", cluster.scheduler_address]
 
 

@@ -7,6 +7,7 @@ loaded already: not even `signal` and `typing`, which take as long as Python's s
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import sys
 import time
@@ -31,6 +32,7 @@ def main() -> None:
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _leave)
+        atexit.register(_end)  # runs after all others, as the first to be registered
     try:
         check_planner()
     except ImportError as error:
@@ -68,6 +70,18 @@ def _leave(*_: object) -> NoReturn:
     """Where nothing is under way that would have to be put back."""
     _say()
     os._exit(INTERRUPTED)
+
+
+def _end() -> None:
+    """All is done. Python would give the signal back now, and send it where a library's code that it ran from
+    text had been interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not _silent:
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):  # it is closed
+            pass
+        os._exit(INTERRUPTED)
 
 
 def _watch(pipe: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,7 +131,8 @@ def _plan_one(wish: Wish) -> None:
         written: tuple[str, ...] = ()
         if wish.out is not None:
             progress(Stage("writing the report", "report"))
-            written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
+            with last_words(told_of(wish.out)):
+                written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
             if wish.asked is not None:
                 write_file(wish.out / ASKED, to_yaml(dict(wish.asked)))
                 written = (*written, ASKED)
@@ -204,6 +205,24 @@ class BestSoFar:
         return f"{said}: {self.out / BEST_SO_FAR}"
 
 
+def told_of(out: Path) -> Callable[[], str]:
+    """What an interrupt says while a plan is written into `out`: whether it is there, and its report."""
+    files = out / "plan.yaml", out / "report.html"
+
+    def stamps() -> list[int | None]:  # a file is never changed, another takes its place
+        return [path.stat().st_ino if path.exists() else None for path in files]
+
+    before = stamps()
+
+    def said() -> str:
+        is_new = [now not in (None, then) for now, then in zip(stamps(), before, strict=True)]
+        if not is_new[0]:
+            return f"a plan was found, but is not in {out}"
+        return f"the plan is in {out}" + ("" if is_new[1] else f", without its report: `plan report {out}`")
+
+    return said
+
+
 def plan_several(wish: Wish) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code as for one."""
     from planner.documents.together import read_question
@@ -211,6 +230,7 @@ def plan_several(wish: Wish) -> None:
     from planner.face.planning import plan
     from planner.face.results import SharedPlanResult
     from planner.io.files import reserved
+    from planner.io.interrupts import last_words
     from planner.reports.together import NAMES
 
     if wish.explain:
@@ -240,7 +260,8 @@ def plan_several(wish: Wish) -> None:
         )
         assert isinstance(found, SharedPlanResult)
         progress("writing the reports")
-        replace(found, command=wish.command()).save(wish.out, png=wish.png)
+        with last_words(told_of(wish.out)):
+            replace(found, command=wish.command()).save(wish.out, png=wish.png)
     if wish.json_output:
         print_json(found.to_dict() | {"directory": str(wish.out)})
     else:

@@ -67,6 +67,7 @@ BEST_SO_FAR = "best-so-far.yaml"  # of a search that was interrupted
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = (
     BEST_SO_FAR,
+    "report.html",  # which an interrupt leaves unwritten
     "warm-up.json",
     "traffic.jsonl",
     *(f"charts/{name}.png" for name in figures.NAMES),

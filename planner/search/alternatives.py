@@ -16,7 +16,7 @@ from planner.search.options import breaks_gaps
 from planner.search.owned import owned_first, paid
 from planner.search.problem import Problem, on_all_draws
 from planner.search.stages import Stage
-from planner.search.waves import side_by_side
+from planner.search.waves import of_each
 from planner.solvers.master import Option
 
 ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
@@ -100,15 +100,13 @@ def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -
     for option in level0.options:
         if option.role == "mixed":
             groups.setdefault(option.type.gpu.name, []).append(option)
-    found: dict[str, _Alone] = {}
     effort = ALONE_REQUESTS // max(len(groups), 1)
 
-    def look(gpu: str) -> None:
-        found[gpu] = _cheapest_mixed(problem, level0, groups[gpu], best, value, effort)
+    def of_gpu(options: Sequence[Option]) -> _Alone:
+        return _cheapest_mixed(problem, level0, options, best, value, effort)
 
     problem.progress(Stage("the other GPU types, each alone", "alone"))
-    side_by_side([lambda gpu=gpu: look(gpu) for gpu in groups])  # type: ignore[misc]
-    return {gpu: found[gpu] for gpu in groups}
+    return dict(zip(groups, of_each(of_gpu, groups.values()), strict=True))
 
 
 def _cheapest_mixed(

@@ -47,7 +47,7 @@ from planner.search.production import (
     with_more,
 )
 from planner.search.stages import Stage
-from planner.search.waves import side_by_side
+from planner.search.waves import of_each
 from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
@@ -131,18 +131,15 @@ class Test:
         while asked < number and not (asked and self.out_of_time()):
             some = range(asked, min(asked + AT_ONCE, number))
             kept, asked = kept + sum(self._hold(oracle, counts, some)), some.stop
-        number = asked
-        return replace(self._said(kept, number), after_loss=after_loss)
+        return replace(self._said(kept, asked), after_loss=after_loss)
 
     def _hold(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
         """Whether the fleet holds in each of these futures."""
-        held = dict.fromkeys(numbers, False)
 
-        def look(number: int) -> None:
-            held[number] = oracle.within_future(self.futures[self.first + number]).holds([counts])[0]
+        def holds(number: int) -> bool:
+            return oracle.within_future(self.futures[self.first + number]).holds([counts])[0]
 
-        side_by_side([lambda number=number: look(number) for number in numbers])  # type: ignore[misc]
-        return list(held.values())
+        return of_each(holds, numbers)
 
     def _said(self, kept: int, number: int) -> KeptIn:
         share = self.safety.kept_in_frac

@@ -29,7 +29,7 @@ from planner.search.oracle import Answers, Oracle
 from planner.search.owned import owned_first, paid
 from planner.search.pinning import Pinning
 from planner.search.problem import Problem
-from planner.search.waves import side_by_side
+from planner.search.waves import of_each
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
 
@@ -154,15 +154,9 @@ class _Around:
 
     def _worst(self, counts: Counts) -> list[Verdict | None]:
         """Of each oracle, after the loss that leaves the least; None where no worker of a role is left."""
-        found: dict[int, Verdict | None] = dict.fromkeys(range(len(self.oracles)))
-
-        def look(k: int) -> None:
-            found[k] = self.oracles[k].worst_verdict(counts)
-
         for oracle in self.oracles:
             self._count(oracle)
-        side_by_side([lambda k=k: look(k) for k in found])  # type: ignore[misc]
-        return list(found.values())
+        return of_each(lambda oracle: oracle.worst_verdict(counts), self.oracles)
 
     def _with(self, counts: Iterable[int]) -> Counts:
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))

@@ -273,14 +273,12 @@ class Oracle:
 
     def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
         """In how many of these futures a fleet misses the SLO."""
-        kept = dict.fromkeys(range(len(oracles)), False)
 
-        def look(k: int) -> None:
+        def survives(oracle: Oracle) -> bool:
             self.stop_in_time()
-            kept[k] = oracles[k]._survives(counts)
+            return oracle._survives(counts)
 
-        waves.side_by_side([lambda k=k: look(k) for k in kept])  # type: ignore[misc]
-        return len(oracles) - sum(kept.values())
+        return len(oracles) - sum(waves.of_each(survives, oracles))
 
     def stop_in_time(self) -> None:
         if time.monotonic() > self.until:

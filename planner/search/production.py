@@ -28,7 +28,7 @@ from planner.search.one_pool import WAVE, in_time
 from planner.search.oracle import Oracle
 from planner.search.owned import owned_beside, owned_first, workers_by_machine
 from planner.search.problem import Problem, silent
-from planner.search.waves import side_by_side
+from planner.search.waves import of_each
 from planner.solvers.master import Option
 
 GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
@@ -202,25 +202,17 @@ def _missed(oracle: Oracle, counts: Counts) -> set[int]:
 
 def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     """Those of these futures in which a fleet keeps the SLO."""
-    kept = dict.fromkeys(numbers, False)
 
-    def look(i: int) -> None:
+    def holds(i: int) -> bool:
         oracle.stop_in_time()
-        kept[i] = oracle.in_future(i).holds([counts])[0]
+        return oracle.in_future(i).holds([counts])[0]
 
-    side_by_side([lambda i=i: look(i) for i in numbers])  # type: ignore[misc]
-    return [i for i in numbers if kept[i]]
+    return [i for i, is_kept in zip(numbers, of_each(holds, numbers), strict=True) if is_kept]
 
 
 def _kept_by(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
     """In how many of these futures each of the fleets keeps the SLO."""
-    kept = dict.fromkeys(range(len(fleets)), 0)
-
-    def look(k: int) -> None:
-        kept[k] = len(_kept(oracle, fleets[k], numbers))
-
-    side_by_side([lambda k=k: look(k) for k in kept])  # type: ignore[misc]
-    return list(kept.values())
+    return of_each(lambda counts: len(_kept(oracle, counts, numbers)), fleets)
 
 
 def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:

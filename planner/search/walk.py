@@ -144,8 +144,7 @@ def walk(
             if holds([counts])[0]:
                 found.append(counts)
 
-        if wave:
-            run([lambda counts=counts: look(counts) for counts in wave])  # type: ignore[misc]
+        run([lambda counts=counts: look(counts) for counts in wave])  # type: ignore[misc]
         for counts in sorted(found, key=lambda counts: (objective(counts), named(counts))):
             search.offer(counts)
     search.assumed &= {shortcuts.LINK}  # pairs that it left out are not among these

@@ -9,13 +9,17 @@ in order (`told`) is put into the order of the tasks when all are done.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from planner.io.executors import width
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 AT_ONCE = 2
 
@@ -95,6 +99,18 @@ def side_by_side(tasks: Sequence[Callable[[], None]], *, effort: dict[int, int] 
         _run(list(zip(contexts, tasks, strict=True)), at_once)
     finally:
         _in_order(each)
+
+
+def of_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """[function(item) for item in items], side by side."""
+    todo = list(items)
+    found: dict[int, Result] = {}
+
+    def look(k: int) -> None:
+        found[k] = function(todo[k])
+
+    side_by_side([partial(look, k) for k in range(len(todo))])
+    return [found[k] for k in range(len(todo))]
 
 
 def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:

@@ -28,7 +28,7 @@ from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem
 from planner.search.stages import Stage
-from planner.search.waves import side_by_side
+from planner.search.waves import of_each
 from planner.studies.whatif import Study
 
 MOST_UNASKED = 4  # GPU types answered alone where nobody says whether to: together about as dear as the plan
@@ -57,13 +57,7 @@ def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> P
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
     for stock in types.values():  # whose traffic is one for all of them
         study.asked(replace(task, stock=stock))
-    of_type: dict[str, Alternative] = {}
-
-    def look(name: str) -> None:
-        of_type[name] = _alone(study, task, found, name, types[name], share_s)
-
-    side_by_side([lambda name=name: look(name) for name in types])  # type: ignore[misc]
-    rows = [of_type[name] for name in types]
+    rows = of_each(lambda name: _alone(study, task, found, name, types[name], share_s), types)
     answered = {
         f"{gpu}, mixed" for row, stock in zip(rows, types.values(), strict=True) for gpu in _names(row, stock)
     }

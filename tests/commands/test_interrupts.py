@@ -54,5 +54,8 @@ def test_an_interrupt_at_any_moment_is_one_line(tmp_path: Path, after_s: float) 
     written = {path.name for path in (tmp_path / "out").iterdir()} if left else set()
     if "the best fleet so far is" in last:
         assert written == {"best-so-far.yaml"}
+    elif "the plan is in out" in last:
+        assert {"plan.yaml", "certificate.json", "requests.csv", "manifests"} <= written
+        assert ("report.html" in written) == ("without its report" not in last)
     else:  # or it came when all was written and nothing said yet
         assert not left or {"plan.yaml", "certificate.json", "report.html", "manifests"} <= written

@@ -18,7 +18,7 @@ from planner.runtime.remote import Remote
 from planner.runtime.router import Router
 from planner.runtime.routing import LiveFleet
 from planner.runtime.workers import Patience, places, rehearsal_commands, started
-from planner.simulator.replay import simulate
+from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
 REPURPOSE = {"pools": "repurpose", "repurpose_after_s": 0.02}
@@ -36,68 +36,16 @@ def waves(seed: int) -> Trace:
     return Trace("waves", arrival_s, inputs, outputs)
 
 
-@pytest.mark.parametrize("restart_s", [0.0, 0.3])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_live_fleet_flips_as_the_simulator(seed: int, restart_s: float) -> None:
-    """Two prefill and three decode workers, idle for 0.4 s: told what happens in the simulation, the live
-    fleet sends every request where that did. It is told when a worker is up again, the simulator knows."""
-    kind = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=8192)
-    pools = (Pool("p", "prefill", kind, 2), Pool("d", "decode", kind, 3))
-    policies = Policies(batching="vllm-v0", pools="flip", flip_after_s=0.4, flip_restart_s=restart_s)
-    fleet, trace = Fleet(LLM, pools, policies, INSTANT), waves(seed)
-    found = simulate(fleet, trace)
-    assert not found.status.any() and not found.preemptions.any()
-    assert {w for w in found.prefill_worker.tolist() if w >= 2} or {w for w in found.decode_worker if w < 2}
+def turned_as_told(fleet: Fleet, trace: Trace, found: Simulation, restart_s: float) -> tuple[list[int], int]:
+    """Tells a live fleet of five workers what happens in the simulation: it must send every request where
+    that did, none to a worker that drains. The workers that change roles, which are up again `restart_s`
+    later (with nothing left, if that takes time), and after how many events some worker drained."""
     live = LiveFleet(fleet)
     for w in range(5):
         live.up(w)
     seats: dict[int, int] = {}
     coming: dict[int, float] = {}
-    turns = 0
-    for kind_of, time_s, i in events_of(found, admissions=False):
-        for w in [w for w, at_s in coming.items() if at_s <= time_s]:
-            live.up(w, coming.pop(w))
-        outputs = int(trace.output_tokens[i])
-        if kind_of == ARRIVES:
-            seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s)
-            assert live.send(seats[i], time_s) == found.prefill_worker[i]
-        elif kind_of == IS_COMPUTED:
-            live.computed(seats[i], time_s)
-            live.left(seats[i], time_s)
-            assert live.hand_off(seats[i], time_s) == found.decode_worker[i]
-        if kind_of == FINISHES:
-            live.left(seats[i], time_s, outputs)
-            live.gone(seats.pop(i))
-        turns += len(live.turned)
-        while live.turned:
-            w = live.turned.pop()
-            assert not live.workers["assigned"][w] or not restart_s
-            if restart_s:
-                coming[w] = time_s + restart_s
-    assert turns >= 2
-
-
-@pytest.mark.parametrize("restart_s", [0.0, 0.3])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_live_fleet_repurposes_as_the_simulator(seed: int, restart_s: float) -> None:
-    """Two prefill and three decode workers of eight seats. Long prompts leave 8,192 tokens on every prefill
-    worker, then decodes fill all seats: whichever is short for 0.3 s gets the least busy worker of the other
-    role, which drains first. Told what happens in the simulation, the live fleet sends every request where
-    that did, and nothing is sent to a worker that drains."""
-    kind = replace(worker_type(kv_tokens=400_000), max_num_batched_tokens=8192, max_num_seqs=8)
-    pools = (Pool("p", "prefill", kind, 2), Pool("d", "decode", kind, 3))
-    policies = Policies(
-        batching="vllm-v0", pools="repurpose", repurpose_after_s=0.3, flip_restart_s=restart_s
-    )
-    fleet, trace = Fleet(LLM, pools, policies, INSTANT), shifts(seed)
-    found = simulate(fleet, trace)
-    assert not found.status.any() and not found.preemptions.any()
-    live = LiveFleet(fleet)
-    for w in range(5):
-        live.up(w)
-    seats: dict[int, int] = {}
-    coming: dict[int, float] = {}
-    turned, drained = [], 0
+    turned, drained = list[int](), 0
     for kind_of, time_s, i in events_of(found, admissions=False):
         for w in [w for w, at_s in coming.items() if at_s <= time_s]:
             live.up(w, coming.pop(w))
@@ -119,6 +67,41 @@ def test_a_live_fleet_repurposes_as_the_simulator(seed: int, restart_s: float) -
             assert not live.is_draining[w] and not (restart_s and live.workers["assigned"][w])
             if restart_s:
                 coming[w] = time_s + restart_s
+    return turned, drained
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_live_fleet_flips_as_the_simulator(seed: int, restart_s: float) -> None:
+    """Two prefill and three decode workers, idle for 0.4 s: told what happens in the simulation, the live
+    fleet sends every request where that did. It is told when a worker is up again, the simulator knows."""
+    kind = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=8192)
+    pools = (Pool("p", "prefill", kind, 2), Pool("d", "decode", kind, 3))
+    policies = Policies(batching="vllm-v0", pools="flip", flip_after_s=0.4, flip_restart_s=restart_s)
+    fleet, trace = Fleet(LLM, pools, policies, INSTANT), waves(seed)
+    found = simulate(fleet, trace)
+    assert not found.status.any() and not found.preemptions.any()
+    assert {w for w in found.prefill_worker.tolist() if w >= 2} or {w for w in found.decode_worker if w < 2}
+    turned, _ = turned_as_told(fleet, trace, found, restart_s)
+    assert len(turned) >= 2
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_live_fleet_repurposes_as_the_simulator(seed: int, restart_s: float) -> None:
+    """Two prefill and three decode workers of eight seats. Long prompts leave 8,192 tokens on every prefill
+    worker, then decodes fill all seats: whichever is short for 0.3 s gets the least busy worker of the other
+    role, which drains first. Told what happens in the simulation, the live fleet sends every request where
+    that did, and nothing is sent to a worker that drains."""
+    kind = replace(worker_type(kv_tokens=400_000), max_num_batched_tokens=8192, max_num_seqs=8)
+    pools = (Pool("p", "prefill", kind, 2), Pool("d", "decode", kind, 3))
+    policies = Policies(
+        batching="vllm-v0", pools="repurpose", repurpose_after_s=0.3, flip_restart_s=restart_s
+    )
+    fleet, trace = Fleet(LLM, pools, policies, INSTANT), shifts(seed)
+    found = simulate(fleet, trace)
+    assert not found.status.any() and not found.preemptions.any()
+    turned, drained = turned_as_told(fleet, trace, found, restart_s)
     assert len(turned) >= 2 and drained > 0
     assert set(found.prefill_worker.tolist()) & {2, 3, 4}  # a decode worker has become one
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from plans import CATALOG
 from questions import DOCUMENT, traffic
 
 import fleetplan
+from benchmarks import executors as benchmark
 from planner.io import executors
 from planner.io.executors import Executor, working_on
 from planner.search import waves
@@ -61,38 +59,16 @@ def test_threads_and_processes_give_the_same_files_though_one_is_killed(
 
 @pytest.fixture
 def dask() -> Iterator[Executor]:
-    distributed = pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
-    ) as cluster:
-        yield Executor("dask", cluster.scheduler_address)
-
-
-RAY_HEAD = """
-import sys
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
+    pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
+    with benchmark.dask() as (_, name, _, address):
+        yield Executor(name, address)
 
 
 @pytest.fixture
 def ray() -> Iterator[Executor]:
     pytest.importorskip("ray", reason="ray is not installed (extra `cluster`)")
-    here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", RAY_HEAD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=here,
-    ) as head:
-        assert head.stdout is not None
-        yield Executor("ray", head.stdout.readline().strip())
-        head.communicate(timeout=60)
+    with benchmark.ray() as (_, name, _, address):
+        yield Executor(name, address)
 
 
 @pytest.mark.parametrize("name", ["dask", "ray"])
