@@ -47,7 +47,14 @@ from planner.simulator.adapters import (
 )
 from planner.simulator.cache_layout import NODE_BLOCKS
 from planner.simulator.caches import cached_nodes, evict, keep_prefix, shared_blocks, take_prefix
-from planner.simulator.compiled import kernel_jit, small_jit, where_cached, where_offloaded, where_ranked
+from planner.simulator.compiled import (
+    kernel_jit,
+    small_jit,
+    where_cached,
+    where_offloaded,
+    where_ranked,
+    where_rare,
+)
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
@@ -137,21 +144,10 @@ def _form_step(state, l, time_s):
             enqueue(state, lane.worker, pop(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
-    is_short = kind.batching == VLLM_V1 and _vllm_step(state, l, time_s)
-    while kind.batching != VLLM_V1:
-        seat_ready(state, l)
-        if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
-            _prompts_first(state, l, time_s)
-            lane.is_decoding = lane.prefills == 0
-        if not lane.is_decoding or not _secure_blocks(state, l):
-            break
-        is_short = True
-        if worker.running > 0:
-            break  # else all gave up their seats and blocks: whoever waits for them takes them
-    if kind.batching == SARATHI:
-        _chunks(state, l, time_s, UNBOUNDED, False)
-    elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
-        _whole_prompts(state, l, time_s)
+    if kind.batching == VLLM_V1:
+        is_short = _vllm_step(state, l, time_s)
+    else:
+        is_short = _other_step(state, l, time_s)
     store_step(state, l)
     if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
         lane.run_steps = 0
@@ -166,6 +162,30 @@ def _form_step(state, l, time_s):
     )
     worker.late_blocks, worker.late_seats = ZERO, ZERO
     return False
+
+
+@where_rare(lambda state, l, time_s: False)
+def _other_step(state, l, time_s):
+    """All policies but vLLM v1's; True if somebody was preempted."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    kind = state.types[worker.type]
+    is_short = False
+    while True:
+        seat_ready(state, l)
+        if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
+            _prompts_first(state, l, time_s)
+            lane.is_decoding = lane.prefills == 0
+        if not lane.is_decoding or not _secure_blocks(state, l):
+            break
+        is_short = True
+        if worker.running > 0:
+            break  # else all gave up their seats and blocks: whoever waits for them takes them
+    if kind.batching == SARATHI:
+        _chunks(state, l, time_s, UNBOUNDED, False)
+    elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
+        _whole_prompts(state, l, time_s)
+    return is_short
 
 
 @small_jit
@@ -485,7 +505,7 @@ def _chunk(state, l, r, longest, spent):
     return min(request.length_tokens - request.computed_tokens, longest, budget)
 
 
-@kernel_jit
+@where_rare(lambda state, l, longest: None)
 def _rest_decodes(state, l, longest):
     """Decodes for which the prompts admitted before them leave no tokens rest in this step."""
     lane = state.lanes[l]

@@ -68,6 +68,13 @@ def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., An
     return _where("offload", otherwise)
 
 
+def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same for all but ordinary fleets (`State.rare`, ordinary.py): these never come where it is called,
+    and `otherwise` only has to give what no event follows from.
+    """
+    return _where("rare", otherwise)
+
+
 def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     plain = getattr(otherwise, "py_func", otherwise)
 

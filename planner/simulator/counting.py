@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import entry_jit, kernel_jit, small_jit
+from planner.simulator.compiled import entry_jit, kernel_jit, small_jit, where_rare
 from planner.simulator.layout import (
     BROKEN,
     DONE,
@@ -194,7 +194,7 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
     state.counters[RUNS] = k + 1
 
 
-@kernel_jit
+@where_rare(lambda state, r, tokens, cached_tokens: None)
 def record_part(state, r, tokens, cached_tokens):
     """Write down that the step recorded next computes so much of request r, or, where it is nothing, that r
     was preempted.

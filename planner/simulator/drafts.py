@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit
+from planner.simulator.compiled import kernel_jit, where_rare
 from planner.simulator.counting import count_together
 from planner.simulator.layout import BLOCK, DECODE, ZERO
 from planner.simulator.queue_orders import charge_token
@@ -27,7 +27,7 @@ def _unit(seed, r, tokens):
     return np.float64(x >> np.uint64(11)) * 2.0**-53
 
 
-@kernel_jit
+@where_rare(lambda state, l, time_s: None)
 def accept(state, l, time_s):
     """The decodes of lane l have made a token each: now those that were drafted and accepted leave too.
 

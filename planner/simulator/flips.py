@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.compiled import kernel_jit, small_jit, where_rare
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -41,7 +41,7 @@ from planner.simulator.slots import load
 PROMPT_QUEUE_TOKENS = 8192.0  # Splitwise's own
 
 
-@kernel_jit
+@where_rare(lambda state, pool, time_s: None)
 def flip(state, pool, time_s):
     """Let a worker join this pool, if one may; nothing for fleets that do not flip."""
     if state.policy[REPURPOSE_S] < np.inf:

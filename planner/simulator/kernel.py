@@ -32,7 +32,15 @@ from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached, where_ranked
+from planner.simulator.compiled import (
+    SOURCES,
+    entry_jit,
+    kernel_jit,
+    small_jit,
+    where_cached,
+    where_ranked,
+    where_rare,
+)
 from planner.simulator.counting import (
     count_run,
     end_batch,
@@ -135,7 +143,7 @@ def start_steps(state, l, time_s):
         start_ranks(state, w, time_s)
 
 
-@kernel_jit
+@where_rare(lambda state, pool, r: False)
 def _may_return(state, pool, r):
     """Whether a worker that is down, or will be as it drains, could hold request r."""
     request = state.requests[r]
@@ -164,7 +172,7 @@ def arrive(state, r, time_s, cause):
         reject(state, r)
 
 
-@kernel_jit
+@where_rare(lambda state, time_s, cause: None)
 def send_held(state, time_s, cause):
     """Send what waits at the router, in its order, until there is no worker for the next."""
     while state.counters[HELD] != NONE:
@@ -375,23 +383,34 @@ def _note_idle(state, w, time_s):
         state.workers[w].idle_since_s = time_s
 
 
+@where_rare(lambda state, r, time_s: False)
+def _came_to_nothing(state, r, time_s):
+    """True if one of the two workers of r went down while its KV crossed the link."""
+    request = state.requests[r]
+    link = len(state.lanes)
+    v = request.decode_worker
+    is_received = state.workers[v].epoch == request.epoch_back
+    if is_received and not _is_lost(state, r):
+        return False
+    if is_received:
+        blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
+        state.workers[v].used_blocks -= blocks
+        assign(state, v, r, -1.0)
+        _note_idle(state, v, time_s)
+        receive(state, v, time_s, link)
+        if state.workers[v].first_waiting != NONE:
+            wake(state, v, time_s, link)
+    _lose(state, r)
+    return True
+
+
 @kernel_jit
 def arrived(state, r, time_s):
     """The KV of r has crossed the link."""
     request = state.requests[r]
     link = len(state.lanes)
     w, v = request.prefill_worker, request.decode_worker
-    is_received = state.workers[v].epoch == request.epoch_back
-    if _is_lost(state, r) or not is_received:
-        if is_received:
-            blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
-            state.workers[v].used_blocks -= blocks
-            assign(state, v, r, -1.0)
-            _note_idle(state, v, time_s)
-            receive(state, v, time_s, link)
-            if state.workers[v].first_waiting != NONE:
-                wake(state, v, time_s, link)
-        _lose(state, r)
+    if _came_to_nothing(state, r, time_s):
         return
     prefill_worker = state.workers[w]
     is_formed = state.lanes[prefill_worker.first_lane].run_steps > 0 and not runs_empty(state, w)
@@ -429,7 +448,7 @@ def _start_over(state, r):
     request.preemptions += 1
 
 
-@kernel_jit
+@where_rare(lambda state, time_s, cause: None)
 def route_lost(state, time_s, cause):
     """Route whatever lost its worker: to a decode worker if its KV still lies on the prefill worker."""
     while state.counters[LOST] != NONE:
@@ -566,14 +585,20 @@ def _outside(state, time_s):
     set_time(
         state, cause, state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
     )
+    if disturbance.kind == PAUSE:
+        return True
+    _disturb(state, disturbance, time_s, cause)
+    return False
+
+
+@where_rare(lambda state, disturbance, time_s, cause: None)
+def _disturb(state, disturbance, time_s, cause):
     if disturbance.kind == LINK_SLOW:
         state.link[0].slow_factor = disturbance.factor
     elif disturbance.kind == SLOW:
         for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
             state.workers[w].slow_factor = disturbance.factor
         cut(state, disturbance.worker, time_s, cause)
-    elif disturbance.kind == PAUSE:
-        return True
     elif disturbance.kind == DRAIN:
         if state.workers[disturbance.worker].is_up == 1:
             for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
@@ -591,7 +616,6 @@ def _outside(state, time_s):
         set_pools(state)
         state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
         state.counters[LIMBO] = NONE
-    return False
 
 
 def _entry(sources):

@@ -318,6 +318,9 @@ TASK = np.dtype(  # what a request is in splitwise.py besides
 )
 
 
+RARE = np.zeros(0)
+
+
 class State(NamedTuple):
     """Everything the engines read and write. W workers, L lanes, n requests, E entities with events.
 
@@ -367,6 +370,7 @@ class State(NamedTuple):
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
+    rare: Any = RARE  # None in ordinary fleets: what others alone need is not compiled for them (ordinary.py)
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first

@@ -16,7 +16,7 @@ from planner.policies import (
     SCORE,
     TWO_BY_REQUESTS,
 )
-from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.compiled import kernel_jit, small_jit, where_rare
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -102,11 +102,6 @@ def _choose(state, pool, r, time_s):
     size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
     if how == SCORE:
         return _smallest_score(state, pool, need)
-    if how == DEFERRED:  # hand-offs wait where their KV lies
-        return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
-    if how == SAME_PLACE:
-        near = _smallest_score_beside(state, pool, need, request.prefill_worker)
-        return _smallest_score(state, pool, need) if near == NONE else near
     if how == ROUND_ROBIN:
         for _ in range(size):
             w = state.pools[pool, state.counters[TURN + pool] % size]
@@ -114,6 +109,21 @@ def _choose(state, pool, r, time_s):
             if fits(state, w, need):
                 return w
         return NONE
+    if how == TWO_BY_REQUESTS:
+        return _lower_of_two(state, pool, need)
+    if how == LOWEST_BY_LOT:
+        return _lowest_by_lot(state, pool, need)
+    return _choose_rarely(state, pool, r, need, time_s)
+
+
+@where_rare(lambda state, pool, r, need, time_s: NONE)
+def _choose_rarely(state, pool, r, need, time_s):
+    how = state.counters[ROUTING + pool]
+    if how == DEFERRED:  # hand-offs wait where their KV lies
+        return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
+    if how == SAME_PLACE:
+        near = _smallest_score_beside(state, pool, need, state.requests[r].prefill_worker)
+        return _smallest_score(state, pool, need) if near == NONE else near
     if how == BEST_FIT:
         return _best_fit(state, pool, r, need, time_s)
     if how == HEAVY_LIGHT:
@@ -124,10 +134,6 @@ def _choose(state, pool, r, time_s):
         planned = _best_fit(state, pool, r, need, time_s)
         beat(state, time_s)  # what is longer than predicted was so before
         return _rebalanced(state, pool, r, need, planned)
-    if how == TWO_BY_REQUESTS:
-        return _lower_of_two(state, pool, need)
-    if how == LOWEST_BY_LOT:
-        return _lowest_by_lot(state, pool, need)
     return _by_lot(state, pool, r, need, how, time_s)
 
 
@@ -163,7 +169,7 @@ def _smallest_free_score(state, pool, need):
     return best
 
 
-@kernel_jit
+@where_rare(lambda state, pool, r: False)
 def holds_back(state, pool, r):
     """Whether request r, which got no worker, waits at the router: it fits on one that is up."""
     if state.counters[ROUTING + pool] != DEFERRED:

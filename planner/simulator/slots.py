@@ -7,7 +7,7 @@ import numpy as np
 from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT, VLLM_V1
 from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
-from planner.simulator.compiled import kernel_jit, small_jit, where_ranked
+from planner.simulator.compiled import kernel_jit, small_jit, where_ranked, where_rare
 from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
 from planner.simulator.layout import (
     BACK,
@@ -496,7 +496,7 @@ def steps_done(lane, time_s):
     )
 
 
-@kernel_jit
+@where_rare(lambda state, w, r, time_s: ZERO)
 def foreseen_blocks(state, w, r, time_s):
     """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
-from planner.simulator.compiled import kernel_jit, small_jit
+from planner.simulator.compiled import kernel_jit, small_jit, where_rare
 
 UNBOUNDED = np.int64(2**62)
 LONGEST_FALL_FRAC = 0.001
@@ -58,20 +58,27 @@ def step_seconds(state, kind, lane):
     Each of the pp stages takes `stage_s`, the first `extra_s` more, and all but the last `send_s` more. A
     step of decodes alone may be followed by the same ones: `steps` in all, each `growth_s` longer.
     """
+    if kind.form != FIVE:
+        return _other_seconds(state, kind, lane)
+    k, decodes, kv_tokens = kind.numbers, lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
+    t = (
+        state.tables[kind.table_at[0] + decodes + lane.prefill_tokens]
+        + k[0] * lane.pairs
+        + k[1] * decodes
+        + k[2] * kv_tokens
+        + k[3] * lane.prefills
+    )
+    if lane.prefills > 0:
+        t += k[4] * kv_tokens
+    return t / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
+
+
+@where_rare(lambda state, kind, lane: (np.inf, 0.0, 0.0, 0.0, UNBOUNDED))
+def _other_seconds(state, kind, lane):
+    """... in another form than FIVE."""
     k, at, width, tables = kind.numbers, kind.table_at, kind.table_width, state.tables
     decodes, kv_tokens = lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
     prefill, pairs, squares, chunks = lane.prefill_tokens, lane.pairs, lane.squares, lane.prefills
-    if kind.form == FIVE:
-        t = (
-            tables[at[0] + decodes + prefill]
-            + k[0] * pairs
-            + k[1] * decodes
-            + k[2] * kv_tokens
-            + k[3] * chunks
-        )
-        if chunks > 0:
-            t += k[4] * kv_tokens
-        return t / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
     if kind.form == SPECULATIVE:
         return _speculative_s(tables, kind, lane, decodes, kv_tokens), 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
