@@ -12,10 +12,11 @@ quarter of the time.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from numba import _dynfunc  # type: ignore[attr-defined]
-from numba.core import compiler, typed_passes, types
+from numba.core import compiler, typed_passes, types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import LoweringPass, register_pass
 from numba.core.targetconfig import ConfigStack
@@ -94,11 +95,34 @@ class _Announce(LoweringPass):
         return True
 
 
+# passes for what no function here has: closures, `with`, literals, array expressions, branches on types
+UNUSED = (
+    untyped_passes.WithLifting,
+    untyped_passes.InlineClosureLikes,
+    untyped_passes.DeadBranchPrune,
+    untyped_passes.RewriteDynamicRaises,
+    untyped_passes.MakeFunctionToJitFunction,
+    untyped_passes.InlineInlinables,
+    untyped_passes.FindLiterallyCalls,
+    untyped_passes.LiteralUnroll,
+    untyped_passes.LiteralPropagationSubPipelinePass,
+    typed_passes.InlineOverloads,
+    typed_passes.NopythonRewrites,
+    typed_passes.DumpParforDiagnostics,
+)
+
+
+def _passes(state):
+    passes = compiler.DefaultPassBuilder.define_nopython_pipeline(state)
+    passes.passes = [row for row in passes.passes if row[0] not in UNUSED]
+    return passes
+
+
 class PartCompiler(compiler.CompilerBase):
     """Of inner functions."""
 
     def define_pipelines(self):
-        passes = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes = _passes(self.state)
         passes.add_pass_after(_Announce, typed_passes.NativeLowering)
         passes.add_pass_after(_ChoosePart, typed_passes.IRLegalization)
         passes.finalize()
@@ -106,10 +130,22 @@ class PartCompiler(compiler.CompilerBase):
 
 
 class WholeCompiler(compiler.CompilerBase):
-    """Of functions that start from Python."""
+    """Of functions that start from Python.
+
+    Nobody looks for garbage meanwhile: that took a tenth of the time.
+    """
+
+    def compile_extra(self, func):
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(func)
+        finally:
+            if is_collecting:
+                gc.enable()
 
     def define_pipelines(self):
-        passes = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes = _passes(self.state)
         passes.add_pass_after(_ChooseWhole, typed_passes.IRLegalization)
         passes.finalize()
         return [passes]

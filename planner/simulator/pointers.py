@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from numba.core import cgutils, types
+from numba.core.cgutils import ir
 from numba.core.datamodel import models
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, register_model
@@ -22,10 +23,18 @@ class Handle(types.Type):
         super().__init__(name=f"Handle{hashlib.sha1(str(fields).encode()).hexdigest()[:12]}")
 
 
+def _named(handle, dmm):
+    """The tuple's LLVM type, under a name: written out, it is most of the text that LLVM reads."""
+    named = ir.global_context.get_identified_type(handle.name)
+    if named.is_opaque:
+        named.set_body(*dmm[handle.fields].get_data_type().elements)
+    return named
+
+
 @register_model(Handle)
 class _HandleModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, dmm[fe_type.fields].get_data_type().as_pointer())
+        super().__init__(dmm, fe_type, _named(fe_type, dmm).as_pointer())
 
 
 @infer_getattr
@@ -39,8 +48,13 @@ class _HandleAttribute(AttributeTemplate):
 @lower_getattr_generic(Handle)
 def _read(context, builder, handle, pointer, name):
     i = handle.fields.fields.index(name)
-    model = context.data_model_manager[handle.fields.types[i]]
-    return model.load_from_data_pointer(builder, cgutils.gep_inbounds(builder, pointer, 0, i))
+    model, place = (
+        context.data_model_manager[handle.fields.types[i]],
+        cgutils.gep_inbounds(builder, pointer, 0, i),
+    )
+    if model.get_data_type() == model.get_value_type():  # as of arrays, in one instruction in place of twenty
+        return builder.load(place)
+    return model.load_from_data_pointer(builder, place)
 
 
 @intrinsic
@@ -51,6 +65,7 @@ def pointer_to(typing_context, fields):
         model = context.data_model_manager[fields]
         place = cgutils.alloca_once(builder, model.get_data_type())
         builder.store(model.as_data(builder, arguments[0]), place)
-        return place
+        return builder.bitcast(place, _named(handle, context.data_model_manager).as_pointer())
 
-    return Handle(fields)(fields), codegen
+    handle = Handle(fields)
+    return handle(fields), codegen
