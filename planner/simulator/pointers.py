@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from numba.core import cgutils, types
-from numba.core.cgutils import ir
+from numba.core.cgutils import ir  # type: ignore[attr-defined]
 from numba.core.datamodel import models
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, register_model
