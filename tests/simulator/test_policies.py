@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
+from shares import some
 from simulations import GPU, LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
@@ -319,11 +320,14 @@ def step_by_step(fleet: Fleet, result: Simulation) -> Fleet:
     return replace(fleet, disturbances=tuple(sorted(both, key=lambda event: event.time_s)))
 
 
+@pytest.mark.parametrize("part", some(range(2), 1))
 @pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
-def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str) -> None:
-    """Closed form against step by step: same workers and preemptions, times to 1e-9, with failures too."""
+def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str, part: int) -> None:
+    """Closed form against step by step: same workers and preemptions, times to 1e-9, with failures too. Every
+    second combination of policies at a time.
+    """
     taken_at_once = 0
-    for i, policies in enumerate(choices(batching)):
+    for i, policies in list(enumerate(choices(batching)))[part::2]:
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 11])
         fleet, trace = random_fleet(rng, policies, shape), random_trace(rng)
         if rng.random() < 0.5:
@@ -338,7 +342,7 @@ def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str) -> N
             np.testing.assert_allclose(
                 getattr(fast, name), getattr(slow, name), rtol=1e-9, atol=1e-9, err_msg=name
             )
-    assert taken_at_once > 100
+    assert taken_at_once > 50
 
 
 # ---------------------------------------------------------------------------------------------------- by hand

@@ -126,8 +126,13 @@ def on_paper(owner: str, ttft: str = "2000 ms", changes: Mapping[str, str] | Non
     assert not at.exception and not at.error
 
 
+RATE_RPS = 4.0  # the sample has 20, which takes twice as long
+
+
 def planned(owner: str = ANNA) -> AppTest:
+    """The sample's plan for production, at a lower rate."""
     at = opened(owner=owner)
+    at.number_input(key="ask_rate").set_value(RATE_RPS)
     at.button(key="make_plan").click().run()
     assert not at.exception and not at.error
     return at
@@ -588,7 +593,7 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
     assert name == "USD/h" and float(after) <= float(before)
     at.button(key="keep_what_if").click().run()
     kept = Store(folder).current("f" * 32)
-    assert kept is not None and kept.asked["rate"] == 10.0 and "10 instead of 20" in kept.name
+    assert kept is not None and kept.asked["rate"] == RATE_RPS / 2 and "2 instead of 4" in kept.name
 
 
 @pytest.mark.slow
@@ -666,7 +671,7 @@ def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
 def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
     owner = "1" * 32
     at = planned(owner)
-    at.number_input(key="ask_rate").set_value(10.0)
+    at.number_input(key="ask_rate").set_value(2.0)
     at.button(key="make_plan").click().run()
     at = opened("saved", owner)
     assert len(at.multiselect(key="saved_chosen").value) == 2
@@ -1025,7 +1030,7 @@ def test_a_day_begins_with_the_plan_whose_fleet_stands(folder: Path, monkeypatch
     planned(owner)
     at = opened("day", owner)
     assert at.radio(key="day_source").value == "the plan" and at.checkbox(key="day_stands").value
-    assert at.number_input(key="day_rate").value == 20.0
+    assert at.number_input(key="day_rate").value == RATE_RPS
     at.multiselect(key="day_controllers").set_value(["cron"])
     at.number_input(key="day_most").set_value(1)
     at.button(key="day_start").click().run()
