@@ -1,0 +1,13 @@
+"""What `make test` takes of the cases of a test that has many alike; `make test-slow` takes the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def some(cases: Iterable[Any], quick: int) -> list[Any]:
+    """The first so many of these cases for both, the rest marked slow."""
+    return [case if i < quick else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
