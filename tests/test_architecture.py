@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 TABLE = (ROOT / "docs" / "architecture.md").read_text().split("| room | holds |")[1].split("\n\n")[0]
@@ -29,9 +28,14 @@ def room_of(module: str) -> str | None:
     return ".".join(parts[: 2 if parts[0] == "planner" else 1]) if module != "planner" else None
 
 
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text())
+
+
 def imported(module: str) -> Iterator[tuple[str, int]]:
     """The modules of ours that it imports, inside functions too, with the line."""
-    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -44,7 +48,7 @@ def imported(module: str) -> Iterator[tuple[str, int]]:
 
 
 def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
 
@@ -62,12 +66,14 @@ def test_at_most_six_modules_are_loose() -> None:
     assert len(loose) <= 6, loose
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_go_down(module: str) -> None:
+def test_imports_go_down() -> None:
     """Those inside functions too."""
-    own = room_of(module)
-    below = {None, own, *ROOMS[ROOMS.index(own) :]} if own else {None}
-    assert [(name, line) for name, line in imported(module) if room_of(name) not in below] == []
+    up = []
+    for module in SOURCES:
+        own = room_of(module)
+        below = {None, own, *ROOMS[ROOMS.index(own) :]} if own else {None}
+        up += [(module, name, line) for name, line in imported(module) if room_of(name) not in below]
+    assert up == []
 
 
 def test_no_two_modules_of_a_room_import_each_other() -> None:
@@ -89,25 +95,32 @@ def test_no_two_modules_of_a_room_import_each_other() -> None:
     assert knots == []
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_functions_are_short(module: str) -> None:
+def test_functions_are_short() -> None:
     long = {
-        function.name: lines
+        (module, function.name): lines
+        for module in SOURCES
         for function in functions(module)
         if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONGEST_LINES
+        and not is_compiled(function)
     }
-    assert {f.name: long[f.name] for f in functions(module) if f.name in long and not is_compiled(f)} == {}
+    assert long == {}
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if not name.startswith(AT_THE_COMMAND_LINE)])
-def test_public_functions_have_few_parameters(module: str) -> None:
+def test_public_functions_have_few_parameters() -> None:
     def count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
         given = function.args
         names = [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
         return len([name for name in names if name not in ("self", "cls")])
 
-    public = [f for f in functions(module) if not f.name.startswith("_") and not is_compiled(f)]
-    assert {f.name: count(f) for f in public if count(f) > MOST_PARAMETERS} == {}
+    many = {
+        (module, function.name): count(function)
+        for module in SOURCES
+        if not module.startswith(AT_THE_COMMAND_LINE)
+        for function in functions(module)
+        if not function.name.startswith("_") and not is_compiled(function)
+        if count(function) > MOST_PARAMETERS
+    }
+    assert many == {}
 
 
 def test_no_test_module_imports_another() -> None:

@@ -9,5 +9,6 @@ import pytest
 
 
 def some(cases: Iterable[Any], quick: int) -> list[Any]:
-    """The first so many of these cases for both, the rest marked slow."""
-    return [case if i < quick else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
+    """The first so many of these cases for both, the rest marked slow. A tuple is a value for each name."""
+    each = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=() if i < quick else pytest.mark.slow) for i, case in enumerate(each)]
