@@ -57,6 +57,11 @@ def is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(COMPILED in ast.unparse(one) for one in function.decorator_list)
 
 
+def name_of(called: ast.expr) -> str | None:
+    """The last part of what is called."""
+    return getattr(called, "attr", getattr(called, "id", None))
+
+
 def test_every_module_stands_in_a_room() -> None:
     assert {room_of(module) for module in SOURCES} - {None} == set(ROOMS)
 
@@ -133,10 +138,10 @@ def test_no_test_module_imports_another() -> None:
 def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
     """Those who ask a server for a plan need none of them."""
     heavy = ("torch", "vllm", "streamlit")
-    for module, path in SOURCES.items():
+    for module in SOURCES:
         if room_of(module) in ("planner.runtime", "profiling", "ui"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(module)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] in heavy], module
@@ -145,15 +150,15 @@ def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
 def test_every_worker_type_is_told_its_llm() -> None:
     """Windows and states of an LLM that nobody names cost no KV cache. What takes no time needs none."""
     untold = []
-    for module, path in SOURCES.items():
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+    for module in SOURCES:
+        nodes = list(ast.walk(tree(module)))
         told = {
             id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "serving"
         }
         untold += [
             f"{module}:{node.lineno}"
             for node in nodes
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("WorkerType")
+            if isinstance(node, ast.Call) and name_of(node.func) == "WorkerType"
             if id(node) not in told and "INSTANT" not in {ast.unparse(one) for one in node.args}
         ]
     assert untold == [], "WorkerType(...).serving(llm)"

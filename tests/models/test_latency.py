@@ -225,7 +225,7 @@ def latency_of(fit: dict) -> StepLatency:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_fits_are_sound(path: Path) -> None:
-    """Each makes a StepLatency; f goes on rising at its end; silicon is within 8 % of cells it has not seen."""
+    """Each makes a StepLatency, f goes on rising at its end, silicon is within 8 % of cells not seen."""
     for fit in fits_in(path):
         latency, said = latency_of(fit), f"tp {fit['tp']}"
         assert latency.f_s[-1] > latency.f_s[-2], said
