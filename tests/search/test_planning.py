@@ -38,7 +38,7 @@ def catalog() -> Catalog:
 
 
 def traffic(
-    seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0, input_tokens: float = 1200.0
+    seed: int = 0, *, requests: int = 250, rate_rps: float = 15.0, input_tokens: float = 1200.0
 ) -> Trace:
     return synthesise(
         requests,
@@ -340,7 +340,7 @@ def test_one_instant_is_no_traffic(catalog: Catalog) -> None:
 
 
 def test_too_long_a_request_is_refused(catalog: Catalog) -> None:
-    trace = replace(traffic(), input_tokens=np.full(500, 200_000))
+    trace = replace(traffic(), input_tokens=np.full(250, 200_000))
     with pytest.raises(InputError, match="200"):
         plan(question(catalog), trace, catalog)
 
