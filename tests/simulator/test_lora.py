@@ -144,7 +144,7 @@ def test_every_number_is_the_plain_simulators(dyadic: bool, engine: str | None) 
         assert isinstance(slow, LoraReference)
         preemptions += int(fast.preemptions.sum())
         passed_over, loads, reads = passed_over + slow.passed_over, loads + slow.loads, reads + slow.reads
-    assert min(preemptions, passed_over, loads, reads) > 50
+    assert min(preemptions, passed_over, loads, reads) > 30, (preemptions, passed_over, loads, reads)
 
 
 def test_slots_for_all_that_cost_nothing_change_nothing() -> None:
