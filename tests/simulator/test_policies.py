@@ -59,7 +59,7 @@ def choices(batching: str) -> Iterator[Policies]:
 
 
 def every_second(batching: str, part: int) -> list[tuple[int, Policies]]:
-    """Half of those combinations, with their numbers: `part` is 0 or 1. By lot, so that no row is left out."""
+    """Half of those combinations, with their numbers: `part` is 0 or 1. By lot: no row is left out."""
     found = list(enumerate(choices(batching)))
     return [found[i] for i in np.random.default_rng(5).permutation(len(found))[part::2]]
 
