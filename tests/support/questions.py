@@ -18,7 +18,7 @@ DOCUMENT: dict[str, object] = {
 }
 
 
-def traffic(seed: int = 0, *, requests: int = 250, rate_rps: float = 15.0) -> Trace:
+def traffic(seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0) -> Trace:
     return synthesise(
         requests,
         rate_rps,
