@@ -15,9 +15,10 @@ plan: $(VENV)/installed  ## plan the sample trace, into out/
 ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 	$(BIN)/plan ui --folder plans
 
-# a file to a worker, so that what its tests share is planned once
+# a file to a worker, so that what its tests share is planned once, in the order of tests/conftest.py
+IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/installed-dev  ## the tests, warnings as errors
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(IN_TWO)
 
 test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of compiled code checked
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q -n 2 tests/simulator
@@ -33,7 +34,7 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(IN_TWO)
 
 # neither is a part of the product, so they live apart; what they look at is what `make test` installs
 AUDIT_VENV := .venv-audit

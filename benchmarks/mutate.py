@@ -380,7 +380,7 @@ def damaged(raw: bytes, rng: random.Random, other: bytes = b"") -> bytes:
 
 @contextlib.contextmanager
 def reading_alone() -> Iterator[None]:
-    """Commands end where the first simulation, bound or placing of prefixes would begin."""
+    """Commands end where the first simulation, bound, schedule or placing of prefixes would begin."""
 
     def stop(*_: object, **__: object) -> NoReturn:
         raise ReadError
@@ -390,6 +390,7 @@ def reading_alone() -> Iterator[None]:
         "planner.search.certify.lower_bound",
         "planner.search.shared_paper.lower_bound",
         "planner.documents.prefix_tree.replicate",
+        "planner.face.scheduling.solved",
     )
     with contextlib.ExitStack() as stack:
         for place in places:

@@ -28,9 +28,40 @@ yaml.safe_load = partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.Saf
 # there is tried twice more and told as RERUN; everywhere else a failure is a failure
 WITH_SERVERS = ("browser", "runtime", "ui", "with_vllm")
 
+# a worker takes a file at a time: the longest first, so that both end at once. The first two ask for other
+# kernels, so that in a fresh clone each worker compiles its own
+LONGEST = (
+    "ui/test_ui.py",
+    "simulator/test_prefix_kernel.py",
+    "commands/test_cli.py",
+    "runtime/test_validate.py",
+    "search/test_planning.py",
+    "commands/test_mutations.py",
+    "search/test_asked_elsewhere.py",
+    "simulator/test_offload.py",
+    "studies/test_whatif.py",
+    "commands/test_bad_input.py",
+    "simulator/test_lora.py",
+    "search/test_sharing.py",
+    "simulator/test_ranks.py",
+    "runtime/test_soak.py",
+    "runtime/test_runtime_chaos.py",
+    "search/test_losses.py",
+    "simulator/test_policies.py",
+    "test_policy_table.py",
+    "face/test_face.py",
+    "search/test_owned.py",
+    "search/test_brute_force.py",
+    "documents/test_planfile.py",
+    "profiling/test_profiling.py",
+    "simulator/test_distserve.py",
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    order = {here / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
     of_servers = {
         path
         for path in {item.path for item in items}

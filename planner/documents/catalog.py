@@ -284,7 +284,7 @@ class Catalog:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
                 with errors_as(CatalogError, path):
-                    of_llm, of_gpu = read_header(path)
+                    of_llm, of_gpu = (_shipped_header if path in _shipped_paths() else read_header)(path)
                 pair = (
                     self.llm_aliases.get(of_llm.lower(), of_llm),
                     self.gpu_aliases.get(of_gpu.lower(), of_gpu),
@@ -295,7 +295,8 @@ class Catalog:
             fits: dict[Split, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
-                    fits = {**read_fits(path, WORDING), **fits}  # the first file wins: a user's before ours
+                    found = (_shipped_fits if path in _shipped_paths() else read_fits)(path, WORDING)
+                    fits = {**found, **fits}  # the first file wins: a user's before ours
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -329,7 +330,7 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
     acceptance, _ = _rows(acceptance_path, _acceptance, {})
     tasks, _ = _rows(tasks_path, _task, {})
-    fit_files = tuple(path for d in directories for path in sorted((d / "latency").glob("*.yaml")))
+    fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
     return Catalog(
         *(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance),
         tasks=tasks,
@@ -384,7 +385,24 @@ def _read_rows(
     return rows, aliases, provenance
 
 
-_shipped_rows = cache(_read_rows)  # what we ship does not change while a process runs
+def _fit_files(directory: Path) -> tuple[Path, ...]:
+    return tuple(sorted((directory / "latency").glob("*.yaml")))
+
+
+# what we ship does not change while a process runs
+_shipped_rows = cache(_read_rows)
+_shipped_header = cache(read_header)
+_shipped_fits = cache(read_fits)
+
+
+@cache
+def _shipped_fit_files() -> tuple[Path, ...]:
+    return _fit_files(repository_dir("catalogs"))
+
+
+@cache
+def _shipped_paths() -> frozenset[Path]:
+    return frozenset(_shipped_fit_files())
 
 
 def _provenance(row: Section, document: Document) -> Provenance:

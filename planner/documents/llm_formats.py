@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,24 @@ class Formats:
 
     def _named(self, module: str) -> str | None:
         """By the rules: of the module itself, of what it lies in, or of a part of its name."""
+        if not self.names and not self.patterns:
+            return None
         for prefix in _PREFIXES:
             full = prefix + module
             for pattern, format in self.patterns:
                 if pattern.match(full):
                     return format
-            steps = _ONE_EXPERT.sub("*", full).split(".")
+            steps = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
             for last in range(len(steps), 0, -1):
-                for first in range(last):
+                for first in range(last if steps[last - 1] in self._ends else 0):
                     if found := self.names.get(".".join(steps[first:last])):
                         return found
         return None
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        """Every name ends with one of them, so most of what a module lies in need not be looked for."""
+        return frozenset(name.rpartition(".")[2] for name in self.names)
 
     @property
     def bytes_per(self) -> tuple[float, float]:

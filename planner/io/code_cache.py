@@ -9,11 +9,14 @@ The name of a file holds what its code depends on: the source file of the functi
 types, Numba and Python, the processor, and whether indices are checked. Files lie in the folder __pycache__
 beside the source, or, where that cannot be written, in the user's cache folder; NUMBA_CACHE_DIR is in place
 of both.
+
+Of processes that want the same code at once, one makes it and the others wait for its file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import inspect
 import logging
@@ -21,6 +24,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -34,6 +38,9 @@ from planner.io.files import user_cache
 
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32
+PATIENCE_S = 120.0  # several times what the largest function takes; then a waiting process makes it too
+LOOK_AGAIN_S = 0.05
+TURN = ".turn"  # ends the name of the file that a process locks while it makes code
 
 _config: Any = config
 _dumps: Any = serialize.dumps
@@ -76,30 +83,35 @@ class CodeCache(_Cache):
         """Numba's `recompile` asks for it; the files are written anew."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code for these types, or None where there is none or it is damaged."""
+        """The code for these types, or None where there is none or it is damaged: then Numba makes it."""
         target_context.refresh()
-        try:
-            content = self._path(sig, target_context.codegen()).read_bytes()
-        except OSError:
-            return None
-        digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-        if hashlib.sha256(code).digest() != digest:
-            return None
+        path = self._path(sig, target_context.codegen())
+        code = _read(path)
+        if code is None:
+            _take_turn(path)
+            code = _read(path)  # another process may have made it
+            if code is None:
+                return None
+            _end_turn(path)
         return _rebuild(target_context, *pickle.loads(code))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the code, and drop what an earlier source has left."""
-        if data.library.has_dynamic_globals:
-            return
-        code = _dumps(data._reduce())
         path = self._path(sig, data.target_context.codegen())
+        try:
+            if not data.library.has_dynamic_globals:
+                self._keep(path, _dumps(data._reduce()))
+        finally:
+            _end_turn(path)
+
+    def _keep(self, path: Path, code: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, hashlib.sha256(code).digest() + code)
         except OSError as error:
             _say_once(str(path.parent), error.strerror or str(error))
             return
-        for old in path.parent.glob(f"{self._name}-*.code"):
+        for old in (*path.parent.glob(f"{self._name}-*.code"), *path.parent.glob(f"{self._name}-*{TURN}")):
             if not old.name.startswith(f"{self._name}-{self._source}-"):
                 with contextlib.suppress(OSError):
                     old.unlink()
@@ -109,6 +121,59 @@ class CodeCache(_Cache):
         depends_on = (str(sig), codegen.magic_tuple(), python, _config.BOUNDSCHECK, _config.OPT)
         key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
         return _folder(self._beside) / f"{self._name}-{self._source}-{key}.code"
+
+
+def _read(path: Path) -> bytes | None:
+    """The code of a file; None where there is none or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+_TURNS: dict[Path, int] = {}  # files that this process makes, with the open file of each lock
+
+
+def _take_turn(path: Path) -> None:
+    """Wait while another process makes this file. Who dies gives up its turn.
+
+    Where nothing can be written or a file system has no locks, nobody waits.
+    """
+    if path in _TURNS:  # an earlier attempt to compile failed
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(TURN), os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        return
+    until_s = time.monotonic() + PATIENCE_S
+    try:
+        while not _locks(lock) and time.monotonic() < until_s:
+            time.sleep(LOOK_AGAIN_S)
+    except BaseException:  # an interrupt
+        os.close(lock)
+        raise
+    _TURNS[path] = lock
+
+
+def _locks(lock: int) -> bool:
+    """Whether it need not be waited for."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _end_turn(path: Path) -> None:
+    if (lock := _TURNS.pop(path, None)) is not None:
+        with contextlib.suppress(OSError):
+            path.with_suffix(TURN).unlink()
+        os.close(lock)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from shares import some
 
 from fleetplan import __main__
 from planner import __version__, cli
@@ -185,17 +186,26 @@ def test_stderr_holds_progress_alone(planned: Planned, again: Planned) -> None:
         assert line.startswith("[") and " s] " in line
 
 
-def test_json_is_one_object_that_agrees_with_the_files(again: Planned) -> None:
-    said = json.loads(again.said.out)
-    certificate = json.loads((again.folder / "certificate.json").read_text())
-    assert (said["status"], said["directory"]) == ("certified", str(again.folder))
-    assert said["cost_usd_per_h"] == again.document["cost_usd_per_h"]
+def test_equal_seeds_give_equal_bytes_and_json_is_one_object_that_agrees(here: Path, run: Run) -> None:
+    """Three kinds of GPU: as a table in this process, as JSON in another with other hashes."""
+    slo = SMALL_SLO.replace("h100-80g: 4", "a100-80g: 4, h100-80g: 4, l40s-48g: 4")
+    (here / "slo.yaml").write_text(slo)
+    line = ("--slo", "slo.yaml", "--trace", "trace.csv", "-o")
+    table = Planned(Path("one"), run(*line, "one"))
+    outcome = script("fleetplan", *line, "two", "--seed", 0, "--json", PYTHONHASHSEED="2")
+    in_json = Planned(Path("two"), outcome)
+    assert table.said.code == 0 and table.bytes == in_json.bytes
+    said = json.loads(outcome.out)
+    certificate = json.loads(in_json.bytes["certificate.json"])
+    assert (said["status"], said["directory"]) == ("certified", "two")
+    assert said["cost_usd_per_h"] == in_json.document["cost_usd_per_h"]
     assert said["certificate"] == certificate["certificate"]
     assert certificate["certificate"]["level0_exact"]
     assert 0 < certificate["certificate"]["bound"] <= certificate["certificate"]["value"]
 
 
-def test_equal_seeds_give_equal_bytes_whatever_the_hashes(planned: Planned, again: Planned) -> None:
+@pytest.mark.slow
+def test_so_does_the_sample(planned: Planned, again: Planned) -> None:
     assert planned.bytes == again.bytes
 
 
@@ -399,7 +409,10 @@ def test_a_trace_is_described(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("what", "row"),
-    [("gpus", "h100-80g"), ("llms", "Llama-3.1-8B"), ("slos", "vidur"), ("latency", "a100-80g")],
+    some(
+        (("gpus", "h100-80g"), ("llms", "Llama-3.1-8B"), ("slos", "vidur"), ("latency", "a100-80g")),
+        3,  # the last reads every fit
+    ),
 )
 def test_the_catalog_is_shown(run: Run, what: str, row: str) -> None:
     table, document = run("catalog", what), json.loads(run("catalog", what, "--json").out)
@@ -451,8 +464,10 @@ def test_both_names_are_installed_and_neither_is_planner() -> None:
 def test_no_escape_codes_where_nobody_looks(planned: Planned, run: Run) -> None:
     assert "\x1b" not in planned.said.out + planned.said.err
     for line in (("trace", TRACE), ("catalog", "gpus"), ("-h",), ("--slo",), ("catalog", "x")):
-        outcome = script("plan", *line, NO_COLOR="1")
+        outcome = run(*line)
         assert "\x1b" not in outcome.out + outcome.err
+    outcome = script("plan", "catalog", "x", NO_COLOR="1")
+    assert outcome.code == 1 and "\x1b" not in outcome.out + outcome.err
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
@@ -547,7 +562,9 @@ def test_an_interrupt_that_python_would_drop_comes_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(0, marks=pytest.mark.slow), 1, 2], ids=["stdin", "stdout", "stderr"]
+    "number",
+    [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2],
+    ids=["stdin", "stdout", "stderr"],
 )
 def test_a_closed_stream_changes_nothing(here: Path, number: int) -> None:
     """Else the first file that is opened gets its number, a chart's pipe for instance."""
@@ -559,28 +576,19 @@ def test_a_closed_stream_changes_nothing(here: Path, number: int) -> None:
     assert {path.name for path in (here / "out").iterdir()} == WRITTEN
 
 
-def test_a_name_that_is_no_text_is_escaped(here: Path) -> None:
-    """A name is bytes; where they are no UTF-8, Python keeps half characters that no file can hold."""
+def test_a_pipe_that_knows_ascii_alone_gets_names_that_are_no_text(here: Path) -> None:
+    """A name is bytes; where they are no UTF-8, Python keeps half characters that no file can hold. Colours
+    asked for do not move the status line in a log.
+    """
     (here / "trace.csv").rename(here / os.fsdecode(b"trace\xff.csv"))
-    outcome = script("plan", "--slo", "slo.yaml", "--trace", os.fsdecode(b"trace\xff.csv"), "-o", "out")
+    line = ("--slo", "slo.yaml", "--trace", os.fsdecode(b"trace\xff.csv"), "-o", "out")
+    outcome = script("plan", *line, PYTHONIOENCODING="ascii", FORCE_COLOR="1")
     assert (outcome.code, outcome.err) == (0, "")
-    assert r"trace\udcff.csv" in outcome.out
+    assert outcome.out.isascii() and "h100-80g" in outcome.out
+    assert r"trace\udcff.csv" in re.sub(r"\x1b\[[\d;]*m", "", outcome.out)
     assert r"trace\udcff.csv" in (here / "out" / "report.html").read_text()
     written = (here / "out" / "plan.yaml").read_text()
     assert yaml.load(written, Loader=yaml.SafeLoader)["traffic"]["requests"] == 60  # libyaml knows no halves
-
-
-def test_colours_asked_for_do_not_move_the_status_line_in_a_log(here: Path) -> None:
-    outcome = script("plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", FORCE_COLOR="1")
-    assert (outcome.code, outcome.err) == (0, "")
-
-
-def test_a_terminal_that_knows_ascii_alone_gets_an_answer(here: Path) -> None:
-    outcome = script(
-        "plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", PYTHONIOENCODING="ascii"
-    )
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.isascii() and "h100-80g" in outcome.out
 
 
 def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shares import some
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import read_task
@@ -133,7 +134,7 @@ def damaged(document: dict[str, Any], path: str, value: object) -> str:
     return json.dumps(document)
 
 
-@pytest.mark.parametrize("value", [None, "many", -1.5, True, [], {}, [None], {"a": None}], ids=repr)
+@pytest.mark.parametrize("value", some([None, "many", -1.5, {}, True, [], [None], {"a": None}], 4), ids=repr)
 @pytest.mark.parametrize(
     "path",
     [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numba
@@ -70,6 +73,53 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, content: bytes | None) -> N
     assert len(path.read_bytes()) == len(good)
     again = module(tmp_path).scaled_by(3)
     assert again(2) == 6 and not again.stats.cache_misses
+
+
+@pytest.fixture
+def made_elsewhere(tmp_path: Path) -> Iterator[tuple[Path, bytes, Callable[[], None]]]:
+    """A file that another process is making: its path, what it will hold, and what ends that process."""
+    module(tmp_path).scaled_by(3)(2)
+    (path,) = kept(tmp_path)
+    content = path.read_bytes()
+    path.unlink()
+    other = path.with_suffix(code_cache.TURN).open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    yield path, content, other.close
+    other.close()
+
+
+def test_code_that_another_process_makes_is_waited_for(
+    tmp_path: Path, made_elsewhere: tuple[Path, bytes, Callable[[], None]]
+) -> None:
+    path, content, end = made_elsewhere
+
+    def written() -> None:
+        path.write_bytes(content)
+        end()
+
+    function = module(tmp_path).scaled_by(3)
+    Timer(0.2, written).start()
+    assert function(2) == 6 and not function.stats.cache_misses
+    assert kept(tmp_path) == [path]
+
+
+def test_code_of_a_process_that_died_is_made(
+    tmp_path: Path, made_elsewhere: tuple[Path, bytes, Callable[[], None]]
+) -> None:
+    path, _, end = made_elsewhere
+    function = module(tmp_path).scaled_by(3)
+    Timer(0.2, end).start()
+    assert function(2) == 6 and function.stats.cache_misses
+    assert kept(tmp_path) == [path]
+
+
+def test_nobody_waits_without_end(
+    tmp_path: Path, made_elsewhere: tuple[Path, bytes, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_cache, "PATIENCE_S", 0.2)
+    function = module(tmp_path).scaled_by(3)
+    assert function(2) == 6 and function.stats.cache_misses
+    assert made_elsewhere[0].exists()
 
 
 def test_where_nothing_can_be_written_one_line_says_so(

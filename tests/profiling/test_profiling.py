@@ -149,9 +149,9 @@ def test_of_two_steps_as_uncertain_the_cheaper_is_measured() -> None:
 
 
 def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
-    """2 % of noise; a fit to 60 s of measuring predicts unseen steps to 2 %, mixed ones included."""
+    """2 % of noise; a fit to 30 s of measuring predicts unseen steps to 2 %, mixed ones included."""
     meter = FakeMeter(noise_frac=0.02)
-    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(60, clock=meter.clock))
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(30, clock=meter.clock))
     fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y)
     unseen = design.features(design.candidates(LIMITS, 200, seed=99))
     error = np.abs(fit.predict(unseen) / TRUTH.step_s(*unseen.T) - 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from shares import some
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.facts import UncheckedEngine, UncheckedLeftOut
@@ -37,7 +38,7 @@ def catalog() -> Catalog:
 
 
 def traffic(
-    seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0, input_tokens: float = 1200.0
+    seed: int = 0, *, requests: int = 250, rate_rps: float = 15.0, input_tokens: float = 1200.0
 ) -> Trace:
     return synthesise(
         requests,
@@ -59,6 +60,12 @@ def question(catalog: Catalog, **changes: object) -> Task:
     return parse_task(document | changes, catalog)
 
 
+@pytest.fixture(scope="module")
+def plain(catalog: Catalog) -> Plan:
+    """What others are held against."""
+    return plan(question(catalog), traffic(), catalog)
+
+
 def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
     """The options that the certificate says level 0 ranged over, built again from their names."""
     from planner.search.options import decode_options, mixed_options, prefill_options
@@ -74,7 +81,7 @@ def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
     return options
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 2))
 @pytest.mark.parametrize(
     "slo",
     [
@@ -106,7 +113,7 @@ def test_no_cheaper_fleet_of_level_0_holds(catalog: Catalog, seed: int, slo: dic
         assert not any(oracle.holds(fleets)), [f for f in fleets if oracle.holds([f])[0]]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 2))
 def test_plan_keeps_what_it_says(catalog: Catalog, seed: int) -> None:
     """Simulated again from scratch: the SLO is kept, every neighbour with one worker fewer fails."""
     task = question(catalog)
@@ -125,13 +132,12 @@ def test_plan_keeps_what_it_says(catalog: Catalog, seed: int) -> None:
     assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
 
 
-def test_simpler_fleets_cost_the_same_or_more(catalog: Catalog) -> None:
-    found = plan(question(catalog), traffic(), catalog)
-    assert found.alternatives
-    assert all(row.objective >= found.certificate.value * (1 - 1e-9) for row in found.alternatives)
+def test_simpler_fleets_cost_the_same_or_more(plain: Plan) -> None:
+    assert plain.alternatives
+    assert all(row.objective >= plain.certificate.value * (1 - 1e-9) for row in plain.alternatives)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), 1))
 def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, seed: int) -> None:
     """Every GPU type alone in a mixed pool: its price is the least of all counts of all its options, each
     simulated. "At least 23.92 (the same)" was read as a price where the fleet costs 35.88."""
@@ -200,8 +206,7 @@ def test_long_prompts_with_tight_gaps_are_disaggregated(catalog: Catalog) -> Non
     assert {pool.role for pool in found.fleet.pools} == {"prefill", "decode"}
 
 
-def test_twice_the_price_is_the_same_fleet(catalog: Catalog) -> None:
-    cheap = plan(question(catalog), traffic(), catalog)
+def test_twice_the_price_is_the_same_fleet(catalog: Catalog, plain: Plan) -> None:
     prices = {"a100-80g": "3.78 usd/h", "h100-80g": "5.98 usd/h"}
     dear = plan(
         question(catalog, fleet={"gpus": ["a100-80g", "h100-80g"], "prices": prices}), traffic(), catalog
@@ -210,8 +215,8 @@ def test_twice_the_price_is_the_same_fleet(catalog: Catalog) -> None:
     def shape(found: Plan) -> list[tuple[str, str, int]]:
         return [(pool.role, pool.type.name, pool.count) for pool in found.fleet.pools]
 
-    assert shape(cheap) == shape(dear)
-    assert dear.certificate.value == pytest.approx(2 * cheap.certificate.value)
+    assert shape(plain) == shape(dear)
+    assert dear.certificate.value == pytest.approx(2 * plain.certificate.value)
 
 
 def test_cheap_enough_gpus_win(catalog: Catalog) -> None:
@@ -223,24 +228,22 @@ def test_cheap_enough_gpus_win(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["power", "gpus"])
-def test_other_objectives(catalog: Catalog, wanted: str) -> None:
+def test_other_objectives(catalog: Catalog, plain: Plan, wanted: str) -> None:
     """The fleet with fewest Watts (GPUs) uses no more of them than the cheapest fleet does."""
-    cheapest = plan(question(catalog), traffic(), catalog)
     found = plan(question(catalog, objective=wanted), traffic(), catalog)
     used = {"power": found.fleet.power_w, "gpus": found.fleet.gpus}[wanted]
-    assert used <= {"power": cheapest.fleet.power_w, "gpus": cheapest.fleet.gpus}[wanted]
+    assert used <= {"power": plain.fleet.power_w, "gpus": plain.fleet.gpus}[wanted]
     assert found.certificate.value == pytest.approx(used)
 
 
-def test_limits_are_kept_and_cost(catalog: Catalog) -> None:
+def test_limits_are_kept_and_cost(catalog: Catalog, plain: Plan) -> None:
     """With fewer of the GPUs it would have chosen, the plan is dearer but within stock."""
-    free = plan(question(catalog), traffic(), catalog)
-    favourite = free.fleet.pools[0].type.gpu.name
-    stock = {"a100-80g": 1000, "h100-80g": 1000} | {favourite: free.fleet.pools[0].type.gpus - 1}
+    favourite = plain.fleet.pools[0].type.gpu.name
+    stock = {"a100-80g": 1000, "h100-80g": 1000} | {favourite: plain.fleet.pools[0].type.gpus - 1}
     found = plan(question(catalog, fleet={"gpus": stock}), traffic(), catalog)
     used = sum(pool.count * pool.type.gpus for pool in found.fleet.pools if pool.type.gpu.name == favourite)
     assert used <= stock[favourite]
-    assert found.certificate.value >= free.certificate.value
+    assert found.certificate.value >= plain.certificate.value
 
 
 def test_too_little_stock_names_what_to_buy(catalog: Catalog) -> None:
@@ -265,14 +268,14 @@ def test_a_promise_below_the_floor_is_about_latency(catalog: Catalog) -> None:
 def test_gpus_that_nobody_checked_are_left_out_and_named(catalog: Catalog) -> None:
     """Without `fleet` the plan says which GPUs it did not consider, and so does an error they might cure."""
     small = {"limits": {"gpus": 2}, "fleet": {}}
-    found = plan(question(catalog, fleet={}), traffic(requests=120, rate_rps=3), catalog)
+    found = plan(question(catalog, fleet={}), traffic(requests=60, rate_rps=3), catalog)
     left_out = next(fact for fact in found.certificate.assumptions if isinstance(fact, UncheckedLeftOut))
     assert "mi300x-192g" in left_out.gpus and not set(left_out.gpus) & set(question(catalog, fleet={}).stock)
     assert not any("mi300x" in option for option in found.certificate.universe)
     (said,) = [line for line in sentences(found.certificate.assumptions) if "mi300x-192g" in line]
     assert "fleet: {unchecked: true}" in said
     with pytest.raises(InfeasibleError, match=r"nobody measured kernels of such GPUs: .*mi300x-192g"):
-        plan(question(catalog, **small), traffic(rate_rps=60), catalog)
+        plan(question(catalog, **small), traffic(requests=60, rate_rps=60), catalog)
     with pytest.raises(InfeasibleError) as named:
         plan(question(catalog, fleet={"gpus": {"a100-80g": 2}}), traffic(), catalog)
     assert "nobody measured" not in str(named.value)
@@ -292,9 +295,8 @@ def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> N
     assert (engine["name"], engine["version"], engine["checked"]) == ("sglang", "0.5", False)
 
 
-def test_spare_worker_survives_the_loss_of_one(catalog: Catalog) -> None:
+def test_spare_worker_survives_the_loss_of_one(catalog: Catalog, plain: Plan) -> None:
     """With one spare the fleet still keeps the SLO after losing any one worker."""
-    plain = plan(question(catalog), traffic(), catalog)
     task = question(catalog, spare="1 worker")
     found = plan(task, traffic(), catalog)
     assert found.certificate.value > plain.certificate.value
@@ -338,14 +340,13 @@ def test_one_instant_is_no_traffic(catalog: Catalog) -> None:
 
 
 def test_too_long_a_request_is_refused(catalog: Catalog) -> None:
-    trace = replace(traffic(), input_tokens=np.full(500, 200_000))
+    trace = replace(traffic(), input_tokens=np.full(250, 200_000))
     with pytest.raises(InputError, match="200"):
         plan(question(catalog), trace, catalog)
 
 
-def test_host_overhead_is_in_every_step(catalog: Catalog) -> None:
+def test_host_overhead_is_in_every_step(catalog: Catalog, plain: Plan) -> None:
     """5 ms more per step: the same fleet is slower token by token, so the plan costs as much or more."""
-    plain = plan(question(catalog), traffic(), catalog)
     fleet = {"gpus": ["a100-80g", "h100-80g"], "host_overhead": "5 ms"}
     slower = plan(question(catalog, fleet=fleet), traffic(), catalog)
     assert all(pool.type.latency.h_s == pytest.approx(0.005) for pool in slower.fleet.pools)
@@ -354,9 +355,10 @@ def test_host_overhead_is_in_every_step(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.11.1", "0.15.1"])
-def test_an_engine_is_simulated_and_the_bound_stays_below(catalog: Catalog, version: str) -> None:
+def test_an_engine_is_simulated_and_the_bound_stays_below(
+    catalog: Catalog, plain: Plan, version: str
+) -> None:
     """Its host takes time and saves none: the plan costs as much or more, and step times are as they were."""
-    plain = plan(question(catalog), traffic(), catalog)
     engine = {"name": "vllm", "version": version, "host": {"step": "5 ms"}, "rest": {"step": "5 ms"}}
     slower = plan(question(catalog, engine=engine), traffic(), catalog)
     assert slower.fleet.engine is not None and slower.fleet.engine.version == version
@@ -403,7 +405,7 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
     assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 3))
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
     from planner.search.bounds import envelopes
@@ -535,7 +537,7 @@ def test_pipelines_are_tried_where_nothing_fits_without(catalog: Catalog) -> Non
     assert found.certificate.value % (16 * found.fleet.pools[0].type.gpu.price_usd_per_h) == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2), 1))
 def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed: int) -> None:
     """Brute force over one mixed pool of every GPU x TP x PP x token budget."""
     slo = {"ttft": {"p90": "1 s"}, "tpot": {"p90": "60 ms"}}

@@ -87,9 +87,9 @@ SEEDS = (
 
 
 def mostly_slow(seeds: Iterable[int]) -> list[Any]:
-    """One in six in `make test`, the others in `make test-slow`."""
+    """One in twelve in `make test`, the others in `make test-slow`."""
     return [
-        seed if k % 6 == 0 else pytest.param(seed, marks=pytest.mark.slow) for k, seed in enumerate(seeds)
+        seed if k % 12 == 0 else pytest.param(seed, marks=pytest.mark.slow) for k, seed in enumerate(seeds)
     ]
 
 

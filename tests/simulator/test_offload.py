@@ -121,11 +121,11 @@ def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_and_plain_simulator_agree(engine: str) -> None:
-    """80 random cases per engine: memory that never fills, that forgets, and that has no room for a prompt.
+    """40 random cases per engine: memory that never fills, that forgets, and that has no room for a prompt.
     Of asynchronous engines those without preemptions, whose blocks the plain one does not follow that far.
     """
     totals, compared = np.zeros(6, int), 0
-    for seed in range(80):
+    for seed in range(40):
         fleet, trace = random_case(seed, engine=ENGINES[engine])
         found = simulate(fleet, trace)
         if engine == "async" and found.preemptions.any():
@@ -136,7 +136,7 @@ def test_kernel_and_plain_simulator_agree(engine: str) -> None:
         counted = (plain.loads, plain.passed_over, plain.refused, plain.left_memory, hits)
         totals += (*counted, found.preemptions.sum())
         compared += 1
-    assert compared > 40 and totals[:-1].min() > 20 and (totals[-1] > 50 or engine == "async"), totals
+    assert compared > 20 and totals[:-1].min() > 10 and (totals[-1] > 25 or engine == "async"), totals
 
 
 # ------------------------------------------------------------------------------------------------- by hand

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
+from shares import some
 from simulations import GPU, LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
@@ -55,6 +56,12 @@ def choices(batching: str) -> Iterator[Policies]:
             continue
         named: dict[str, Any] = {"queue": queue, "admission": admission, "routing": routing, "pools": pools}
         yield Policies(batching=batching, decode_routing=routing, **named)
+
+
+def every_second(batching: str, part: int) -> list[tuple[int, Policies]]:
+    """Half of those combinations, with their numbers: `part` is 0 or 1. By lot: no row is left out."""
+    found = list(enumerate(choices(batching)))
+    return [found[i] for i in np.random.default_rng(5).permutation(len(found))[part::2]]
 
 
 def test_every_row_of_the_table_is_simulated() -> None:
@@ -277,10 +284,11 @@ def test_nothing_is_lost_under_any_policy(batching: str, shape: str) -> None:
         check_engines(fleet, trace, result)
 
 
+@pytest.mark.parametrize("part", some(range(2), 1))
 @pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
-def test_nothing_is_lost_under_failures(batching: str, shape: str) -> None:
+def test_nothing_is_lost_under_failures(batching: str, shape: str, part: int) -> None:
     """The same where workers die, most of them to return, or slow down, and the link does."""
-    for i, policies in enumerate(choices(batching)):
+    for i, policies in every_second(batching, part):
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 7])
         fleet, trace = random_fleet(rng, policies, shape), random_trace(rng)
         fleet = replace(fleet, disturbances=random_disturbances(rng, fleet, float(trace.arrival_s[-1])))
@@ -289,11 +297,12 @@ def test_nothing_is_lost_under_failures(batching: str, shape: str) -> None:
         check_engines(fleet, trace, result)
 
 
+@pytest.mark.parametrize("part", some(range(2), 1))
 @pytest.mark.parametrize(("batching", "shape"), CASES)
-def test_no_engine_idles_with_work(batching: str, shape: str) -> None:
+def test_no_engine_idles_with_work(batching: str, shape: str, part: int) -> None:
     """Every queue x admission x routing x pools, one stage, room enough where KV waits to be fetched. What a
     router holds back is with nobody: there who came first may wait for the one worker it fits on."""
-    for i, policies in enumerate(choices(batching)):
+    for i, policies in every_second(batching, part):
         if ROUTING[policies.routing].holds_back:
             continue
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 9])
@@ -319,11 +328,12 @@ def step_by_step(fleet: Fleet, result: Simulation) -> Fleet:
     return replace(fleet, disturbances=tuple(sorted(both, key=lambda event: event.time_s)))
 
 
+@pytest.mark.parametrize("part", some(range(2), 1))
 @pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
-def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str) -> None:
+def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str, part: int) -> None:
     """Closed form against step by step: same workers and preemptions, times to 1e-9, with failures too."""
     taken_at_once = 0
-    for i, policies in enumerate(choices(batching)):
+    for i, policies in every_second(batching, part):
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 11])
         fleet, trace = random_fleet(rng, policies, shape), random_trace(rng)
         if rng.random() < 0.5:
@@ -338,7 +348,7 @@ def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str) -> N
             np.testing.assert_allclose(
                 getattr(fast, name), getattr(slow, name), rtol=1e-9, atol=1e-9, err_msg=name
             )
-    assert taken_at_once > 100
+    assert taken_at_once > 50
 
 
 # ---------------------------------------------------------------------------------------------------- by hand

@@ -122,13 +122,13 @@ def random_drafts(fleet: Fleet, seed: int) -> Fleet:
 def test_every_number_is_the_plain_simulators(dyadic: bool) -> None:
     """Mixed and disaggregated fleets that run out of KV blocks now and then."""
     preemptions = 0
-    for seed in range(150):
+    for seed in range(75):
         fleet, trace, limits, closed_loop = random_case(seed, dyadic=dyadic)
         fast, _ = compare(
             random_drafts(fleet, seed), trace, limits, closed_loop, reference=SpeculativeReference
         )
         preemptions += int(fast.preemptions.sum())
-    assert preemptions > 100
+    assert preemptions > 50
 
 
 def test_a_step_yields_as_much_as_theory_says() -> None:

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from shares import some
 
 from planner.errors import InputError
 from planner.solvers.nodes import Node
@@ -120,9 +121,7 @@ def random_terms(rng: np.random.Generator) -> tuple[DayTerms, list[tuple[tuple[i
     return DayTerms(edges_s, tuple(terms), stock=stock), cuts
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 20))]
-)
+@pytest.mark.parametrize("seed", some(range(20), 3))
 def test_the_cheapest_of_all_sequences(seed: int) -> None:
     """Those that were seen are left out: the first, then the second best."""
     day, cuts = random_terms(np.random.default_rng(seed))

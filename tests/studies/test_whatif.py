@@ -71,9 +71,9 @@ def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> 
 
 def test_an_answer_knows_the_three_of_a_plan() -> None:
     """What `plan` says of the same question: on paper, production, with a loss; without safety none."""
-    task = question(safety={"kept_in": 0.9})
-    study = Study(traffic(), CATALOG)
-    answer, made = study.ask(task), plan(task, traffic(), CATALOG).certificate
+    task, trace = question(safety={"kept_in": 0.9}), traffic(requests=200)
+    study = Study(trace, CATALOG)
+    answer, made = study.ask(task), plan(task, trace, CATALOG).certificate
     assert [each.name for each in answer.answers] == [each.name for each in made.answers]
     assert [each.value for each in answer.answers] == pytest.approx([each.value for each in made.answers])
     said = document(answer)["answers"]
@@ -207,7 +207,8 @@ def test_prices_of_one_kind_of_gpu_change_no_choice() -> None:
 
 def test_what_a_limit_costs_is_said_in_money() -> None:
     """The sentences are the finite differences: value of the moved question - value of the plan."""
-    study = Study(traffic(), CATALOG)
+    trace = traffic(requests=200)
+    study = Study(trace, CATALOG)
     task = question()
     before = study.ask(task)
     said = sentences(explain(study, task, before.fleet))
@@ -219,7 +220,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
         "tbt p99 10 ms tighter",
         "tbt p99 10 ms looser",
     ]
-    tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), traffic(), CATALOG)
+    tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), trace, CATALOG)
     more = tighter.certificate.value - before.value
     expected = "the same" if abs(more) < 1e-9 else f"{more:+.4g} USD/h"
     assert expected in moved[0]
