@@ -55,13 +55,15 @@ def in_time(find: Callable[[], Told], otherwise: Otherwise) -> Told | Otherwise:
 class Bounded:
     """An option with a valid lower bound on its count, and its cap from stock, power and budget.
 
-    `likely` is a count to look at first; no conclusion rests on it.
+    `likely` is a count to look at first, and `busy`, of a decode pool, what keeps up with all seats taken,
+    which is often right to a worker; no conclusion rests on them.
     """
 
     option: Option
     least: int
     most: float
     likely: int = 1
+    busy: int | None = None
 
     @property
     def least_objective(self) -> float:
