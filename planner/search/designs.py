@@ -211,9 +211,7 @@ class Design:
                 return PoolQuestion.of(pool, at_most)
         if not doubtful:
             return None
-        pool, _, at_most = max(
-            doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight
-        )
+        pool, _, at_most = max(doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight)
         return PoolQuestion.of(pool, at_most)
 
 

@@ -98,7 +98,8 @@ def _likely(pairs: Sequence[Design]) -> list[Design]:
     if best is None:
         return []
     return sorted(
-        (design for design in pairs if design.pools[0] is best.pools[0]), key=lambda design: design is not best
+        (design for design in pairs if design.pools[0] is best.pools[0]),
+        key=lambda design: design is not best,
     )
 
 

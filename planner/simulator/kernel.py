@@ -74,6 +74,7 @@ from planner.simulator.layout import (
     PARTIAL,
     PAUSE,
     PREFILL,
+    PREFILLED,
     READY,
     RELEASED,
     RESTING,
@@ -148,23 +149,6 @@ def _may_return(state, pool, r):
 
 
 @kernel_jit
-def arrive(state, r, time_s, cause):
-    """Route request r, which has nothing computed, to a worker that takes arrivals."""
-    flip(state, FRONT, time_s)
-    w, request = NONE, state.requests[r]
-    if state.counters[HELD] == NONE:
-        w = route(state, r, time_s)
-    if w != NONE:
-        _send(state, r, w, time_s, cause)
-    elif holds_back(state, FRONT, r):
-        state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
-    elif _may_return(state, FRONT, r):
-        state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
-    else:
-        reject(state, r)
-
-
-@kernel_jit
 def send_held(state, time_s, cause):
     """Send what waits at the router, in its order, until there is no worker for the next."""
     while state.counters[HELD] != NONE:
@@ -216,6 +200,41 @@ def hand_off(state, r, time_s, cause):
     assign(state, v, r, 1.0)
     append(state.requests, state.workers[v], INBOUND, r)
     receive(state, v, time_s, cause)
+
+
+@kernel_jit
+def _arrive_prefilled(state, r, time_s):
+    """Request r comes with its first token, and its KV lies on the first worker."""
+    worker, request = state.workers[0], state.requests[r]
+    request.prefill_worker, request.decode_worker, request.epoch = ZERO, NONE, worker.epoch
+    request.computed_tokens = request.length_tokens
+    first_token(state, r, time_s)
+    if request.output_tokens == 1:
+        assign(state, ZERO, r, 1.0)
+        finish(state, ZERO, r, time_s)
+        return
+    worker.used_blocks += request_blocks(state, ZERO, request.length_tokens) + seat_blocks(state, ZERO, r)
+    hand_off(state, r, time_s, worker.first_lane)
+
+
+@kernel_jit
+def arrive(state, r, time_s, cause):
+    """Route request r, which has nothing computed, to a worker that takes arrivals."""
+    if state.counters[PREFILLED] > 0:
+        _arrive_prefilled(state, r, time_s)
+        return
+    flip(state, FRONT, time_s)
+    w, request = NONE, state.requests[r]
+    if state.counters[HELD] == NONE:
+        w = route(state, r, time_s)
+    if w != NONE:
+        _send(state, r, w, time_s, cause)
+    elif holds_back(state, FRONT, r):
+        state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
+    elif _may_return(state, FRONT, r):
+        state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
+    else:
+        reject(state, r)
 
 
 @kernel_jit

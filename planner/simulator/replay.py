@@ -227,6 +227,7 @@ def _passed(
     record: bool = False,
     stop_early: bool = False,
     patience_s: float = np.inf,
+    is_prefilled: bool = False,
     predicted_tokens: Ints | None = None,
     deadline: float = np.inf,
 ) -> tuple[Simulation, State]:
@@ -254,6 +255,7 @@ def _passed(
             state = _in_windows(state, limits, trace, every_s)
         state = state._replace(disturbances=through.disturbances())
         _be_patient(state, trace, patience_s)
+        state.counters[layout.PREFILLED] = is_prefilled
         try:
             through.run(state, lambda each: kernel.simulate_events(each, 0, stop_early), deadline)
         except passing.MoreRuns:
@@ -364,10 +366,12 @@ def keeps(
     every_s: float | None = None,
     *,
     patience_s: float = np.inf,
+    is_prefilled: bool = False,
 ) -> Simulation | None:
     """Simulate only as far as it takes to see a limit broken, over the whole or, with `every_s`, in one of
     the windows of that length, or too many of the last requests wait longer than `patience_s`
-    (`Slo.patience_s`): None if so, else the whole simulation.
+    (`Slo.patience_s`): None if so, else the whole simulation. `is_prefilled`: every prompt arrives computed,
+    on the first of the fleet's workers.
 
     A limit that holds in every window holds over the whole, so that either may end it; what became of the
     windows, and all that the backlog test asks, `judge` says. `requests` are those of `trace`, laid out once
@@ -376,7 +380,14 @@ def keeps(
     if is_long(fleet, trace):
         predicted = requests.predicted_tokens
         told, state = _passed(
-            fleet, trace, limits, every_s, stop_early=True, patience_s=patience_s, predicted_tokens=predicted
+            fleet,
+            trace,
+            limits,
+            every_s,
+            stop_early=True,
+            patience_s=patience_s,
+            is_prefilled=is_prefilled,
+            predicted_tokens=predicted,
         )
         requests.count(int(state.counters[layout.ENTERED]))
         return told if _kept(state, len(trace), limits) else None
@@ -384,6 +395,7 @@ def keeps(
     if every_s is not None:
         state = _in_windows(state, limits, trace, every_s)
     _be_patient(state, trace, patience_s)
+    state.counters[layout.PREFILLED] = is_prefilled
     _run(state, fleet, 0, True)
     n = len(trace)
     found = results(state, fleet, trace, tuple(limits)) if _kept(state, n, limits) else None
