@@ -51,7 +51,8 @@ def further_traffic(trace: Trace, task: Task, requests: Trace, *, seed: int) -> 
     found, last = [], requests
     for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
-            at, _ = _asked_at(trace, task, frac, seed=seed + number)
+            is_first = number == 0 and frac == task.robust.traffic_frac
+            at = requests if is_first else _asked_at(trace, task, frac, seed=seed + number)[0]
             if number == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
                 raise InputError(
                     f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
