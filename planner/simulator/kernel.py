@@ -114,7 +114,7 @@ from planner.simulator.slots import (
     seat_blocks,
     take_out,
 )
-from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake, wake_for_kv
+from planner.simulator.transfer import cut, end_transfer, is_full, known_s, receive, wake, wake_for_kv
 
 
 @kernel_jit
@@ -198,8 +198,11 @@ def hand_off(state, r, time_s, cause):
         return
     request.decode_worker = v
     assign(state, v, r, 1.0)
+    # a run that is not cut ends at the same times, but for the last bit
+    is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
     append(state.requests, state.workers[v], INBOUND, r)
-    receive(state, v, time_s, cause)
+    if not is_last:
+        receive(state, v, time_s, cause)
 
 
 @kernel_jit

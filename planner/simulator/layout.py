@@ -103,6 +103,7 @@ WORKER = np.dtype(
         ("formed_s", "f8"),
         ("late_blocks", "i8"),
         ("late_seats", "i8"),
+        ("asked_blocks", "i8"),  # of its KV, by the first of the hand-offs for which there was no room
         ("stage_free_s", "f8", MAX_PP),
         ("tried_steps", "i8"),  # lightllm: decode steps since new prompts were last tried
         ("served_batch", "i8"),  # of prompts, for queue_batch
