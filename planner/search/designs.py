@@ -27,7 +27,8 @@ from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, l
 
 LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
 
-FAR, NEAR = 8, 64  # of a first guess at a pool's count, how large a part is the stride to the next one
+FAR = 8  # of a first guess at a pool's count that is seldom right, how large a part is the first stride
+NEAR_CORNER = 1.1  # what does beside a perfect partner mostly does, or nearly, beside another one
 
 CLOSE = 1.5  # times a guess that is often too low
 Vector = tuple[int, ...]
@@ -102,7 +103,7 @@ class PoolQuestion:
         failed, held, item = pool.learned.failed, pool.learned.held, pool.item
         first, stride = item.likely, max(item.likely // FAR, 1)
         if item.busy is not None:
-            first, stride = item.busy, max(item.busy // NEAR, 1)
+            first, stride = item.busy, 1
         if held > most:  # from the first guess up, in growing strides
             count = first if failed < first else 2 * failed - first + stride
             is_near = item.busy is None and most < CLOSE * first  # one answer may rule it out
@@ -226,11 +227,10 @@ class RowQuestion:
     found: Counts | None = None
 
     def ask(self) -> None:
-        row, last = self.corner[:-1], self.design.pools[-1]
-        least, most = self.corner[-1], self.most
-        if last.alone is not None and least == last.least <= most and self.design.ask(self.corner):
-            most = least  # what does beside a perfect partner mostly does beside this one
-        n = least_that_holds(lambda n: self.design.ask((*row, n)), least, most, last.item)
+        row, last, least = self.corner[:-1], self.design.pools[-1], self.corner[-1]
+        is_near = last.alone is not None and least == last.least
+        near = least if is_near and self.most > NEAR_CORNER * least else None
+        n = least_that_holds(lambda n: self.design.ask((*row, n)), least, self.most, last.item, near)
         self.found = None if n is None else self.design.counts((*row, n))
 
     def conclude(self) -> None:

@@ -48,6 +48,7 @@ STATUS = ("finished", "rejected", "unfinished")
 KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
 REMEMBERED_TOKENS = 20_000  # of a step: longer tables of step times are made for every simulation
 REMEMBERED_TYPES = 1024
+FRESH_REQUESTS = 2048  # that are made at a time: they fit into a processor's cache
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -460,15 +461,16 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 
 def _make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
     """The requests of a trace from `first` on, as many as there is room for."""
-    n, rows = len(requests), slice(first, first + len(requests))
-    requests.view(np.int64).reshape(n, len(_FRESH.dtype.names or ()))[:] = _FRESH.view(
-        np.int64
-    )  # not field by field
-    requests["arrival_s"] = trace.arrival_s[rows]
-    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens[rows]
-    output_tokens = trace.output_tokens[rows]
-    for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
-        requests[name] = output_tokens
+    fresh = _FRESH.view(np.int64)
+    for at in range(0, len(requests), FRESH_REQUESTS):
+        some = requests[at : at + FRESH_REQUESTS]
+        rows = slice(first + at, first + at + len(some))
+        some.view(np.int64).reshape(len(some), len(fresh))[:] = fresh  # not field by field
+        some["arrival_s"] = trace.arrival_s[rows]
+        some["input_tokens"] = some["length_tokens"] = trace.input_tokens[rows]
+        output_tokens = trace.output_tokens[rows]
+        for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
+            some[name] = output_tokens
 
 
 def _of_fresh() -> npt.NDArray[np.void]:
@@ -714,6 +716,7 @@ def _watched(limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float
         row = rows[k : k + 1]
         row["metric"], row["limit_s"], row["seen_s"] = METRICS[limit.metric], limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
+        row["seen"] = len(trace) if limit.percentile_frac == 0 else 0  # nobody has to keep it
     return rows
 
 
