@@ -99,6 +99,7 @@ class Search:
     assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those
+    counted: tuple[float, float] | None = None  # a value, and how many fleets of level 0 cost less
 
     def offer(self, counts: Counts) -> None:
         if len(counts) == 1:
@@ -241,7 +242,7 @@ def least_that_holds(
                 held = near
                 break
             failed, near, stride = near, near + stride, 2 * stride
-    if held <= most + 1:
+    if math.isfinite(held) and held <= most + 1:
         high = int(held)
     elif math.isfinite(most):
         high = int(most)
