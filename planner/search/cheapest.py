@@ -28,7 +28,7 @@ from functools import partial
 import numpy as np
 
 from planner.domain import COST, FleetLimit
-from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
+from planner.search.designs import Design, Pool, Question, RowQuestion, Terms, Vector
 from planner.search.fleets import Counts, count_below, largest_below, objective, workers_of
 from planner.search.one_pool import WAVE, StoppedError
 from planner.solvers.master import Limits, Option, largest
@@ -258,17 +258,14 @@ class _Table:
             terms = [self.terms[pool] for pool in design.pools]
             leasts = tuple(pool.least for pool in design.pools)
             most_of = partial(self._most, design, leasts, ceiling)
-            question: Question | None = design.in_doubt(terms, most_of)
-            if question is None:
+            doubts = design.in_doubt(terms, most_of, each=len(self.designs) == 1)
+            if not doubts:
                 seen.add(design)
                 most = self._most(design, column.vector, ceiling, len(design.pools) - 1)
-                question = RowQuestion(design, column.vector, most, self._leaps(design))
-            elif isinstance(question, PoolQuestion):
-                if question.pool in seen:
-                    continue
-                seen.add(question.pool)
-            questions.append(question)
-            if len(questions) == WAVE:
+                questions.append(RowQuestion(design, column.vector, most, self._leaps(design)))
+            questions += [question for question in doubts if question.pool not in seen]
+            seen.update(question.pool for question in doubts)
+            if len(questions) >= WAVE:
                 break
         return questions
 

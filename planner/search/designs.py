@@ -195,25 +195,27 @@ class Design:
         rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
         return [*rows, (beyond, last)]
 
-    def in_doubt(self, terms: Sequence[Terms], most: Callable[[int], float]) -> PoolQuestion | None:
+    def in_doubt(
+        self, terms: Sequence[Terms], most: Callable[[int], float], *, each: bool = False
+    ) -> list[PoolQuestion]:
         """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do.
 
-        `most`: how many of the k-th pool could pay beside the least of the other that may do.
+        `most`: how many of the k-th pool could pay beside the least of the other that may do. `each`: ask
+        about both, whatever the other's answer.
         """
         if len(self.pools) == 1:
-            return None
+            return []
         doubtful = [
             (pool, own, max(int(min(most(k), pool.item.too_many)), pool.least))
             for k, (pool, own) in enumerate(zip(self.pools, terms, strict=True))
             if not pool.is_known
         ]
-        for pool, _, at_most in doubtful:
-            if pool.learned.held > at_most:
-                return PoolQuestion.of(pool, at_most)
-        if not doubtful:
-            return None
-        pool, _, at_most = max(doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight)
-        return PoolQuestion.of(pool, at_most)
+        if not doubtful or each:
+            return [PoolQuestion.of(pool, at_most) for pool, _, at_most in doubtful]
+        too_few = (one for one in doubtful if one[0].learned.held > one[2])
+        widest = max(doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight)
+        pool, _, at_most = next(too_few, widest)
+        return [PoolQuestion.of(pool, at_most)]
 
 
 @dataclass(slots=True)
