@@ -11,7 +11,7 @@ import numpy as np
 from planner.documents.task import Task
 from planner.errors import InputError
 from planner.traffic.described import draw
-from planner.traffic.scaling import rescale, same_requests, window
+from planner.traffic.scaling import busiest_at, same_requests, window
 from planner.traffic.sessions import nominal
 from planner.traffic.trace import Trace, spread
 from planner.units import show_s
@@ -51,7 +51,8 @@ def further_traffic(trace: Trace, task: Task, requests: Trace, *, seed: int) -> 
     found, last = [], requests
     for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
-            at, _ = _asked_at(trace, task, frac, seed=seed + number)
+            is_first = number == 0 and frac == task.robust.traffic_frac
+            at = requests if is_first else _asked_at(trace, task, frac, seed=seed + number)[0]
             if number == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
                 raise InputError(
                     f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
@@ -87,9 +88,12 @@ def _asked_at(trace: Trace, task: Task, more_frac: float, *, seed: int) -> tuple
         if more_frac:
             rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
         if rate_rps is not None:
-            asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
             note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
-    asked = window(asked, task.window or "whole")
+    part = task.window or "whole"
+    if task.described is None and rate_rps is not None:
+        asked = busiest_at(asked, rate_rps, part, how=task.scale, rng=np.random.default_rng(seed))
+    else:
+        asked = window(asked, part)
     if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
         note += (
             f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "

@@ -29,11 +29,14 @@ KEPT_REPLAYS = 16  # that a worker has laid out at a time
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Does this fleet keep this SLO? `is_prompts`: if every request leaves with its first token."""
+    """Does this fleet keep this SLO? `is_prompts`: if every request leaves with its first token;
+    `is_prefilled`: if every prompt arrives computed.
+    """
 
     fleet: Fleet
     slo: Slo
     is_prompts: bool = False
+    is_prefilled: bool = False
 
 
 class Replay:
@@ -55,7 +58,15 @@ class Replay:
         """Whether the SLO is kept, and how many requests it took to see."""
         trace, requests = self._of_prompts() if asked.is_prompts else (self.trace, self._requests)
         slo = asked.slo
-        simulation = keeps(asked.fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s)
+        simulation = keeps(
+            asked.fleet,
+            trace,
+            slo.limits,
+            requests,
+            slo.every_s,
+            patience_s=slo.patience_s,
+            is_prefilled=asked.is_prefilled,
+        )
         holds = simulation is not None and judge(simulation, slo, values=False).holds
         return holds, requests.seen()
 

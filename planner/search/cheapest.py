@@ -23,11 +23,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from planner.domain import COST, FleetLimit
-from planner.search.designs import Design, Pool, PoolQuestion, Question, RowQuestion, Terms, Vector
+from planner.search.designs import Design, Pool, Question, RowQuestion, Terms, Vector
 from planner.search.fleets import Counts, count_below, largest_below, objective, workers_of
 from planner.search.one_pool import WAVE, StoppedError
 from planner.solvers.master import Limits, Option, largest
@@ -255,25 +256,24 @@ class _Table:
             if column.holds or design in seen:
                 continue
             terms = [self.terms[pool] for pool in design.pools]
-            question: Question | None = design.in_doubt(terms, ceiling)
-            if question is None:
+            leasts = tuple(pool.least for pool in design.pools)
+            most_of = partial(self._most, design, leasts, ceiling)
+            doubts = design.in_doubt(terms, most_of, each=len(self.designs) == 1)
+            if not doubts:
                 seen.add(design)
-                most = self._most(design, column.vector, ceiling)
-                question = RowQuestion(design, column.vector, most, self._leaps(design))
-            elif isinstance(question, PoolQuestion):
-                if question.pool in seen:
-                    continue
-                seen.add(question.pool)
-            questions.append(question)
-            if len(questions) == WAVE:
+                most = self._most(design, column.vector, ceiling, len(design.pools) - 1)
+                questions.append(RowQuestion(design, column.vector, most, self._leaps(design)))
+            questions += [question for question in doubts if question.pool not in seen]
+            seen.update(question.pool for question in doubts)
+            if len(questions) >= WAVE:
                 break
         return questions
 
-    def _most(self, design: Design, vector: Vector, ceiling: float) -> float:
-        """Most workers of the last pool beside those of the other, within the limits and below `ceiling`."""
-        fixed, used = self._taken(design, (*vector[:-1], 0))
-        terms, beside = self.terms[design.pools[-1]], design.counts(vector)[:-1]
-        option = design.pools[-1].item.option
+    def _most(self, design: Design, vector: Vector, ceiling: float, k: int) -> float:
+        """Most workers of the k-th pool beside those of the other, within the limits and below `ceiling`."""
+        fixed, used = self._taken(design, (*vector[:k], 0, *vector[k + 1 :]))
+        terms, counts = self.terms[design.pools[k]], design.counts(vector)
+        option, beside = counts[k][0], (*counts[:k], *counts[k + 1 :])
         if self.weigh is None:
             most = min(terms.most, largest_below(option, ceiling, beside))
         else:

@@ -15,17 +15,22 @@ A corner of a row is the least count that is not refuted: no fleet of the row th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from planner.documents import facts
 from planner.documents.facts import Shortcut
 from planner.search import shortcuts
-from planner.search.fleets import Counts, Told, count_below, objective
+from planner.search.fleets import Counts, Told, objective
 from planner.search.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 
 LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
+
+FAR = 8  # of a first guess at a pool's count that is seldom right, how large a part is the first stride
+NEAR_CORNER = 1.1  # what does beside a perfect partner mostly does, or nearly, beside another one
+
+CLOSE = 1.5  # times a guess that is often too low
 Vector = tuple[int, ...]
 """Counts of the pools of a design; all but the last are its row."""
 
@@ -70,15 +75,6 @@ class Pool:
     def is_known(self) -> bool:
         return self.alone is None or self.learned.held == self.least
 
-    def price(self, terms: Terms) -> float:
-        """What the least that may do weighs; without end if there are not so many."""
-        return self.least * terms.weight if self.least <= min(terms.most, self.item.too_many) else math.inf
-
-    def most_below(self, terms: Terms, ceiling: float, beside: float) -> int:
-        """The most workers that are within the limits and together with `beside` below the ceiling."""
-        most = min(terms.most, self.item.too_many, count_below(terms.weight, ceiling, beside))
-        return max(int(most), self.least)
-
 
 def explain(item: Bounded, search: Search) -> None:
     """Say what speaks against an option that is not in the best fleet."""
@@ -102,15 +98,19 @@ class PoolQuestion:
     answer: bool = False
 
     @classmethod
-    def of(cls, pool: Pool, terms: Terms, ceiling: float, beside: float) -> PoolQuestion:
-        """Ask whether any count could pay at all, else how few it may be."""
-        failed, held = pool.learned.failed, pool.learned.held
-        most = pool.most_below(terms, ceiling, beside)
-        if math.isinf(held):
-            return cls(pool, most)
-        above = int(min(held, most + 1))
-        likely = pool.item.likely  # far too few fail fast, so it pays to look low first
-        return cls(pool, likely if failed < likely < above else (failed + above) // 2)
+    def of(cls, pool: Pool, most: int) -> PoolQuestion:
+        """Ask whether any count that could pay, up to `most`, does, then how few do."""
+        failed, held, item = pool.learned.failed, pool.learned.held, pool.item
+        first, stride = item.likely, max(item.likely // FAR, 1)
+        if item.busy is not None:
+            first, stride = item.busy, 1
+        if held > most:  # from the first guess up, in growing strides
+            count = first if failed < first else 2 * failed - first + stride
+            is_near = item.busy is None and most < CLOSE * first  # one answer may rule it out
+            return cls(pool, most if is_near else min(count, most))
+        above = int(held)
+        count = 2 * above - first - stride if above <= first else first  # and down
+        return cls(pool, count if failed < count < above else (failed + above) // 2)
 
     def ask(self) -> None:
         assert self.pool.alone is not None
@@ -195,23 +195,27 @@ class Design:
         rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
         return [*rows, (beyond, last)]
 
-    def in_doubt(self, terms: Sequence[Terms], ceiling: float) -> PoolQuestion | None:
-        """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do."""
+    def in_doubt(
+        self, terms: Sequence[Terms], most: Callable[[int], float], *, each: bool = False
+    ) -> list[PoolQuestion]:
+        """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do.
+
+        `most`: how many of the k-th pool could pay beside the least of the other that may do. `each`: ask
+        about both, whatever the other's answer.
+        """
         if len(self.pools) == 1:
-            return None
-        prices = [pool.price(each) for pool, each in zip(self.pools, terms, strict=True)]
+            return []
         doubtful = [
-            each for each in zip(self.pools, terms, reversed(prices), strict=True) if not each[0].is_known
+            (pool, own, max(int(min(most(k), pool.item.too_many)), pool.least))
+            for k, (pool, own) in enumerate(zip(self.pools, terms, strict=True))
+            if not pool.is_known
         ]
-        if not doubtful:
-            return None
-        for pool, each, beside in doubtful:
-            if pool.learned.held > pool.most_below(each, ceiling, beside):
-                return PoolQuestion.of(pool, each, ceiling, beside)
-        pool, each, beside = max(
-            doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight
-        )
-        return PoolQuestion.of(pool, each, ceiling, beside)
+        if not doubtful or each:
+            return [PoolQuestion.of(pool, at_most) for pool, _, at_most in doubtful]
+        too_few = (one for one in doubtful if one[0].learned.held > one[2])
+        widest = max(doubtful, key=lambda one: (one[0].learned.held - one[0].least) * one[1].weight)
+        pool, _, at_most = next(too_few, widest)
+        return [PoolQuestion.of(pool, at_most)]
 
 
 @dataclass(slots=True)
@@ -225,8 +229,10 @@ class RowQuestion:
     found: Counts | None = None
 
     def ask(self) -> None:
-        row, item = self.corner[:-1], self.design.pools[-1].item
-        n = least_that_holds(lambda n: self.design.ask((*row, n)), self.corner[-1], self.most, item)
+        row, last, least = self.corner[:-1], self.design.pools[-1], self.corner[-1]
+        is_near = last.alone is not None and least == last.least
+        near = least if is_near and self.most > NEAR_CORNER * least else None
+        n = least_that_holds(lambda n: self.design.ask((*row, n)), least, self.most, last.item, near)
         self.found = None if n is None else self.design.counts((*row, n))
 
     def conclude(self) -> None:

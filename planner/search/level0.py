@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from planner.search.problem import Problem, Standing
 from planner.search.stages import Stage
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
 from planner.search.walk import note_cheaper, walk
-from planner.solvers.master import Option, least_workers
+from planner.solvers.master import Option, full_workers, least_workers
 from planner.solvers.required_work import Obliged, usual
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser
@@ -35,6 +36,8 @@ from planner.traffic.workload import coarser
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
 
 FAR_SOONER = 8
+
+LAST_FRAC = 0.1  # of the requests, at which the backlog test looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,4 +279,17 @@ def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
         lengths = coarser(problem.hits.lengths(likely * worker.kv_tokens + stores * beside))
         likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
-    return Bounded(option, least, problem.limits.most(option.type), likely)
+    return Bounded(option, least, problem.limits.most(option.type), likely, _busy(problem, option))
+
+
+def _busy(problem: Problem, option: Option) -> int | None:
+    """How many decode workers just pass the backlog test behind instant prefill (`Oracle.follows`).
+
+    It looks at the last tenth, the middle of which may wait two patiences.
+    """
+    if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
+        return None
+    span_s = (1 - LAST_FRAC / 2) * problem.trace.duration_s
+    seconds = span_s + 2 * problem.slo.patience_s
+    workers = (1 - LAST_FRAC / 2) * full_workers(option, coarser(problem.lengths), seconds)
+    return problem.oracle.enough(option, max(math.ceil(workers), 1))

@@ -55,13 +55,15 @@ def in_time(find: Callable[[], Told], otherwise: Otherwise) -> Told | Otherwise:
 class Bounded:
     """An option with a valid lower bound on its count, and its cap from stock, power and budget.
 
-    `likely` is a count to look at first; no conclusion rests on it.
+    `likely` is a count to look at first, and `busy`, of a decode pool, what keeps up with all seats taken,
+    which is often right to a worker; no conclusion rests on them.
     """
 
     option: Option
     least: int
     most: float
     likely: int = 1
+    busy: int | None = None
 
     @property
     def least_objective(self) -> float:
@@ -97,6 +99,7 @@ class Search:
     assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those
+    counted: tuple[float, float] | None = None  # a value, and how many fleets of level 0 cost less
 
     def offer(self, counts: Counts) -> None:
         if len(counts) == 1:
@@ -186,8 +189,9 @@ def search_one_pool(
                 return
             start = max(item.least, search.beyond.get(name, 0) + 1)
             search.assumed.add(shortcuts.MORE_MIXED)
-            least = least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item)
-            if least is None:
+            held = search.smallest.get(name, math.inf)
+            least = least_that_holds(lambda n: holds([((option, n),)])[0], start, most, item, held=held)
+            if least is None or least > most:
                 simulated = int(most) if math.isfinite(most) else item.too_many
                 search.beyond[name] = max(start - 1, simulated)
                 more: Literal["not-tried", "not-available", "too-dear"] = (
@@ -218,15 +222,34 @@ _NEAR = 1.05  # and how far it is narrowed afterwards
 _TOO_MANY = 64  # times the likely count: where an unlimited search gives up
 
 
-def least_that_holds(holds: Callable[[int], bool], least: int, most: float, item: Bounded) -> int | None:
-    """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not)."""
+def least_that_holds(
+    holds: Callable[[int], bool],
+    least: int,
+    most: float,
+    item: Bounded,
+    near: int | None = None,
+    held: float = math.inf,
+) -> int | None:
+    """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not).
+
+    `near`: it is likely there or a little above. `held` is known to hold; it is the answer where no fewer do.
+    """
     failed = least - 1
-    if math.isfinite(most):
+    if near is not None:
+        stride = 1
+        while near < min(most, item.too_many):
+            if holds(near):
+                held = near
+                break
+            failed, near, stride = near, near + stride, 2 * stride
+    if math.isfinite(held) and held <= most + 1:
+        high = int(held)
+    elif math.isfinite(most):
         high = int(most)
-        if high < least or not holds(high):
+        if high <= failed or not holds(high):
             return None
     else:
-        high = max(least, math.ceil(_FIRST_PRICE * item.likely))
+        high = max(failed + 1, math.ceil(_FIRST_PRICE * item.likely))
         while not holds(high):
             if high >= item.too_many:
                 return None

@@ -475,11 +475,9 @@ class Oracle:
             return Fleet(self.llm, pools, policies, NO_LINK)
 
         key = ("follows", _machine(option), count)
-        return count > 0 and self._answer(key, fleet, slo)
+        return count > 0 and self._answer(key, fleet, slo, is_prefilled=True)
 
-    def _answer(
-        self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, *, is_prompts: bool = False
-    ) -> bool:
+    def _answer(self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **asked: bool) -> bool:
         decided, key = self.answers.decided, (*self.of_question(), *own)
         self._asked.add(key)
 
@@ -489,7 +487,7 @@ class Oracle:
                 question = (self.llm, self.network, self.policies, self.of_pairs, self.z, own)
                 name = answer_name(question, self._traffic, slo)
                 kept = None if name is None else decided.look_up(name)
-            holds, seen = kept or self._asker.answer(Question(self._at(fleet()), slo, is_prompts))
+            holds, seen = kept or self._asker.answer(Question(self._at(fleet()), slo, **asked))
             if kept is None and decided is not None and name is not None:
                 decided.add(name, holds=holds, seen=seen)
             self._asker.count(seen)

@@ -70,7 +70,9 @@ def search_two_pools(
     option.
     """
     pairs = pair_up(prefills, decodes, ask, search, allowed)
-    for designs in (_likely(pairs), pairs):  # a good fleet first: it rules most others out by a question each
+    likely = _likely(pairs)
+    # a good fleet first: it rules most others out by a question each
+    for designs in (likely[:1], likely, pairs):
         found = cheapest(
             [designs],
             shared_limits(search.limits),
@@ -87,13 +89,18 @@ def search_two_pools(
 
 
 def _likely(pairs: Sequence[Design]) -> list[Design]:
-    """Those of the prefill option that will likely be the cheapest."""
+    """Those of the prefill option that will likely be the cheapest, and first of them the likeliest pair."""
 
     def likely(design: Design) -> float:
-        return objective((pool.item.option, pool.item.likely) for pool in design.pools)
+        return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
 
     best = min(pairs, key=likely, default=None)
-    return [] if best is None else [design for design in pairs if design.pools[0] is best.pools[0]]
+    if best is None:
+        return []
+    return sorted(
+        (design for design in pairs if design.pools[0] is best.pools[0]),
+        key=lambda design: design is not best,
+    )
 
 
 def pair_up(

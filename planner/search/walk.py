@@ -8,6 +8,7 @@ below `Bounded.least`, with which no policy can do the work that the SLO obliges
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
@@ -121,6 +122,7 @@ def walk(
     where nothing cheaper is left.
     """
     left = count_cheaper(mixed, pairs, search, search.value)
+    search.counted = search.value, left
     if not np.isfinite(left) or not may_go_on(0, int(left)):
         return
     fleets = [
@@ -155,7 +157,9 @@ def note_cheaper(
     mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], told: Told, search: Search
 ) -> None:
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
-    count = count_cheaper(mixed, pairs, search, search.value)
+    value, count = search.counted or (math.inf, math.inf)  # as the walk has counted them
+    if search.counted is None or value != search.value:
+        count = count_cheaper(mixed, pairs, search, search.value)
     search.cheaper = int(count) if np.isfinite(count) else None
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = sum(

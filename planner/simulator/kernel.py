@@ -82,6 +82,7 @@ from planner.simulator.layout import (
     PARTIAL,
     PAUSE,
     PREFILL,
+    PREFILLED,
     READY,
     RELEASED,
     RESTING,
@@ -121,7 +122,7 @@ from planner.simulator.slots import (
     seat_blocks,
     take_out,
 )
-from planner.simulator.transfer import cut, end_transfer, known_s, receive, wake, wake_for_kv
+from planner.simulator.transfer import cut, end_transfer, is_full, known_s, receive, wake, wake_for_kv
 
 
 @kernel_jit
@@ -153,23 +154,6 @@ def _may_return(state, pool, r):
         if worker.is_up != 1 and (worker.role == DECODE) == (pool == BACK) and fits(state, w, need):
             return True
     return False
-
-
-@kernel_jit
-def arrive(state, r, time_s, cause):
-    """Route request r, which has nothing computed, to a worker that takes arrivals."""
-    flip(state, FRONT, time_s)
-    w, request = NONE, state.requests[r]
-    if state.counters[HELD] == NONE:
-        w = route(state, r, time_s)
-    if w != NONE:
-        _send(state, r, w, time_s, cause)
-    elif holds_back(state, FRONT, r):
-        state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
-    elif _may_return(state, FRONT, r):
-        state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
-    else:
-        reject(state, r)
 
 
 @where_rare(lambda state, time_s, cause: None)
@@ -222,8 +206,46 @@ def hand_off(state, r, time_s, cause):
         return
     request.decode_worker = v
     assign(state, v, r, 1.0)
+    # a run that is not cut ends at the same times, but for the last bit
+    is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
     append(state.requests, state.workers[v], INBOUND, r)
-    receive(state, v, time_s, cause)
+    if not is_last:
+        receive(state, v, time_s, cause)
+
+
+@kernel_jit
+def _arrive_prefilled(state, r, time_s):
+    """Request r comes with its first token, and its KV lies on the first worker."""
+    worker, request = state.workers[0], state.requests[r]
+    request.prefill_worker, request.decode_worker, request.epoch = ZERO, NONE, worker.epoch
+    request.computed_tokens = request.length_tokens
+    first_token(state, r, time_s)
+    if request.output_tokens == 1:
+        assign(state, ZERO, r, 1.0)
+        finish(state, ZERO, r, time_s)
+        return
+    worker.used_blocks += request_blocks(state, ZERO, request.length_tokens) + seat_blocks(state, ZERO, r)
+    hand_off(state, r, time_s, worker.first_lane)
+
+
+@kernel_jit
+def arrive(state, r, time_s, cause):
+    """Route request r, which has nothing computed, to a worker that takes arrivals."""
+    if state.counters[PREFILLED] > 0:
+        _arrive_prefilled(state, r, time_s)
+        return
+    flip(state, FRONT, time_s)
+    w, request = NONE, state.requests[r]
+    if state.counters[HELD] == NONE:
+        w = route(state, r, time_s)
+    if w != NONE:
+        _send(state, r, w, time_s, cause)
+    elif holds_back(state, FRONT, r):
+        state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
+    elif _may_return(state, FRONT, r):
+        state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
+    else:
+        reject(state, r)
 
 
 @kernel_jit

@@ -103,6 +103,7 @@ WORKER = np.dtype(
         ("formed_s", "f8"),
         ("late_blocks", "i8"),
         ("late_seats", "i8"),
+        ("asked_blocks", "i8"),  # of its KV, by the first of the hand-offs for which there was no room
         ("stage_free_s", "f8", MAX_PP),
         ("tried_steps", "i8"),  # lightllm: decode steps since new prompts were last tried
         ("served_batch", "i8"),  # of prompts, for queue_batch
@@ -393,8 +394,9 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
     BROKEN,  # 1: a limit can no longer hold in one of the windows
     HELD,  # root of the heap of requests that wait at the router for a worker to be free for them
     IN_DOUBT,  # how many more of the last requests must decode before LATEST_S for the backlog test
-) = range(7, 23)
-COUNTERS = 23
+    PREFILLED,  # 1: every prompt arrives computed, on the first worker
+) = range(7, 24)
+COUNTERS = 24
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last

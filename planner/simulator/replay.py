@@ -49,6 +49,7 @@ STATUS = ("finished", "rejected", "unfinished")
 KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
 REMEMBERED_TOKENS = 20_000  # of a step: longer tables of step times are made for every simulation
 REMEMBERED_TYPES = 1024
+FRESH_REQUESTS = 2048  # that are made at a time: they fit into a processor's cache
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -228,6 +229,7 @@ def _passed(
     record: bool = False,
     stop_early: bool = False,
     patience_s: float = np.inf,
+    is_prefilled: bool = False,
     predicted_tokens: Ints | None = None,
     deadline: float = np.inf,
 ) -> tuple[Simulation, State]:
@@ -255,6 +257,7 @@ def _passed(
             state = _in_windows(state, limits, trace, every_s)
         state = state._replace(disturbances=through.disturbances())
         _be_patient(state, trace, patience_s)
+        state.counters[layout.PREFILLED] = is_prefilled
         try:
             through.run(state, lambda each: kernel.simulate_events(narrowed(each), 0, stop_early), deadline)
         except passing.MoreRuns:
@@ -365,10 +368,12 @@ def keeps(
     every_s: float | None = None,
     *,
     patience_s: float = np.inf,
+    is_prefilled: bool = False,
 ) -> Simulation | None:
     """Simulate only as far as it takes to see a limit broken, over the whole or, with `every_s`, in one of
     the windows of that length, or too many of the last requests wait longer than `patience_s`
-    (`Slo.patience_s`): None if so, else the whole simulation.
+    (`Slo.patience_s`): None if so, else the whole simulation. `is_prefilled`: every prompt arrives computed,
+    on the first of the fleet's workers.
 
     A limit that holds in every window holds over the whole, so that either may end it; what became of the
     windows, and all that the backlog test asks, `judge` says. `requests` are those of `trace`, laid out once
@@ -377,7 +382,14 @@ def keeps(
     if is_long(fleet, trace):
         predicted = requests.predicted_tokens
         told, state = _passed(
-            fleet, trace, limits, every_s, stop_early=True, patience_s=patience_s, predicted_tokens=predicted
+            fleet,
+            trace,
+            limits,
+            every_s,
+            stop_early=True,
+            patience_s=patience_s,
+            is_prefilled=is_prefilled,
+            predicted_tokens=predicted,
         )
         requests.count(int(state.counters[layout.ENTERED]))
         return told if _kept(state, len(trace), limits) else None
@@ -385,6 +397,7 @@ def keeps(
     if every_s is not None:
         state = _in_windows(state, limits, trace, every_s)
     _be_patient(state, trace, patience_s)
+    state.counters[layout.PREFILLED] = is_prefilled
     _run(state, fleet, 0, True)
     n = len(trace)
     found = results(state, fleet, trace, tuple(limits)) if _kept(state, n, limits) else None
@@ -449,15 +462,16 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 
 def _make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
     """The requests of a trace from `first` on, as many as there is room for."""
-    n, rows = len(requests), slice(first, first + len(requests))
-    requests.view(np.int64).reshape(n, len(_FRESH.dtype.names or ()))[:] = _FRESH.view(
-        np.int64
-    )  # not field by field
-    requests["arrival_s"] = trace.arrival_s[rows]
-    requests["input_tokens"] = requests["length_tokens"] = trace.input_tokens[rows]
-    output_tokens = trace.output_tokens[rows]
-    for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
-        requests[name] = output_tokens
+    fresh = _FRESH.view(np.int64)
+    for at in range(0, len(requests), FRESH_REQUESTS):
+        some = requests[at : at + FRESH_REQUESTS]
+        rows = slice(first + at, first + at + len(some))
+        some.view(np.int64).reshape(len(some), len(fresh))[:] = fresh  # not field by field
+        some["arrival_s"] = trace.arrival_s[rows]
+        some["input_tokens"] = some["length_tokens"] = trace.input_tokens[rows]
+        output_tokens = trace.output_tokens[rows]
+        for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
+            some[name] = output_tokens
 
 
 def _of_fresh() -> npt.NDArray[np.void]:
@@ -703,6 +717,7 @@ def _watched(limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float
         row = rows[k : k + 1]
         row["metric"], row["limit_s"], row["seen_s"] = METRICS[limit.metric], limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
+        row["seen"] = len(trace) if limit.percentile_frac == 0 else 0  # nobody has to keep it
     return rows
 
 

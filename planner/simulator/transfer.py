@@ -113,6 +113,14 @@ def _has_room(state, w, r, time_s):
     return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.kv_blocks
 
 
+@small_jit
+def is_full(state, w):
+    """Whether the first of the hand-offs to worker w waits for blocks that others have."""
+    worker = state.workers[w]
+    blocks = worker.used_blocks + worker.asked_blocks
+    return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
+
+
 @kernel_jit
 def receive(state, w, time_s, cause):
     """Start the transfers for which the decode worker w has blocks, in order of hand-off; a long run is cut
@@ -124,6 +132,8 @@ def receive(state, w, time_s, cause):
         if not _has_room(state, w, r, time_s):
             cut(state, w, time_s, cause)
             if not _has_room(state, w, r, time_s):
+                worker.asked_blocks = request_blocks(state, w, state.requests[r].length_tokens)
+                worker.asked_blocks += seat_blocks(state, w, r)
                 return
         pop(state.requests, worker, INBOUND)
         blocks = request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)

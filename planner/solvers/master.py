@@ -367,6 +367,23 @@ def busy_workers(option: Option, lengths: Lengths, obliged: Obliged) -> float:
     return workers
 
 
+def full_workers(option: Option, lengths: Lengths, seconds: float) -> float:
+    """How many decode workers make all tokens in so many seconds if every seat is taken for which there is
+    room in the KV cache. A guess, no bound: all contexts are the mean one.
+    """
+    worker = option.type.as_one
+    n, gaps = lengths.input_tokens, lengths.output_tokens - 1
+    tokens = float((lengths.requests * gaps).sum())
+    if tokens == 0:
+        return 0.0
+    context = float((lengths.requests * gaps * (n + gaps / 2)).sum()) / tokens
+    seats = min(float(worker.max_num_seqs), option.type.dp * option.type.kv_tokens / context)
+    each = max(seats / worker.pp, 1.0)  # of one step of a pipeline, which has so many under way
+    latency = worker.latency
+    step_s = float(latency.step_s(each)) + each * (latency.b_s + latency.d_s * context)
+    return tokens / seconds * step_s / (each * worker.pp)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """What the traffic asks of any fleet: its requests by class, how much of them must be done by when, and

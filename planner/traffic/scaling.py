@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 Scaling = Literal["superpose", "compress", "thin"]
 
 BLOCK = 1_000_000  # requests that are looked at together
+WINDOW_BINS, TRACE_BINS = 1024, 1 << 16  # into which both are cut at most to see where the busiest may begin
+LEAST_BINS = 16  # of a window
 SAME_FRAC = 1e-9  # factors this near to 1 change nothing
 
 
@@ -61,9 +63,9 @@ class Asked:
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
             return window(draw(self.described.at(rate_rps), seed=seed), self.part)
-        if self.rate_rps is not None:
-            trace = rescale(trace, self.rate_rps, how=self.how, rng=np.random.default_rng(seed))
-        return window(trace, self.part)
+        if self.rate_rps is None:
+            return window(trace, self.part)
+        return busiest_at(trace, self.rate_rps, self.part, how=self.how, rng=np.random.default_rng(seed))
 
 
 def same_requests(trace: Trace, other: Trace) -> bool:
@@ -87,6 +89,27 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
     thins. Copies keep their tenants and, but for sessions, all prefix ids: users share system prompts, which
     favours prefix caches.
     """
+    return _rescaled(trace, rate_rps, how, rng)
+
+
+def busiest_at(
+    trace: Trace, rate_rps: float, spec: str, *, how: Scaling = "superpose", rng: np.random.Generator
+) -> Trace:
+    """`window(rescale(...), spec)`. Of copies only what may be in the busiest window is put in order."""
+    match = _window_spec(spec)
+    length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
+    is_short = how == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
+    is_short = is_short and length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
+    if not is_short or not trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf:
+        return window(rescale(trace, rate_rps, how=how, rng=rng), spec)
+    near = _rescaled(trace, rate_rps, how, rng, length_s)
+    return _part(near, spec, busiest(near, length_s), length_s, of=round(rate_rps * trace.duration_s))
+
+
+def _rescaled(
+    trace: Trace, rate_rps: float, how: Scaling, rng: np.random.Generator, busiest_s: float | None = None
+) -> Trace:
+    """With `busiest_s` of copies only what may be in the busiest window of this length."""
     if how not in ("superpose", "compress", "thin"):
         raise InputError(f"scale: expected superpose, compress or thin, found {how!r}")
     if not 0 < rate_rps < np.inf:
@@ -114,7 +137,7 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
             f"requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
         )
     if how == "superpose" and factor > 1:
-        return _superpose(trace, requests, said, rng)
+        return _superpose(trace, requests, said, rng, busiest_s)
     if factor > 1:
         raise InputError(
             f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
@@ -144,7 +167,9 @@ def _whole_sessions(
     return np.flatnonzero(np.isin(session, order[:taken]))
 
 
-def _superpose(trace: Trace, requests: int, said: str, rng: np.random.Generator) -> Trace:
+def _superpose(
+    trace: Trace, requests: int, said: str, rng: np.random.Generator, busiest_s: float | None
+) -> Trace:
     n, start_s, period_s = len(trace), trace.arrival_s[0], trace.duration_s
     whole, rest = divmod(requests, n)
     rows, arrival_s, laps = [np.arange(n)], [trace.arrival_s], [np.zeros(n)]
@@ -159,8 +184,11 @@ def _superpose(trace: Trace, requests: int, said: str, rng: np.random.Generator)
         rows.append(row)
         arrival_s.append(np.minimum(start_s + turned_s, trace.arrival_s[-1]))
         laps.append(lap)
-    found = combined(trace, rows, arrival_s, np.concatenate(laps))
-    rest = len(found) - whole * n
+    if busiest_s is None:
+        found = combined(trace, rows, arrival_s, np.concatenate(laps))
+        rest = len(found) - whole * n
+    else:
+        found = combined(trace, *_may_be_busiest(trace, rows, arrival_s, busiest_s))
     note = f"{said}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
     if found.copies_share_prefixes:
         note += "; copies share their prefixes"
@@ -214,6 +242,40 @@ def _with_waits(
     return replace(found, prefix_ids=used + own * len(ids))
 
 
+def _may_be_busiest(
+    trace: Trace, rows: Sequence[IntArray], arrival_s: Sequence[FloatArray], length_s: float
+) -> tuple[list[IntArray], list[FloatArray]]:
+    """Of these parts of a trace, those requests that the busiest window may hold.
+
+    By tokens in bins: a window that begins in a bin holds at most those of the bins that it touches, at least
+    those of the bins inside it. A bin more on either side, as times are rounded.
+    """
+    whole = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
+    start_s, bin_s = trace.arrival_s[0], length_s / whole
+    bins = [((at_s - start_s) / bin_s).astype(np.int64) for at_s in arrival_s]
+    tokens = trace.input_tokens + trace.output_tokens
+    count = max(int(each.max()) for each in bins) + 1
+    held, begins = np.zeros(count + whole + 4), np.zeros(count, bool)  # whole numbers, exact
+    for row, each in zip(rows, bins, strict=True):
+        held[1 : count + 1] += np.bincount(each, tokens[row], minlength=count)
+        begins[each] = True
+    before = np.concatenate(([0], np.cumsum(held)))  # of bin b: held[b + 1]
+    b = np.arange(count)
+    at_most = before[b + whole + 4] - before[b]
+    at_least = before[b + whole] - before[b + 3]
+    may_begin = begins & (at_most >= at_least[begins].max())
+    # kept is what lies at most a window behind one that may begin it
+    change = np.zeros(count + whole + 4, np.int64)
+    change[:count] += may_begin
+    change[whole + 3 : whole + 3 + count] -= may_begin
+    is_kept = np.cumsum(change)[:count] > 0
+    kept = [is_kept[each] for each in bins]
+    return (
+        [row[some] for row, some in zip(rows, kept, strict=True)],
+        [at_s[some] for at_s, some in zip(arrival_s, kept, strict=True)],
+    )
+
+
 def busiest(trace: Trace, length_s: float) -> int:
     """The request at which the earliest of the windows with the most input and output tokens begins."""
     arrival_s = trace.arrival_s
@@ -238,27 +300,43 @@ def window(trace: Trace, spec: str = "whole") -> Trace:
     input and output tokens; it starts with a request. Arrivals are counted from the window's start. A window
     longer than the trace is the whole trace.
     """
-    if spec.strip() == "whole":
-        return trace
-    match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
+    match = _window_spec(spec)
     if match is None:
-        raise InputError(f"window: expected 'whole', 'first 10 min' or 'busiest 10 min', found {spec!r}")
-    length_s = quantity(match[2], "s", where="window")
-    if length_s <= 0:
-        raise InputError(f"window: expected a length > 0, found {match[2]!r}")
+        return trace
+    length_s = _length_s(match)
     if length_s > trace.duration_s:
         note = f"window: {spec.strip()} is the whole trace of {trace.duration_s:.4g} s"
         return replace(trace, notes=(*trace.notes, note))
+    first = busiest(trace, length_s) if match[1] == "busiest" else 0
+    return _part(trace, spec, first, length_s, of=len(trace))
+
+
+def _window_spec(spec: str) -> re.Match[str] | None:
+    """Which window and its length; None for the whole."""
+    if spec.strip() == "whole":
+        return None
+    match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
+    if match is None:
+        raise InputError(f"window: expected 'whole', 'first 10 min' or 'busiest 10 min', found {spec!r}")
+    return match
+
+
+def _length_s(match: re.Match[str]) -> float:
+    length_s = quantity(match[2], "s", where="window")
+    if length_s <= 0:
+        raise InputError(f"window: expected a length > 0, found {match[2]!r}")
+    return length_s
+
+
+def _part(trace: Trace, spec: str, first: int, length_s: float, *, of: int) -> Trace:
+    """What arrives from request `first` on, in so many seconds; `of` so many requests, as its note says."""
     arrival_s = trace.arrival_s
-    first = 0
-    if match[1] == "busiest":
-        first = busiest(trace, length_s)
     start_s = float(arrival_s[first])
     end = int(np.searchsorted(arrival_s, start_s + length_s, side="left"))
     # a length below the clock's resolution still holds the request it starts with
     part = trace.select(np.arange(first, max(end, first + 1)))
-    measure = " by tokens" if match[1] == "busiest" else ""
-    note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {len(trace)} requests"
+    measure = " by tokens" if spec.strip().startswith("busiest") else ""
+    note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {of} requests"
     if cut := int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum()) - len(part.after):
         note += f"; {cut} waits for what came before the window were cut"
     return replace(part, arrival_s=part.arrival_s - start_s, notes=(*trace.notes, note))

@@ -14,9 +14,9 @@ from hand_made import GPU, LATENCY
 from planner.fleet import Role, WorkerType
 from planner.search import shortcuts
 from planner.search.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
-from planner.search.designs import Design, Pool
+from planner.search.designs import Design, Pool, PoolQuestion
 from planner.search.fleets import Counts
-from planner.search.one_pool import Bounded, Search
+from planner.search.one_pool import Bounded, Search, least_that_holds
 from planner.solvers.master import Limits, Option
 
 MOST = 6  # workers of a pool in the brute force
@@ -222,3 +222,59 @@ def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
         design.learn((1,), holds=False)
     stopped = cheapest(llms, (), out_of_time=lambda: True)
     assert (stopped.value, stopped.bound, stopped.is_exact) == (24.0, 16.0, False)
+
+
+def questions_until_known(pool: Pool, least: int, most: int) -> list[int]:
+    """The counts that are asked about, up to `most`, until the least that does is known, or none does."""
+    asked: list[int] = []
+    while not pool.is_known and pool.least <= most:
+        question = PoolQuestion.of(pool, most)
+        assert pool.learned.failed < question.count < pool.learned.held and question.count <= most
+        asked.append(question.count)
+        question.answer = question.count >= least
+        question.conclude()
+    return asked
+
+
+def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
+    option = an_option("decode", "a", 1.0)
+
+    def asked(busy: int | None, least: int, most: int, likely: int = 1) -> list[int]:
+        search = Search(Limits({}))
+        pool = Pool(Bounded(option, 1, math.inf, likely, busy), search, lambda fleets: [True])
+        found = questions_until_known(pool, least, most)
+        assert pool.learned.held == (least if least <= most else math.inf)
+        return found
+
+    assert asked(36, 36, 100) == [36, 35]
+    assert asked(36, 37, 100) == [36, 37]
+    assert asked(178, 176, 10_000) == [178, 177, 175, 176]
+    assert asked(66, 66, 55) == [55]  # so many cannot pay
+    assert asked(None, 200, 184, likely=137) == [184]  # one answer rules it out
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        busy = int(rng.integers(1, 300)) if rng.random() < 0.5 else None
+        least, most, likely = (int(each) for each in rng.integers(1, 300, 3))
+        assert len(asked(busy, least, most, likely)) <= 2 * math.ceil(math.log2(300))
+
+
+def test_the_least_count_of_a_row_is_found_from_its_corner_or_from_one_that_holds() -> None:
+    item = Bounded(an_option("decode", "a", 1.0), 1, math.inf, 40)
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        truth, least = (int(each) for each in rng.integers(1, 60, 2))
+        most = math.inf if rng.random() < 0.3 else int(rng.integers(least, 70))
+        near = least if rng.random() < 0.5 else None
+        held = max(truth, least) + int(rng.integers(0, 9)) if rng.random() < 0.3 else math.inf
+        asked: list[int] = []
+
+        def holds(n: int, truth: int = truth, asked: list[int] = asked) -> bool:
+            asked.append(n)
+            return n >= truth
+
+        found = least_that_holds(holds, least, most, item, near, held)
+        answer = max(truth, least)
+        assert found == (answer if answer <= max(most, held if held <= most + 1 else 0) else None)
+        assert len(asked) == len(set(asked)) and all(least <= n <= most for n in asked)
+        if near is not None and truth <= least < most:
+            assert asked == [least]

@@ -226,6 +226,10 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
 
     search = Search(limits)
     bounded = {o.name: Bounded(o, 1, limits.most(o.type)) for o in (*mixed, *prefill, *decode)}
+    if seed % 2:  # guesses, right or wrong
+        for name, item in bounded.items():
+            busy = int(rng.integers(1, 20)) if item.option.role == "decode" else None
+            bounded[name] = replace(item, likely=int(rng.integers(1, 20)), busy=busy)
 
     def holds(fleets: object) -> list[bool]:
         return [holds_one(counts) for counts in fleets]  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError, TraceError
 from planner.traffic.generate import empirical, fixed, lognormal, synthesise, uniform
-from planner.traffic.scaling import rescale, window
+from planner.traffic.scaling import busiest_at, rescale, same_requests, window
 from planner.traffic.trace import FloatArray, Trace
 from planner.traffic.workload import dispersion
 
@@ -280,3 +282,22 @@ def test_distributions_refuse_lengths_below_one() -> None:
         lognormal(5.0, -1)
     with pytest.raises(InputError, match="one or more numbers of tokens >= 1"):
         empirical([])
+
+
+@pytest.mark.parametrize(
+    "spec", ["busiest 3 s", "busiest 40 s", "busiest 0.2 s", "busiest 90 s", "first 9 s"]
+)
+def test_the_busiest_window_of_copies_is_that_of_all_of_them_in_order(spec: str) -> None:
+    rng = np.random.default_rng(5)
+    for seed in range(6):
+        n = int(rng.integers(3, 300))
+        arrival_s = np.sort(rng.integers(0, 100, n) if seed % 2 else rng.uniform(0, 100, n)).astype(float)
+        trace = replace(
+            numbered([0.0, *arrival_s, 100.0]),
+            input_tokens=rng.integers(1, 4000, n + 2),
+            output_tokens=rng.integers(1, 400, n + 2),
+        )
+        rate_rps = trace.rate_rps * float(rng.uniform(0.8, 20))
+        found = busiest_at(trace, rate_rps, spec, rng=np.random.default_rng(seed))
+        asked = window(rescale(trace, rate_rps, rng=np.random.default_rng(seed)), spec)
+        assert same_requests(found, asked) and found.notes == asked.notes

@@ -1,0 +1,54 @@
+"""Prompts that arrive computed, against an engine that computes them in no time."""
+
+import numpy as np
+import pytest
+from hand_made import GPU, LATENCY
+from simulations import LLM
+
+from planner.domain import Limit
+from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.search.oracle import INSTANT, NO_LINK
+from planner.simulator.replay import Requests, keeps
+from planner.traffic.trace import Trace
+
+PATIENT = Limit("ttft", 0.0, 2.0)
+
+
+def a_trace(rng: np.random.Generator, requests: int) -> Trace:
+    return Trace(
+        "drawn",
+        np.sort(rng.uniform(0, requests / 20, requests)),
+        rng.integers(1, 3000, requests),
+        np.maximum(rng.geometric(1 / 120, requests), 1),
+    )
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("kv_tokens", [9_000, 200_000])
+@pytest.mark.parametrize("routing", ["jsq", "round-robin"])
+def test_prompts_that_arrive_computed_are_decoded_as_behind_an_instant_engine(
+    pp: int, kv_tokens: int, routing: str
+) -> None:
+    """The same answer at every count, and the same times but for the picoseconds of that engine."""
+    said: set[bool] = set()
+    for seed in range(3):
+        trace = a_trace(np.random.default_rng(seed), 600)
+        requests = Requests(trace)
+        for count in (1, 2, 3, 5, 8, 14):
+            back = WorkerType(GPU, 1, LATENCY, kv_tokens, 1000, 8, pp=pp)
+            instant = WorkerType(GPU, 1, INSTANT, 10**12, 8192, 256)
+            pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", back, count))
+            fleet = Fleet(LLM, pools, Policies(routing="jsq", decode_routing=routing), NO_LINK)
+
+            direct, behind = (
+                keeps(fleet, trace, (PATIENT,), requests, patience_s=2.0, is_prefilled=is_prefilled)
+                for is_prefilled in (True, False)
+            )
+            assert (direct is None) == (behind is None)
+            said.add(direct is not None)
+            if direct is not None and behind is not None:
+                for name in ("ttft_s", "e2e_s", "tbt_max_s"):
+                    assert getattr(direct, name) == pytest.approx(
+                        getattr(behind, name), abs=1e-6, nan_ok=True
+                    )
+    assert said == {True, False}
