@@ -11,7 +11,7 @@ import numpy as np
 from planner.documents.task import Task
 from planner.errors import InputError
 from planner.traffic.described import draw
-from planner.traffic.scaling import rescale, same_requests, window
+from planner.traffic.scaling import part_at, same_requests, window
 from planner.traffic.sessions import nominal
 from planner.traffic.trace import Trace, spread
 from planner.units import show_s
@@ -87,9 +87,12 @@ def _asked_at(trace: Trace, task: Task, more_frac: float, *, seed: int) -> tuple
         if more_frac:
             rate_rps = (asked.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
         if rate_rps is not None:
-            asked = rescale(asked, rate_rps, how=task.scale, rng=np.random.default_rng(seed))
+            asked = part_at(
+                asked, rate_rps, task.window or "whole", how=task.scale, rng=np.random.default_rng(seed)
+            )
             note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
-    asked = window(asked, task.window or "whole")
+    if task.described is not None or rate_rps is None:
+        asked = window(asked, task.window or "whole")
     if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
         note += (
             f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "
