@@ -265,9 +265,10 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     if not problem.oracle.has_losses and not problem.out_of_time():
         answer, lossy = _with_a_loss(found, paper)
         found = _if_cheaper(found, lossy)
-    best, kept_in = found.best, found.kept_in
+    best, kept_in, on_paper = found.best, found.kept_in, _kept_on_paper(problem, paper, found)
+    how_far = _bought if found.searched.oracle.one_in > 1 else _answered
     answers = (
-        _answered(problem, "on-paper", paper.best, _kept_on_paper(problem, paper, found)),
+        how_far(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
         *([] if answer is None else [answer]),
     )
@@ -280,7 +281,8 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
     """In the futures that production was searched in, and the fleet on paper was not."""
     assert problem.searched is not None
-    return replace(found.test, futures=problem.searched, first=0).of(paper.best, problem.searched.count)
+    count = problem.searched.count if found.searched.oracle.one_in == 1 else found.test.beside
+    return replace(found.test, futures=problem.searched, first=0).of(paper.best, count)
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
@@ -368,8 +370,16 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     with a few workers more or fewer than production, then with a few of other types beside it.
 
     First the futures are given up that are hardest for production, so that one simulation refutes a fleet.
+    Of a question that is searched on a scale model, which cannot tell one worker, nothing else is looked for,
+    nor how far it holds.
     """
     asked = production.searched
+    if asked.oracle.one_in > 1:
+        more = one_more(asked, production.best)
+        if not asked.allows(more):
+            return Answered("with-a-loss", (), None, None, None), None
+        said = production.test.of(more, production.test.beside, after_loss=True)
+        return _bought(production.asked, "with-a-loss", more, said), more
     futures, may_miss = asked.oracle.futures, asked.oracle.may_miss
     hard = in_most(asked, futures[: may_miss + LOSS_FUTURES], may_miss)
     lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
@@ -384,8 +394,7 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     if found is None:
         return Answered("with-a-loss", (), None, None, None), None
     kept_in = production.test.of(found, production.test.beside, after_loss=True)
-    whole = replace(production.asked, oracle=replace(production.asked.oracle, spare_workers=1))
-    return _answered(whole, "with-a-loss", found, kept_in), found
+    return _answered(lossy, "with-a-loss", found, kept_in), found
 
 
 def _spared(lossy: Problem, asked: Problem, paper: Found, best: Counts) -> Counts | None:

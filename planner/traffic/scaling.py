@@ -41,7 +41,7 @@ Scaling = Literal["superpose", "compress", "thin"]
 BLOCK = 1_000_000  # requests that are looked at together
 SAME_FRAC = 1e-9  # factors this near to 1 change nothing
 MANY_COPIES = 2  # of a trace, of which not all are put in order to find their busiest part,
-BINS, MOST_BINS = 100_000, 5_000_000  # but counted by bins: so many in the part, at most so many in all
+BINS = 100_000  # but counted by bins: so many in the part, at most as many in all as there are requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _busiest_of_copies(
     rows, arrivals_s, _ = _copies(trace, requests, rng)
     row, at_s = np.concatenate(rows), np.concatenate(arrivals_s)
     tokens = (trace.input_tokens + trace.output_tokens)[row]
-    bin_s = max(length_s / BINS, trace.duration_s / MOST_BINS)
+    bin_s = max(length_s / BINS, trace.duration_s / requests)
     bins = ((at_s - trace.arrival_s[0]) / bin_s).astype(np.int64)
     per_bin, far = np.bincount(bins, weights=tokens), int(length_s / bin_s)
     before = np.concatenate(([0.0], np.cumsum(per_bin), np.full(far + 3, per_bin.sum())))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError, TraceError
 from planner.traffic.generate import empirical, fixed, lognormal, synthesise, uniform
-from planner.traffic.scaling import rescale, window
+from planner.traffic.scaling import part_at, rescale, same_requests, window
 from planner.traffic.trace import FloatArray, Trace
 from planner.traffic.workload import dispersion
 
@@ -280,3 +280,26 @@ def test_distributions_refuse_lengths_below_one() -> None:
         lognormal(5.0, -1)
     with pytest.raises(InputError, match="one or more numbers of tokens >= 1"):
         empirical([])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(2, 80),
+    factor=st.floats(1.6, 30.0),
+    share=st.floats(0.001, 1.1),
+    seed=st.integers(0, 9999),
+    ties=st.booleans(),
+)
+def test_the_busiest_part_of_copies_is_that_of_the_whole(
+    n: int, factor: float, share: float, seed: int, *, ties: bool
+) -> None:
+    """Counted by bins, or all put in order: the same requests in the same order."""
+    draw = rng(seed)
+    arrival_s = np.sort(draw.uniform(0.0, 100.0, n))
+    arrival_s = np.round(arrival_s / 5) * 5 if ties else arrival_s
+    assume(arrival_s[-1] > arrival_s[0])
+    trace = Trace("drawn", arrival_s, draw.integers(1, 4 if ties else 4000, n), draw.integers(1, 4, n))
+    rate_rps, spec = trace.rate_rps * factor, f"busiest {share * trace.duration_s!r} s"
+    of_bins = part_at(trace, rate_rps, spec, rng=rng(seed))
+    of_all = window(rescale(trace, rate_rps, rng=rng(seed)), spec)
+    assert same_requests(of_bins, of_all) and of_bins.notes == of_all.notes
