@@ -815,7 +815,8 @@ class FuturesDrawn:
     block_s: float
     growth_frac: float
     have_spread: bool
-    searched: int  # futures that the search has seen
+    searched: int  # futures that the search has seen,
+    one_in: int = 1  # with one request and one worker in so many
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------

@@ -128,8 +128,11 @@ def _kind(drawn: FuturesDrawn) -> str:
         if drawn.have_spread
         else "step times as predicted, as no spread of them is known"
     )
+    k = drawn.one_in
+    model = f", one request and one worker in {k} of each; the test has them all" if k > 1 else ""
     return (
-        f"A future is traffic drawn anew ({traffic}){growth}, and {steps}. The search saw {drawn.searched}."
+        f"A future is traffic drawn anew ({traffic}){growth}, and {steps}. "
+        f"The search saw {drawn.searched}{model}."
     )
 
 

@@ -46,6 +46,7 @@ from planner.search.production import (
     may_miss,
     with_more,
 )
+from planner.search.scale_model import at_full_size, scale_model
 from planner.search.stages import Stage
 from planner.search.waves import of_each
 from planner.simulator.repeats import decision
@@ -153,12 +154,19 @@ def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tried:
-    """The fleet for production, how it did in futures that no search has seen, the last question asked."""
+    """The fleet for production, how it did in futures that no search has seen, the last question asked, and
+    the scale model that was searched where that is large.
+    """
 
     best: Counts
     kept_in: KeptIn
     asked: Problem
     test: Test
+    model: Problem | None = None
+
+    @property
+    def searched(self) -> Problem:
+        return self.asked if self.model is None else self.model
 
 
 def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried | None:
@@ -166,10 +174,19 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
-    safety, asked, first = problem.task.safety, in_production(problem), 0
+    model = scale_model(problem, paper.best)
+    found = None if model is problem else _tried(problem, model, paper, start)
+    return found if found is not None or problem.out_of_time() else _tried(problem, problem, paper, start)
+
+
+def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet]) -> Tried | None:
+    """As `tried`, searched on a scale model of the question, or on the question itself; None also where the
+    model has no fleet.
+    """
+    safety, asked, first = problem.task.safety, in_production(model), 0
     asked = replace(asked, oracle=replace(asked.oracle, until=problem.deadline))
     found: Tried | None = None
-    assert safety is not None and problem.tested is not None
+    assert safety is not None and problem.tested is not None and model.tested is not None
     futures = asked.oracle.futures
     stage = f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
     problem.progress(Stage(stage, "production"))
@@ -177,6 +194,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
     is_searched = True
     for attempt in range(TRIES):
         if least is None and problem.out_of_time():
+            return found
+        if least is None and model is not problem:
             return found
         if least is None:
             raise unreachable(asked, paper)
@@ -189,11 +208,11 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
                 best, kept_in = counts, said
                 break
         best, kept_in = _shrunk(asked, test, best, kept_in)
-        found = Tried(best, kept_in, asked, test)
+        found = Tried(best, kept_in, at_full_size(problem, asked), test, asked)
         if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
-        futures = (*futures, *(problem.tested[first + i] for i in range(kept_in.futures)))
-        asked = in_most(problem, futures, may_miss(safety, len(futures)))
+        futures = (*futures, *(model.tested[first + i] for i in range(kept_in.futures)))
+        asked = in_most(model, futures, may_miss(safety, len(futures)))
         beside = owned_beside(asked, paper.level0, best)
         asked, least = in_time(partial(grown, asked, best, beside), (asked, None))
         is_searched = least is None or objective(least) > (1 + AGAIN_FRAC) * objective(best)
@@ -205,12 +224,13 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
 
 def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[Counts, KeptIn]:
     """Workers are taken away, the dearest first, while the fleet holds in enough futures and passes its test:
-    what grew by twice as many each time may have grown too far.
+    what grew by twice as many each time may have grown too far. As many as one of a scale model stands for.
     """
+    step = asked.oracle.one_in
     while is_passed(kept_in, test.safety):
         for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
-            fewer = with_more(best, -1, [k])
-            if best[k][1] == 1 or not in_time(partial(asked.oracle.holds, [fewer]), [False])[0]:
+            fewer = with_more(best, -step, [k])
+            if best[k][1] <= step or not in_time(partial(asked.oracle.holds, [fewer]), [False])[0]:
                 continue
             if is_passed(said := test.run(fewer), test.safety):
                 best, kept_in = fewer, said
@@ -245,22 +265,24 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     if not problem.oracle.has_losses and not problem.out_of_time():
         answer, lossy = _with_a_loss(found, paper)
         found = _if_cheaper(found, lossy)
-    best, kept_in = found.best, found.kept_in
+    best, kept_in, on_paper = found.best, found.kept_in, _kept_on_paper(problem, paper, found)
+    how_far = _bought if found.searched.oracle.one_in > 1 else _answered
     answers = (
-        _answered(problem, "on-paper", paper.best, _kept_on_paper(problem, paper, found)),
+        how_far(problem, "on-paper", paper.best, on_paper),
         _answered(problem, "production", best, kept_in),
         *([] if answer is None else [answer]),
     )
     assert problem.task.safety is not None
     is_tested = is_passed(kept_in, problem.task.safety)
-    drawn = _drawn(problem, best, len(found.asked.oracle.futures))
+    drawn = _drawn(problem, best, found.searched.oracle)
     return Production(best, answers, drawn, is_tested, lossy)
 
 
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
     """In the futures that production was searched in, and the fleet on paper was not."""
     assert problem.searched is not None
-    return replace(found.test, futures=problem.searched, first=0).of(paper.best, problem.searched.count)
+    count = problem.searched.count if found.searched.oracle.one_in == 1 else found.test.beside
+    return replace(found.test, futures=problem.searched, first=0).of(paper.best, count)
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
@@ -273,7 +295,7 @@ def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
     said = found.test.run(lossy)
     if not is_passed(said, found.test.safety):
         return found
-    best, kept_in = _shrunk(found.asked, found.test, lossy, said) if is_less else (lossy, said)
+    best, kept_in = _shrunk(found.searched, found.test, lossy, said) if is_less else (lossy, said)
     return replace(found, best=best, kept_in=kept_in)
 
 
@@ -348,8 +370,16 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
     with a few workers more or fewer than production, then with a few of other types beside it.
 
     First the futures are given up that are hardest for production, so that one simulation refutes a fleet.
+    Of a question that is searched on a scale model, which cannot tell one worker, nothing else is looked for,
+    nor how far it holds.
     """
-    asked = production.asked
+    asked = production.searched
+    if asked.oracle.one_in > 1:
+        more = one_more(asked, production.best)
+        if not asked.allows(more):
+            return Answered("with-a-loss", (), None, None, None), None
+        said = production.test.of(more, production.test.beside, after_loss=True)
+        return _bought(production.asked, "with-a-loss", more, said), more
     futures, may_miss = asked.oracle.futures, asked.oracle.may_miss
     hard = in_most(asked, futures[: may_miss + LOSS_FUTURES], may_miss)
     lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
@@ -486,7 +516,7 @@ def _bought(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn)
     return Answered(name, bought(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h)
 
 
-def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
+def _drawn(problem: Problem, best: Counts, searched: Oracle) -> FuturesDrawn:
     assert problem.task.safety is not None and problem.searched is not None
     trace = problem.searched.trace
     how = drawn_by(problem.task, trace)
@@ -495,7 +525,8 @@ def _drawn(problem: Problem, best: Counts, searched: int) -> FuturesDrawn:
         block_s(trace) if how == "blocks" else 0.0,
         problem.task.safety.growth_frac,
         all(option.type.latency.spread is not None for option, _ in best),
-        searched,
+        len(searched.futures),
+        searched.one_in,
     )
 
 

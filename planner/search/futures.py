@@ -25,7 +25,7 @@ from planner.documents.task import Task
 from planner.domain import Slo
 from planner.search.asked import asked_traffic
 from planner.traffic.redraw import redrawn
-from planner.traffic.scaling import SAME_FRAC
+from planner.traffic.scaling import SAME_FRAC, rescale
 from planner.traffic.trace import Trace, spread
 
 SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
@@ -62,7 +62,7 @@ class Futures:
     that what was simulated in them is known; what is beyond is drawn whenever it is asked for.
 
     `trace` is the whole one, as it was read; a future has about `requests`. The first `count` have step times
-    that are evenly spread.
+    that are evenly spread. Drawn is one request in `one_in`, as users there were so much fewer.
     """
 
     task: Task
@@ -71,6 +71,7 @@ class Futures:
     kind: int
     count: int = 0
     requests: int = 0
+    one_in: int = 1
     _kept: dict[int, Future] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -85,14 +86,19 @@ class Futures:
 
     def __getstate__(self) -> tuple[object, ...]:
         """What they are drawn from."""
-        return self.task, self.trace, self.seed, self.kind, self.count, self.requests
+        return self.task, self.trace, self.seed, self.kind, self.count, self.requests, self.one_in
 
-    def __setstate__(self, state: tuple[Task, Trace, int, int, int, int]) -> None:
+    def __setstate__(self, state: tuple[Task, Trace, int, int, int, int, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]
+
+    def one_of(self, many: int) -> Futures:
+        """The same futures with one request in so many."""
+        requests = self.requests // many
+        return Futures(self.task, self.trace, self.seed, self.kind, self.count, requests, many)
 
     def words(self) -> str:
         """All that says which they are, beside the trace."""
-        return repr((self.task, self.seed, self.kind, self.count))
+        return repr((self.task, self.seed, self.kind, self.count, self.one_in))
 
     def _z(self, number: int) -> tuple[float, float]:
         normal = NormalDist().inv_cdf
@@ -110,17 +116,26 @@ class Futures:
         rng = np.random.default_rng([self.seed, self.kind, number])
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
         if (described := self.task.described) is not None:
-            rate_rps = self.task.rate_rps or described.mean_rps
-            return asked_traffic(self.trace, replace(self.task, rate_rps=rate_rps * growth), seed=seed)[0]
-        trace = spread(self.trace, seed=seed)
+            rate_rps = (self.task.rate_rps or described.mean_rps) * growth / self.one_in
+            return asked_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
+        trace, how = spread(self.trace, seed=seed), drawn_by(self.task, self.trace)
+        if how == "copies":
+            assert self.task.rate_rps is not None
+            rate_rps = self.task.rate_rps * growth / self.one_in
+            return asked_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
         task = replace(
             self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
         )
-        if drawn_by(self.task, self.trace) == "blocks":
+        if how == "blocks":
             trace = redrawn(trace, rng)
             if self.task.rate_rps is None and growth > 1:
                 task = replace(task, rate_rps=trace.rate_rps * growth)
-        return asked_traffic(trace, task, seed=seed)[0]
+        return one_of(asked_traffic(trace, task, seed=seed)[0], self.one_in, rng)
+
+
+def one_of(trace: Trace, many: int, rng: np.random.Generator) -> Trace:
+    """One request in so many, sessions whole."""
+    return trace if many == 1 else rescale(trace, trace.rate_rps / many, how="thin", rng=rng)
 
 
 def drawn_by(task: Task, trace: Trace) -> DrawnBy:

@@ -144,7 +144,8 @@ class Oracle:
     Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
     `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
     their options. Simulations run where the workers are (asking.py). With `future` they are asked of that,
-    and `trace` is what is written.
+    and `trace` is what is written. With `one_in` all traffic is one request in so many, and a pool is
+    simulated with one worker in so many, rounded down (scale_model.py).
     """
 
     llm: Llm
@@ -164,6 +165,7 @@ class Oracle:
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
     future: Future | None = None
+    one_in: int = 1
     until: float = math.inf  # on time.monotonic's clock: beyond, futures are not asked: StoppedError
     told: dict[Named, bool] = field(default_factory=dict, init=False)
     _asked: set[tuple[object, ...]] = field(default_factory=set, init=False)
@@ -319,11 +321,15 @@ class Oracle:
         simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more, those
         asked first.
         """
-        return [self._leads_enough(option, self.left(option, count)) for ((option, count),) in fleets]
+        return [self._leads_enough(option, self._modelled(option, count)) for ((option, count),) in fleets]
 
     def follows(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
-        return [self._follows_alone(option, self.left(option, count)) for ((option, count),) in fleets]
+        return [self._follows_alone(option, self._modelled(option, count)) for ((option, count),) in fleets]
+
+    def _modelled(self, option: Option, count: int) -> int:
+        """With how many workers a pool is simulated of which some may be lost."""
+        return self.left(option, count) // self.one_in
 
     def left(self, option: Option, count: int) -> int:
         """Fewest workers of one option that may be left of `count`."""
@@ -384,17 +390,20 @@ class Oracle:
         counts = tuple(
             (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
         )
+        lost = [(0,) * len(counts)]
         if self.spare_workers:
-            return [
-                (*counts[:i], (option, count - self.spare_workers), *counts[i + 1 :])
-                for i, (option, count) in enumerate(counts)
+            lost = [
+                tuple(self.spare_workers * (i == k) for i in range(len(counts))) for k in range(len(counts))
             ]
-        if self.spare_nodes:
-            return [
-                tuple((option, count - lost) for (option, count), lost in zip(counts, node, strict=True))
-                for node in self._nodes(counts)
-            ]
-        return [counts]
+        elif self.spare_nodes:
+            lost = self._nodes(counts)
+        return [
+            tuple(
+                (option, (count - gone) // self.one_in)
+                for (option, count), gone in zip(counts, each, strict=True)
+            )
+            for each in lost
+        ]
 
     def _nodes(self, counts: Counts) -> list[tuple[int, ...]]:
         """The fullest ways in which workers can share the spare nodes, wherever they are placed."""

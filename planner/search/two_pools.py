@@ -14,7 +14,7 @@ It takes for granted
     LEADS         a prefill pool that misses TTFT when every request leaves with its first token (`leads`)
                   misses it beside any decode pool, and so do smaller ones
 
-and, if there are more than MANY_PAIRS pairs,
+and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all of them,
 
     FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
                   growing backlog behind any prefill pool, and so have smaller ones
@@ -40,6 +40,7 @@ from planner.search.one_pool import Bounded, Holds, Search
 from planner.solvers.master import Option
 
 MANY_PAIRS = 1000
+MANY_WORKERS = 10_000  # each prefill count is searched by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ def pair_up(
     Without those of which even the least that may do is no better than the best fleet.
     """
     pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
-    follows = ask.follows if len(pairs) > MANY_PAIRS else None
+    are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
+    follows = ask.follows if are_many else None
     front = {p.option.name: Pool(p, search, ask.leads, shortcuts.LEADS) for p in prefills}
     back = {d.option.name: Pool(d, search, follows, shortcuts.FOLLOWS) for d in decodes}
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]

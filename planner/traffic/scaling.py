@@ -180,7 +180,9 @@ def _superpose(
             row = _whole_sessions(trace, rest, rng)
         else:
             row = np.sort(rng.choice(n, size=rest, replace=False))
-        lap, turned_s = np.divmod(trace.arrival_s[row] - start_s + rng.uniform(0.0, period_s), period_s)
+        turned_s = trace.arrival_s[row] - start_s + rng.uniform(0.0, period_s)
+        lap = (turned_s >= period_s).astype(float)
+        turned_s -= lap * period_s
         rows.append(row)
         arrival_s.append(np.minimum(start_s + turned_s, trace.arrival_s[-1]))
         laps.append(lap)
