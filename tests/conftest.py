@@ -25,7 +25,7 @@ typer.main.get_command = typer.testing._get_command = cache(  # type: ignore[att
 yaml.safe_load = partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 # real servers, engines, processes and browsers: on a busy machine one loses a race now and then. What fails
-# there is tried twice more and told as RERUN; everywhere else a failure is a failure
+# there is tried three times more, seconds later, and told as RERUN; everywhere else a failure is a failure
 WITH_SERVERS = ("browser", "runtime", "ui", "with_vllm")
 
 # a worker takes a file at a time: the longest first, so that both end at once. The first two ask for other
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     for item in items:
         if item.path in of_servers:
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=5))
 
 
 @pytest.fixture(scope="module")
