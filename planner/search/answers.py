@@ -193,9 +193,7 @@ def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet
     asked, least = cheapest_kept(asked, paper, start)
     is_searched = True
     for attempt in range(TRIES):
-        if least is None and problem.out_of_time():
-            return found
-        if least is None and model is not problem:
+        if least is None and (model is not problem or problem.out_of_time()):
             return found
         if least is None:
             raise unreachable(asked, paper)

@@ -8,7 +8,6 @@ below `Bounded.least`, with which no policy can do the work that the SLO obliges
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
@@ -157,8 +156,9 @@ def note_cheaper(
     mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], told: Told, search: Search
 ) -> None:
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
-    value, count = search.counted or (math.inf, math.inf)  # as the walk has counted them
-    if search.counted is None or value != search.value:
+    if search.counted is not None and search.counted[0] == search.value:
+        count = search.counted[1]  # as the walk has counted them
+    else:
         count = count_cheaper(mixed, pairs, search, search.value)
     search.cheaper = int(count) if np.isfinite(count) else None
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
