@@ -522,7 +522,7 @@ class OthersLeave:
     left: tuple[Remainder, ...]
 
 
-Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "link"]
+Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "link"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -940,6 +940,13 @@ class AloneFails:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatsTooFew:
+    """So many decode workers are taken to fall behind: they could not make the tokens at their best."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class PairFails:
     """A pair of pools fails with so many prefill workers, and more were not tried."""
 
@@ -979,6 +986,7 @@ Reason = (
     | WorkTooDear
     | WorkersFail
     | AloneFails
+    | SeatsTooFew
     | PairFails
     | NoDecodeBeside
     | LinkTooSlow

@@ -147,17 +147,17 @@ def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
 def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
     """KV blocks in use on these workers at these times, of the step that is under way, (times,)."""
     runs = simulation.runs
-    runs = runs[runs["prefill_tokens"] >= 0]  # the others are gaps of single requests
-    total = np.zeros(len(at_s))
+    rows = np.flatnonzero(runs["prefill_tokens"] >= 0)  # the others are gaps of single requests
+    rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
+    start_s, of, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
     for worker in workers:
-        own = runs[runs["worker"] == worker]
-        if not len(own):
-            continue
-        own = own[np.argsort(own["start_s"], kind="stable")]
-        steps = own["steps"]
-        end_s = own["start_s"] + own["first_s"] * steps + own["growth_s"] * (steps * (steps - 1) / 2)
-        last = np.searchsorted(own["start_s"], at_s, side="right") - 1
-        total += np.where((last >= 0) & (at_s <= end_s[last]), own["blocks"][last], 0)
+        first, end = np.searchsorted(of, [worker, worker + 1])
+        last = first + np.searchsorted(start_s[first:end], at_s, side="right") - 1
+        begun = np.flatnonzero(last >= first)
+        step = runs[rows[last[begun]]]
+        steps = step["steps"]
+        end_s = step["start_s"] + step["first_s"] * steps + step["growth_s"] * (steps * (steps - 1) / 2)
+        total[begun] += np.where(at_s[begun] <= end_s, step["blocks"], 0)
     return total
 
 

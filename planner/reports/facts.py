@@ -83,6 +83,10 @@ _SHORTCUTS: dict[facts.Shortcut, str] = {
     "follows": (
         "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
     ),
+    "seats": (
+        "a decode pool has a growing backlog that could not make the tokens in time at its best batch size, "
+        "with every seat taken at the end"
+    ),
     "link": (
         "no pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off "
         "passes an earlier one that waits for room"

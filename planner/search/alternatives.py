@@ -23,7 +23,7 @@ ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not 
 
 ALONE_REQUESTS = 2_000_000  # simulated requests that the GPU types alone may cost together
 
-ALONE_LEAST = 4  # simulations of each at least,
+ALONE_LEAST = 2  # simulations of each at least,
 
 ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
 

@@ -201,7 +201,8 @@ def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet
         best = in_time(partial(_roomier, asked, paper, least), least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
-        for counts in in_time(partial(_nearly, asked, paper, best), []) if attempt == 0 else ():
+        may_cost_less = attempt == 0 and (asked.oracle.one_in == 1 or is_passed(kept_in, safety))
+        for counts in in_time(partial(_nearly, asked, paper, best), []) if may_cost_less else ():
             if is_passed(said := test.run(counts), safety):
                 best, kept_in = counts, said
                 break
@@ -277,10 +278,13 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
 
 
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
-    """In the futures that production was searched in, and the fleet on paper was not."""
+    """In the futures that production was searched in, and the fleet on paper was not; beside a scale model in
+    the first ones of the test, as those it was searched in are drawn as a whole for nothing else.
+    """
     assert problem.searched is not None
-    count = problem.searched.count if found.searched.oracle.one_in == 1 else found.test.beside
-    return replace(found.test, futures=problem.searched, first=0).of(paper.best, count)
+    if found.searched.oracle.one_in > 1:
+        return found.test.of(paper.best, found.test.beside)
+    return replace(found.test, futures=problem.searched, first=0).of(paper.best, problem.searched.count)
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:

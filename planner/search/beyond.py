@@ -107,9 +107,9 @@ def search_beyond(
             Standing(value if best is not None else None, problem.lower or None, oracle.simulations)
         )
     if best is not None:
-        best = _moved(
-            problem, tuple((option, count) for option, count in best if count), options, level0.options, tries
-        )
+        best = tuple((option, count) for option, count in best if count)
+        moves = int(np.clip(BEYOND_REQUESTS / 2 / len(problem.trace), 2, BEYOND_MOST))
+        best = _moved(problem, best, options, level0.options, moves)
     best, is_exact = _every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
         refined = owned_first(problem, _refined(problem, level0, capacities, best))

@@ -71,6 +71,11 @@ class Pool:
     def least(self) -> int:
         return self.learned.failed + 1
 
+    def take_few_to_fail(self) -> None:
+        if self.least < self.item.few < self.learned.held:
+            self.learned.failed = self.item.few - 1
+            self.search.assumed.add(shortcuts.SEATS)
+
     @property
     def is_known(self) -> bool:
         return self.alone is None or self.learned.held == self.least
@@ -84,7 +89,10 @@ def explain(item: Bounded, search: Search) -> None:
         search.refuted.pop(option.name, None)
     elif failed >= item.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
-        search.refuted[option.name] = facts.AloneFails(role, failed)
+        is_taken = failed == item.few - 1
+        search.refuted[option.name] = (
+            facts.SeatsTooFew(failed) if is_taken else facts.AloneFails(role, failed)
+        )
     elif objective(((option, failed + 1),)) >= search.value or item.least > item.most:
         search.refuted[option.name] = by_bound(item, search.value)
 

@@ -28,7 +28,7 @@ from planner.search.problem import Problem, Standing
 from planner.search.stages import Stage
 from planner.search.two_pools import AskPairs, pair_up, search_two_pools
 from planner.search.walk import note_cheaper, walk
-from planner.solvers.master import Option, full_workers, least_workers
+from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
 from planner.solvers.required_work import Obliged, usual
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser
@@ -38,6 +38,9 @@ WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every
 FAR_SOONER = 8
 
 LAST_FRAC = 0.1  # of the requests, at which the backlog test looks
+
+FEW_REQUESTS = 200_000  # of more, decode pools far below what they must make are not simulated:
+FEW_FRAC = 0.8  # of the workers that could just make the tokens; 0.92 of these was the least that kept up
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,17 +282,24 @@ def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
         lengths = coarser(problem.hits.lengths(likely * worker.kv_tokens + stores * beside))
         likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
-    return Bounded(option, least, problem.limits.most(option.type), likely, _busy(problem, option))
+    fewest, full = keeping_up(problem, option)
+    busy = None if full is None else oracle.enough(option, full)
+    few = math.ceil(FEW_FRAC * fewest) if len(problem.trace) > FEW_REQUESTS else 1
+    return Bounded(
+        option, least, problem.limits.most(option.type), likely, busy, oracle.enough(option, max(few, 1))
+    )
 
 
-def _busy(problem: Problem, option: Option) -> int | None:
-    """How many decode workers just pass the backlog test behind instant prefill (`Oracle.follows`).
+def keeping_up(problem: Problem, option: Option) -> tuple[float, int | None]:
+    """With how few decode workers, as none is known to, a pool would pass the backlog test behind instant
+    prefill (`Oracle.follows`); and with how many it just does if all seats are taken. 0 and None where
+    nobody knows.
 
     It looks at the last tenth, the middle of which may wait two patiences.
     """
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
-        return None
-    span_s = (1 - LAST_FRAC / 2) * problem.trace.duration_s
-    seconds = span_s + 2 * problem.slo.patience_s
-    workers = (1 - LAST_FRAC / 2) * full_workers(option, coarser(problem.lengths), seconds)
-    return problem.oracle.enough(option, max(math.ceil(workers), 1))
+        return 0.0, None
+    share, lengths = 1 - LAST_FRAC / 2, coarser(problem.lengths)
+    seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s
+    full = share * full_workers(option, lengths, seconds)
+    return share * fewest_decode_workers(option, lengths, seconds), max(math.ceil(full), 1)

@@ -56,7 +56,8 @@ class Bounded:
     """An option with a valid lower bound on its count, and its cap from stock, power and budget.
 
     `likely` is a count to look at first, and `busy`, of a decode pool, what keeps up with all seats taken,
-    which is often right to a worker; no conclusion rests on them.
+    which is often right to a worker; no conclusion rests on them. Fewer than `few` decode workers are taken
+    to fall behind (shortcuts.SEATS).
     """
 
     option: Option
@@ -64,6 +65,7 @@ class Bounded:
     most: float
     likely: int = 1
     busy: int | None = None
+    few: int = 1
 
     @property
     def least_objective(self) -> float:

@@ -159,7 +159,7 @@ def worth_a_look(problem: Problem, level0: Level0) -> list[Counts]:
         filled += _filled(smallest, count)
     rows = {row_of(option.type.gpu.name) for option, _ in filled}
     rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in rows]
-    if rented and not problem.out_of_time():
+    if rented and filled and not problem.out_of_time():
         found.append(thinned(owned_first(problem, (*rented, *filled)), problem))
     return [counts for counts in found if problem.allows(counts) and problem.oracle.holds([counts])[0]]
 

@@ -77,6 +77,11 @@ def _(because: facts.AloneFails) -> str:
 
 
 @reason_text.register
+def _(because: facts.SeatsTooFew) -> str:
+    return f"{because.workers} workers cannot make the tokens in time, by step times and seats; not simulated"
+
+
+@reason_text.register
 def _(because: facts.PairFails) -> str:
     return f"fails with {because.prefill_workers} prefill workers and more were not tried"
 

@@ -25,6 +25,11 @@ LEADS: Shortcut = "leads"
 FOLLOWS: Shortcut = "follows"
 """A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
 
+SEATS: Shortcut = "seats"
+"""A decode pool falls behind that could not make the tokens at its best batch size, every seat taken at the
+end: with less than 0.8 of the workers that this takes (`master.fewest_decode_workers`), none is simulated.
+"""
+
 LINK: Shortcut = "link"
 """No pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off passes an
 earlier one that waits for room.
@@ -36,6 +41,7 @@ IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     LEADS: (Tested(0, 646),),
     FOLLOWS: (Tested(0, 150),),
+    SEATS: (Tested(0, 199),),
     LINK: (),  # not measured
 }
 

@@ -18,6 +18,8 @@ and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all 
 
     FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
                   growing backlog behind any prefill pool, and so have smaller ones
+    SEATS         of a large question, so has a decode pool that could not make the tokens at its best batch
+                  size, with every seat taken at the end (`Bounded.few`)
 
 These are assumptions (planner/search/shortcuts.py has how often they failed in tests). Where a decode pool
 can change what prefill does by more than holding it up, `leads` is None, and p begins at what the work
@@ -120,6 +122,9 @@ def pair_up(
     follows = ask.follows if are_many else None
     front = {p.option.name: Pool(p, search, ask.leads, shortcuts.LEADS) for p in prefills}
     back = {d.option.name: Pool(d, search, follows, shortcuts.FOLLOWS) for d in decodes}
+    if follows is not None:
+        for pool in back.values():
+            pool.take_few_to_fail()
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
     below = search.value * (1 - 1e-9)
 

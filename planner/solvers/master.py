@@ -61,6 +61,7 @@ from planner.solvers.required_work import Obliged
 from planner.traffic.workload import Lengths, Workload
 
 PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
+BATCH_SIZES = 64  # between one and all seats, among which the best is looked for
 Floats = npt.NDArray[np.float64]
 
 
@@ -371,17 +372,44 @@ def full_workers(option: Option, lengths: Lengths, seconds: float) -> float:
     """How many decode workers make all tokens in so many seconds if every seat is taken for which there is
     room in the KV cache. A guess, no bound: all contexts are the mean one.
     """
-    worker = option.type.as_one
+    tokens, context = _decoded(lengths)
+    return tokens / seconds / _tokens_per_s(option, context, _seats(option, context)) if tokens else 0.0
+
+
+def fewest_decode_workers(option: Option, lengths: Lengths, seconds: float) -> float:
+    """With how few decode workers a pool could have begun with all of these requests after so many seconds:
+    each makes tokens as fast as at its best batch size, and has every seat taken by a request that is still
+    to make all of its tokens. Of the pool as a whole, whose workers a router may not load alike.
+    """
+    tokens, context = _decoded(lengths)
+    if not tokens:
+        return 0.0
+    seats = max(_seats(option, context), 1.0)
+    fastest = max(_tokens_per_s(option, context, each) for each in np.geomspace(1.0, seats, BATCH_SIZES))
+    gaps = lengths.output_tokens - 1
+    left = float((lengths.requests * gaps * gaps).sum()) / tokens  # longer ones sit longer
+    return tokens / (fastest * seconds + seats * left)
+
+
+def _decoded(lengths: Lengths) -> tuple[float, float]:
+    """How many tokens decode workers make, and the mean context of one."""
     n, gaps = lengths.input_tokens, lengths.output_tokens - 1
     tokens = float((lengths.requests * gaps).sum())
-    if tokens == 0:
-        return 0.0
-    context = float((lengths.requests * gaps * (n + gaps / 2)).sum()) / tokens
-    seats = min(float(worker.max_num_seqs), option.type.dp * option.type.kv_tokens / context)
+    return tokens, float((lengths.requests * gaps * (n + gaps / 2)).sum()) / max(tokens, 1.0)
+
+
+def _seats(option: Option, context: float) -> float:
+    """For how many requests of so many tokens a worker has room."""
+    return min(float(option.type.as_one.max_num_seqs), option.type.dp * option.type.kv_tokens / context)
+
+
+def _tokens_per_s(option: Option, context: float, seats: float) -> float:
+    """Tokens that a worker makes with so many requests in its batches."""
+    worker = option.type.as_one
     each = max(seats / worker.pp, 1.0)  # of one step of a pipeline, which has so many under way
     latency = worker.latency
     step_s = float(latency.step_s(each)) + each * (latency.b_s + latency.d_s * context)
-    return tokens / seconds * step_s / (each * worker.pp)
+    return each * worker.pp / step_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

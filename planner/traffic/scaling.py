@@ -20,6 +20,7 @@ the blocks that several sessions share, and none of those that only one session 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 Scaling = Literal["superpose", "compress", "thin"]
 
 BLOCK = 1_000_000  # requests that are looked at together
-WINDOW_BINS, TRACE_BINS = 1024, 1 << 16  # into which both are cut at most to see where the busiest may begin
+WINDOW_BINS, TRACE_BINS = 4096, 1 << 18  # into which both are cut at most to see where the busiest may begin
+AROUND = 3  # bins
 LEAST_BINS = 16  # of a window
 SAME_FRAC = 1e-9  # factors this near to 1 change nothing
 
@@ -170,31 +172,50 @@ def _whole_sessions(
 def _superpose(
     trace: Trace, requests: int, said: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
-    n, start_s, period_s = len(trace), trace.arrival_s[0], trace.duration_s
-    whole, rest = divmod(requests, n)
-    rows, arrival_s, laps = [np.arange(n)], [trace.arrival_s], [np.zeros(n)]
+    whole, rest = divmod(requests, len(trace))
+    copies = [_Copy(None, None)]
     for copy in range(1, whole + (rest > 0)):
         if copy < whole:
-            row = np.arange(n)
+            row = None
         elif trace.after.size:
             row = _whole_sessions(trace, rest, rng)
         else:
-            row = np.sort(rng.choice(n, size=rest, replace=False))
-        turned_s = trace.arrival_s[row] - start_s + rng.uniform(0.0, period_s)
-        lap = (turned_s >= period_s).astype(float)
-        turned_s -= lap * period_s
-        rows.append(row)
-        arrival_s.append(np.minimum(start_s + turned_s, trace.arrival_s[-1]))
-        laps.append(lap)
+            row = np.sort(rng.choice(len(trace), size=rest, replace=False))
+        copies.append(_Copy(row, float(rng.uniform(0.0, trace.duration_s))))
     if busiest_s is None:
+        rows = [copy.rows(trace) for copy in copies]
+        turned = [copy.turned(trace, row) for copy, row in zip(copies, rows, strict=True)]
+        arrival_s, laps = zip(*turned, strict=True)
         found = combined(trace, rows, arrival_s, np.concatenate(laps))
-        rest = len(found) - whole * n
+        rest = len(found) - whole * len(trace)
     else:
-        found = combined(trace, *_may_be_busiest(trace, rows, arrival_s, busiest_s))
+        found = combined(trace, *_may_be_busiest(trace, copies, busiest_s))
     note = f"{said}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
     if found.copies_share_prefixes:
         note += "; copies share their prefixes"
     return replace(found, notes=(*trace.notes, note))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    """Some requests of a trace, None for all; arriving so much later, around a circle, None: as they are."""
+
+    some: IntArray | None
+    shift_s: float | None
+
+    def rows(self, trace: Trace) -> IntArray:
+        return np.arange(len(trace)) if self.some is None else self.some
+
+    def turned(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """When these of its requests arrive, and 1 for those that went around the circle, else 0."""
+        arrival_s = trace.arrival_s[rows]
+        if self.shift_s is None:
+            return arrival_s, np.zeros(len(rows))
+        start_s = trace.arrival_s[0]
+        turned_s = arrival_s - start_s + self.shift_s
+        laps = (turned_s >= trace.duration_s).astype(float)
+        turned_s -= laps * trace.duration_s
+        return np.minimum(start_s + turned_s, trace.arrival_s[-1]), laps
 
 
 def combined(
@@ -245,37 +266,59 @@ def _with_waits(
 
 
 def _may_be_busiest(
-    trace: Trace, rows: Sequence[IntArray], arrival_s: Sequence[FloatArray], length_s: float
+    trace: Trace, copies: Sequence[_Copy], length_s: float
 ) -> tuple[list[IntArray], list[FloatArray]]:
-    """Of these parts of a trace, those requests that the busiest window may hold.
+    """Of these copies of a trace, those requests that the busiest window may hold.
 
     By tokens in bins: a window that begins in a bin holds at most those of the bins that it touches, at least
-    those of the bins inside it. A bin more on either side, as times are rounded.
+    those of the bins inside it. A copy moves the bins of the trace by whole ones, which puts a request at
+    most one bin before its own; two more on either side, as times are rounded.
     """
     whole = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
-    start_s, bin_s = trace.arrival_s[0], length_s / whole
-    bins = [((at_s - start_s) / bin_s).astype(np.int64) for at_s in arrival_s]
+    bin_s, since_s = length_s / whole, trace.arrival_s - trace.arrival_s[0]
+    count = int(trace.duration_s / bin_s) + 1
     tokens = trace.input_tokens + trace.output_tokens
-    count = max(int(each.max()) for each in bins) + 1
-    held, begins = np.zeros(count + whole + 4), np.zeros(count, bool)  # whole numbers, exact
-    for row, each in zip(rows, bins, strict=True):
-        held[1 : count + 1] += np.bincount(each, tokens[row], minlength=count)
-        begins[each] = True
-    before = np.concatenate(([0], np.cumsum(held)))  # of bin b: held[b + 1]
+    held = np.zeros(2 * AROUND + count + whole)  # whole numbers, exact; of bin b: held[AROUND + b]
+    for copy in copies:
+        of_copy, some = since_s, tokens
+        if copy.some is not None:
+            of_copy, some = since_s[copy.some], tokens[copy.some]
+        for part, shift_s in _either_side(of_copy, copy.shift_s, trace.duration_s):
+            bins = (of_copy[part] / bin_s).astype(np.int64) + (AROUND + math.floor(shift_s / bin_s))
+            if len(bins):
+                held[bins[0] : bins[-1] + 1] += np.bincount(bins - bins[0], some[part])
+    before = np.concatenate(([0], np.cumsum(held)))
     b = np.arange(count)
-    at_most = before[b + whole + 4] - before[b]
-    at_least = before[b + whole] - before[b + 3]
-    may_begin = begins & (at_most >= at_least[begins].max())
+    at_most = before[b + 2 * AROUND + whole] - before[b]
+    at_least = before[b + whole] - before[b + 2 * AROUND]
+    may_begin = np.flatnonzero(at_most >= at_least.max())
     # kept is what lies at most a window behind one that may begin it
-    change = np.zeros(count + whole + 4, np.int64)
-    change[:count] += may_begin
-    change[whole + 3 : whole + 3 + count] -= may_begin
-    is_kept = np.cumsum(change)[:count] > 0
-    kept = [is_kept[each] for each in bins]
-    return (
-        [row[some] for row, some in zip(rows, kept, strict=True)],
-        [at_s[some] for at_s, some in zip(arrival_s, kept, strict=True)],
-    )
+    edges_s = _spans(may_begin - AROUND, may_begin + whole + AROUND) * bin_s
+    rows, arrival_s = [], []
+    for copy in copies:
+        own = copy.rows(trace)
+        of_copy = since_s[own]
+        for part, shift_s in _either_side(of_copy, copy.shift_s, trace.duration_s):
+            first, end = (part.start + np.searchsorted(of_copy[part], edges_s - shift_s)).T
+            rows += [row := np.concatenate([own[i:j] for i, j in zip(first, end, strict=True)])]
+            arrival_s.append(copy.turned(trace, row)[0])
+    return rows, arrival_s
+
+
+def _either_side(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
+    """Of requests in order of time those that stay this side of the circle's seam, and those that pass it,
+    with by how much each move.
+    """
+    if shift_s is None:
+        return [(slice(0, len(since_s)), 0.0)]
+    seam = int(np.searchsorted(since_s + shift_s, period_s))
+    return [(slice(0, seam), shift_s), (slice(seam, len(since_s)), shift_s - period_s)]
+
+
+def _spans(begins: IntArray, ends: IntArray) -> IntArray:
+    """(first, end) of the stretches that these, in order of both, cover together."""
+    is_new = np.concatenate(([True], begins[1:] > ends[:-1]))
+    return np.column_stack([begins[is_new], ends[np.concatenate((np.flatnonzero(is_new)[1:] - 1, [-1]))]])
 
 
 def busiest(trace: Trace, length_s: float) -> int:

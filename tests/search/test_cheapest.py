@@ -14,9 +14,10 @@ from hand_made import GPU, LATENCY
 from planner.fleet import Role, WorkerType
 from planner.search import shortcuts
 from planner.search.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
-from planner.search.designs import Design, Pool, PoolQuestion
+from planner.search.designs import Design, Pool, PoolQuestion, explain
 from planner.search.fleets import Counts
 from planner.search.one_pool import Bounded, Search, least_that_holds
+from planner.search.reasons import reason_text
 from planner.solvers.master import Limits, Option
 
 MOST = 6  # workers of a pool in the brute force
@@ -256,6 +257,26 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
         busy = int(rng.integers(1, 300)) if rng.random() < 0.5 else None
         least, most, likely = (int(each) for each in rng.integers(1, 300, 3))
         assert len(asked(busy, least, most, likely)) <= 2 * math.ceil(math.log2(300))
+
+
+def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simulated() -> None:
+    option, search = an_option("decode", "a", 1.0), Search(Limits({}))
+    pool = Pool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [fleets[0][0][1] >= 40])
+    pool.take_few_to_fail()
+    explain(pool.item, search)
+    assert reason_text(search.refuted[option.name]).endswith("not simulated")
+    asked = questions_until_known(pool, 40, 100)
+    assert min(asked) >= 30 and pool.least == 40 and search.assumed >= {shortcuts.SEATS}
+    explain(pool.item, search)
+    assert "fall behind" in reason_text(search.refuted[option.name])
+
+
+def test_what_was_simulated_is_not_taken_to_fail() -> None:
+    option, search = an_option("decode", "a", 1.0), Search(Limits({}))
+    pool = Pool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [True])
+    pool.learned.held = 20
+    pool.take_few_to_fail()
+    assert pool.least == 1 and shortcuts.SEATS not in search.assumed
 
 
 def test_the_least_count_of_a_row_is_found_from_its_corner_or_from_one_that_holds() -> None:

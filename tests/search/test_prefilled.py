@@ -7,9 +7,12 @@ from simulations import LLM
 
 from planner.domain import Limit
 from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.search.level0 import FEW_FRAC
 from planner.search.oracle import INSTANT, NO_LINK
 from planner.simulator.replay import Requests, keeps
+from planner.solvers.master import Option, fewest_decode_workers
 from planner.traffic.trace import Trace
+from planner.traffic.workload import distinct_lengths
 
 PATIENT = Limit("ttft", 0.0, 2.0)
 
@@ -52,3 +55,26 @@ def test_prompts_that_arrive_computed_are_decoded_as_behind_an_instant_engine(
                         getattr(behind, name), abs=1e-6, nan_ok=True
                     )
     assert said == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("kv_tokens, seats", [(9_000, 2), (9_000, 64), (200_000, 2), (200_000, 8)])
+def test_no_pool_keeps_up_with_far_fewer_workers_than_make_the_tokens(
+    kv_tokens: int, seats: int, pp: int, seed: int
+) -> None:
+    """What large questions take for granted (shortcuts.SEATS)."""
+    trace = a_trace(np.random.default_rng(seed), 2_000)
+    requests, lengths = Requests(trace), distinct_lengths(trace)
+    worker = WorkerType(GPU, 1, LATENCY, kv_tokens, 1000, seats, pp=pp)
+    instant = WorkerType(GPU, 1, INSTANT, 10**12, 8192, 256)
+
+    def keeps_up(count: int) -> bool:
+        pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", worker, count))
+        fleet = Fleet(LLM, pools, Policies(routing="jsq"), NO_LINK)
+        return keeps(fleet, trace, (PATIENT,), requests, patience_s=2.0, is_prefilled=True) is not None
+
+    seconds = 0.95 * trace.duration_s + PATIENT.limit_s
+    fewest = 0.95 * fewest_decode_workers(Option("decode", worker, 1.0), lengths, seconds)
+    least = next(count for count in range(1, 40) if keeps_up(count))
+    assert fewest > 2 and FEW_FRAC * fewest < least < 1.5 * fewest

@@ -1,0 +1,93 @@
+"""How few decode workers keep up behind instant prefill, against what large questions take for granted.
+
+    python benchmarks/decode_pools.py --traces FILE [FILE ...] [--rates 300 2000] [--windows "busiest 2 min"]
+
+For each decode option of eight GPU types, TP and PP, the least count that passes the backlog test
+(`Oracle.follows`), by bisection, as a multiple of `master.fewest_decode_workers`. A search of more than
+`level0.FEW_REQUESTS` requests simulates none below `level0.FEW_FRAC` times that (shortcuts.SEATS). Exits 1
+if one of those keeps up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.task import parse_task
+from planner.face.inputs import read_catalog, requests_of
+from planner.search import level0
+from planner.search.asked import Asked
+from planner.search.one_pool import Bounded, least_that_holds
+from planner.search.options import decode_options
+from planner.search.pose import pose
+from planner.search.problem import Problem
+from planner.solvers.master import Option
+from planner.traffic.trace import Trace
+
+GPUS = ["a100-80g", "h100-80g", "h100-pcie-80g", "h100-nvl-94g", "h200-141g", "b200-180g", "l40s-48g"]
+GPUS += ["mi300x-192g"]
+LEAST, MOST = 4, 2_000  # workers that a pool should have, to be looked at: of fewer a share says little
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, nargs="+", required=True)
+    parser.add_argument("--rates", type=float, nargs="+", default=[300.0])
+    parser.add_argument("--windows", nargs="+", default=["busiest 2 min"])
+    parser.add_argument("--ttft", nargs="+", default=["2 s"])
+    parser.add_argument("--llms", nargs="+", default=["llama-3.1-70b"])
+    asked = parser.parse_args()
+    catalog, is_right = read_catalog(None), True
+    print("| LLM | trace | req/s | window | TTFT | pools | least share | median | largest |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for path in asked.traces:
+        trace = requests_of(path, None, seed=0)
+        for llm, rate, window, ttft in itertools.product(asked.llms, asked.rates, asked.windows, asked.ttft):
+            shares = shares_of(question(catalog, trace, llm, rate, window, ttft))
+            cells = [llm, path.stem, f"{rate:g}", window, ttft, str(len(shares))]
+            cells += [f"{share:.2f}" for share in np.quantile(shares, [0, 0.5, 1])] if shares else []
+            print(f"| {' | '.join(cells)} |", flush=True)
+            is_right &= all(share >= level0.FEW_FRAC for share in shares)
+    sys.exit(not is_right)
+
+
+def question(catalog: Catalog, trace: Trace, llm: str, rate: float, window: str, ttft: str) -> Problem:
+    document = {
+        "llm": llm,
+        "slo": {"ttft": {"p99": ttft}, "tbt": {"p99": "100 ms"}},
+        "traffic": {"rate": rate, "window": window},
+        "safety": "none",
+        "fleet": {"gpus": GPUS, "pp": [1, 2], "network": {"bandwidth": "100 TB/s"}},
+    }
+    task = parse_task(document, catalog)
+    return pose(task, trace, catalog, asked=Asked.of(trace, task, seed=0))
+
+
+def shares_of(problem: Problem) -> list[float]:
+    """Of each pool the least count that keeps up, as a multiple of what was taken for the fewest."""
+    found = []
+    for option in decode_options(problem.types, problem.priced):
+        fewest, busy = level0.keeping_up(problem, option)
+        if busy is not None and LEAST <= busy <= MOST:
+            found.append(least_that_follows(problem, option, busy) / fewest)
+    return found
+
+
+def least_that_follows(problem: Problem, option: Option, busy: int) -> int:
+    def follows(count: int) -> bool:
+        return problem.oracle.follows([((option, count),)])[0]
+
+    least = least_that_holds(follows, 1, np.inf, Bounded(option, 1, np.inf, busy))
+    assert least is not None
+    return least
+
+
+if __name__ == "__main__":
+    main()
