@@ -300,7 +300,8 @@ def _may_be_busiest(
         of_copy = since_s[own]
         for part, shift_s in _either_side(of_copy, copy.shift_s, trace.duration_s):
             first, end = (part.start + np.searchsorted(of_copy[part], edges_s - shift_s)).T
-            rows += [row := np.concatenate([own[i:j] for i, j in zip(first, end, strict=True)])]
+            row = np.concatenate([own[i:j] for i, j in zip(first, end, strict=True)])
+            rows.append(row)
             arrival_s.append(copy.turned(trace, row)[0])
     return rows, arrival_s
 

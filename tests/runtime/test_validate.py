@@ -24,7 +24,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.face.validating import beside, own_slo
 from planner.fleet import Disturbance, Fleet, Policies
-from planner.io.files import read_yaml, to_yaml
+from planner.io.files import read_yaml, reserved, to_yaml
 from planner.runtime import workers
 from planner.runtime.analysis import Wanted, analyse
 from planner.runtime.compare import Measurement, PercentileRow, Tolerances, compare, outside_s
@@ -616,6 +616,17 @@ def test_without_vllm_validation_is_one_clear_line(tmp_path: Path) -> None:
     wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512)
     with pytest.raises(InputError, match=r"needs vLLM: pip install vllm.*--engine rehearsal"):
         validate(wanted, tmp_path / "out")
+
+
+def test_two_validations_into_one_folder_are_refused(tmp_path: Path) -> None:
+    """The second in one line, before an engine starts; what the first has written stays."""
+    wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
+    with reserved(tmp_path / "out"):
+        (tmp_path / "out" / "journal.jsonl").write_text("the first")
+        with pytest.raises(InputError, match="out: another run is writing into it"):
+            validate(wanted, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["journal.jsonl"]
+    assert (tmp_path / "out" / "journal.jsonl").read_text() == "the first"
 
 
 def test_a_policy_that_vllm_does_not_run_is_refused(tmp_path: Path) -> None:
