@@ -1,8 +1,8 @@
 """What the searches take for granted where they do not simulate, and how often that was wrong.
 
 Two figures go with each: on the traffic of this question, from pairs of fleets that were both simulated; and
-in random questions, all of whose fleets were (`python benchmarks/brute_force.py --rates`, 2026-11-20), SEATS in
-pools by themselves (`benchmarks/decode_pools.py`, 2026-11-23).
+in random questions, all of whose fleets were (`python benchmarks/brute_force.py --rates`, 2026-11-20); SEATS
+in pools by themselves (`benchmarks/decode_pools.py`, 2026-11-23).
 """
 
 from __future__ import annotations
