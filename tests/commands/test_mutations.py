@@ -12,9 +12,7 @@ from benchmarks.mutate import Found, Kind, kinds, made_once, mutate, reading_alo
 KINDS = (
     "slo described map several fleet plan schedule trace packed catalog engines config imports allocate tree"
 ).split()
-DEAR = ("catalog", "plan")  # to read: 15 ms, others take half
-READ = {name: range(150 if name in DEAR else 400) for name in KINDS}  # and checked, not simulated
-SLOW_READ = {name: range(READ[name].stop, 1000) for name in KINDS}
+READ, SLOW_READ = range(500), range(500, 1000)  # and checked, not simulated
 WHOLE, SLOW = range(1000, 1003), range(1003, 1025)  # thousands: python benchmarks/mutate.py
 
 
@@ -40,7 +38,7 @@ def tried(known: dict[str, Kind], name: str, numbers: range) -> Found:
 def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
     """Some changes are no mistake, and most are."""
     with reading_alone():
-        found = tried(known, name, READ[name])
+        found = tried(known, name, READ)
     assert found.faults == []
     assert found.codes[0] >= 5 and found.codes[1] >= 30
 
@@ -49,7 +47,7 @@ def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_more_mistakes_end_in_one_line(known: dict[str, Kind], name: str) -> None:
     with reading_alone():
-        assert tried(known, name, SLOW_READ[name]).faults == []
+        assert tried(known, name, SLOW_READ).faults == []
 
 
 @pytest.mark.parametrize("name", KINDS)
