@@ -528,13 +528,14 @@ Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "li
 @dataclass(frozen=True, slots=True)
 class Tested:
     """How often a shortcut hid a cheaper fleet in tests, of traces with up to `most_requests`, or with more
-    than `least_requests`; None: of any.
+    than `least_requests`; None: of any. `of_pools`: how often it was false of a pool, with no fleet sought.
     """
 
     failed: int
     tests: int
     most_requests: int | None = None
     least_requests: int | None = None
+    of_pools: bool = False
 
 
 @dataclass(frozen=True, slots=True)

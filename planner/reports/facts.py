@@ -623,6 +623,8 @@ def _(fact: facts.Assumed) -> str:
 def _tested(tested: tuple[facts.Tested, ...]) -> str:
     if not tested:
         return "not measured"
+    if tested[0].of_pools:
+        return f"false of {tested[0].failed} of {tested[0].tests} pools in tests"
     said = []
     for k, each in enumerate(tested):
         tests = "" if k else " tests"

@@ -96,3 +96,5 @@ def test_what_shortcuts_failed_in_tests_is_counted_in_words() -> None:
         "assumed: one mixed pool: what holds with n workers holds with n + 1 (on this traffic false in 1 of "
         "7 comparisons; hid a cheaper fleet in 11 of 511 tests with up to 400 requests, 0 of 135 with more)"
     )
+    said = sentence(facts.Assumed("seats", 0, 0, (facts.Tested(0, 197, of_pools=True),)))
+    assert said.endswith("(false of 0 of 197 pools in tests)")
