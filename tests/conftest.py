@@ -26,7 +26,7 @@ yaml.safe_load = partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.Saf
 
 # real servers, engines, processes and browsers: on a busy machine one loses a race now and then. What fails
 # there is tried three times more, seconds later, and told as RERUN; everywhere else a failure is a failure
-WITH_SERVERS = ("browser", "runtime", "ui", "with_vllm")
+WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 
 # a worker takes a file at a time: the longest first, so that both end at once. The first two ask for other
 # kernels, so that in a fresh clone each worker compiles its own
