@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.scale import question
 from planner.documents.catalog import Catalog
 from planner.documents.task import parse_task
 from planner.face.inputs import read_catalog, requests_of
@@ -26,11 +29,9 @@ from planner.search.one_pool import Bounded, least_that_holds
 from planner.search.options import decode_options
 from planner.search.pose import pose
 from planner.search.problem import Problem
-from planner.solvers.master import Option
+from planner.solvers.master import Option, fewest_decode_workers, full_workers
 from planner.traffic.trace import Trace
 
-GPUS = ["a100-80g", "h100-80g", "h100-pcie-80g", "h100-nvl-94g", "h200-141g", "b200-180g", "l40s-48g"]
-GPUS += ["mi300x-192g"]
 LEAST, MOST = 4, 2_000  # workers that a pool should have, to be looked at: of fewer a share says little
 
 
@@ -50,7 +51,8 @@ def main() -> None:
     for path in asked.traces:
         trace = requests_of(path, None, seed=0)
         for llm, rate, window, ttft in itertools.product(asked.llms, asked.rates, asked.windows, asked.ttft):
-            shares = shares_of(question(catalog, trace, llm, rate, window, ttft))
+            slo = {"ttft": {"p99": ttft}, "tbt": {"p99": "100 ms"}}
+            shares = shares_of(posed(question(llm, slo, rate, window, [1, 2]), trace, catalog))
             cells = [llm, path.stem, f"{rate:g}", window, ttft, str(len(shares))]
             cells += [f"{share:.2f}" for share in np.quantile(shares, [0, 0.5, 1])] if shares else []
             print(f"| {' | '.join(cells)} |", flush=True)
@@ -58,14 +60,7 @@ def main() -> None:
     sys.exit(not is_right)
 
 
-def question(catalog: Catalog, trace: Trace, llm: str, rate: float, window: str, ttft: str) -> Problem:
-    document = {
-        "llm": llm,
-        "slo": {"ttft": {"p99": ttft}, "tbt": {"p99": "100 ms"}},
-        "traffic": {"rate": rate, "window": window},
-        "safety": "none",
-        "fleet": {"gpus": GPUS, "pp": [1, 2], "network": {"bandwidth": "100 TB/s"}},
-    }
+def posed(document: dict[str, Any], trace: Trace, catalog: Catalog) -> Problem:
     task = parse_task(document, catalog)
     return pose(task, trace, catalog, asked=Asked.of(trace, task, seed=0))
 
@@ -74,8 +69,9 @@ def shares_of(problem: Problem) -> list[float]:
     """Of each pool the least count that keeps up, as a multiple of what was taken for the fewest."""
     found = []
     for option in decode_options(problem.types, problem.priced):
-        fewest, busy = level0.keeping_up(problem, option)
-        if busy is not None and LEAST <= busy <= MOST:
+        busy = math.ceil(level0.keeping_up(problem, option, full_workers))
+        if LEAST <= busy <= MOST:
+            fewest = level0.keeping_up(problem, option, fewest_decode_workers)
             found.append(least_that_follows(problem, option, busy) / fewest)
     return found
 

@@ -76,15 +76,20 @@ def timed(do: Callable[[], Answer]) -> tuple[Answer, float]:
     return do(), time.process_time() - start_s
 
 
+def question(llm: str, slo: dict[str, Any], rate_rps: float, window: str, pp: list[int]) -> dict[str, Any]:
+    """Of the GPU types above, with a link that is never in the way."""
+    return {
+        "llm": llm,
+        "slo": slo,
+        "traffic": {"rate": rate_rps, "window": window},
+        "fleet": {"gpus": GPUS, "pp": pp, "network": {"bandwidth": "100 TB/s"}},
+    }
+
+
 def run_case(trace: Trace, rate_rps: float, asked: argparse.Namespace, catalog: Catalog) -> dict[str, str]:
     """One search; the row of the table."""
-    question: dict[str, Any] = {
-        "llm": "llama-3.1-70b",
-        "slo": {"ttft": {asked.ttft: "2 s"}, "tbt": {"p99": asked.tbt}},
-        "traffic": {"rate": rate_rps, "window": asked.window},
-        "fleet": {"gpus": GPUS, "pp": asked.pp, "network": {"bandwidth": "100 TB/s"}},
-    }
-    task = parse_task(question, catalog)
+    slo = {"ttft": {asked.ttft: "2 s"}, "tbt": {"p99": asked.tbt}}
+    task = parse_task(question("llama-3.1-70b", slo, rate_rps, asked.window, asked.pp), catalog)
     traffic, traffic_s = timed(lambda: Asked.of(trace, task, seed=0))
     problem = pose(task, trace, catalog, asked=traffic)
     bound, bound_s = timed(lambda: lower_bound(problem))

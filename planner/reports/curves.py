@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
+from planner.simulator.layout import run_seconds
 from planner.simulator.metrics import gaps_s, request_values_s
 from planner.simulator.replay import Simulation
 from planner.units import percentile_name
@@ -117,8 +118,8 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
     runs = simulation.runs
     is_step = runs["prefill_tokens"] >= 0  # the others are gaps of single requests, no engine time
     runs = runs[is_step & np.isin(runs["worker"], workers)]
-    steps, start_s = runs["steps"], runs["start_s"]
-    end_s = start_s + runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2)
+    start_s = runs["start_s"]
+    end_s = start_s + run_seconds(runs)
     until = _elapsed(start_s, edges_s) - _elapsed(end_s, edges_s)
     return np.clip(np.diff(until) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
 
@@ -155,8 +156,7 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -
         last = first + np.searchsorted(start_s[first:end], at_s, side="right") - 1
         begun = np.flatnonzero(last >= first)
         step = runs[rows[last[begun]]]
-        steps = step["steps"]
-        end_s = step["start_s"] + step["first_s"] * steps + step["growth_s"] * (steps * (steps - 1) / 2)
+        end_s = step["start_s"] + run_seconds(step)
         total[begun] += np.where(at_s[begun] <= end_s, step["blocks"], 0)
     return total
 

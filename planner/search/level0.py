@@ -31,7 +31,7 @@ from planner.search.walk import note_cheaper, walk
 from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
 from planner.solvers.required_work import Obliged, usual
 from planner.traffic.trace import no_edges
-from planner.traffic.workload import coarser
+from planner.traffic.workload import Lengths, coarser
 
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
 
@@ -282,24 +282,21 @@ def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
         lengths = coarser(problem.hits.lengths(likely * worker.kv_tokens + stores * beside))
         likely = least_workers(option, lengths, guess)
     likely = oracle.enough(option, likely)
-    fewest, full = keeping_up(problem, option)
-    busy = None if full is None else oracle.enough(option, full)
-    few = math.ceil(FEW_FRAC * fewest) if len(problem.trace) > FEW_REQUESTS else 1
-    return Bounded(
-        option, least, problem.limits.most(option.type), likely, busy, oracle.enough(option, max(few, 1))
-    )
+    most = problem.limits.most(option.type)
+    if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
+        return Bounded(option, least, most, likely)
+    busy, few = max(math.ceil(keeping_up(problem, option, full_workers)), 1), 1
+    if len(problem.trace) > FEW_REQUESTS:
+        few = max(math.ceil(FEW_FRAC * keeping_up(problem, option, fewest_decode_workers)), 1)
+    return Bounded(option, least, most, likely, oracle.enough(option, busy), oracle.enough(option, few))
 
 
-def keeping_up(problem: Problem, option: Option) -> tuple[float, int | None]:
-    """With how few decode workers, as none is known to, a pool would pass the backlog test behind instant
-    prefill (`Oracle.follows`); and with how many it just does if all seats are taken. 0 and None where
-    nobody knows.
+def keeping_up(problem: Problem, option: Option, workers: Callable[[Option, Lengths, float], float]) -> float:
+    """How many decode workers pass the backlog test behind instant prefill (`Oracle.follows`), where so many
+    `workers` are needed for these requests in so many seconds.
 
     It looks at the last tenth, the middle of which may wait two patiences.
     """
-    if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
-        return 0.0, None
-    share, lengths = 1 - LAST_FRAC / 2, coarser(problem.lengths)
+    share = 1 - LAST_FRAC / 2
     seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s
-    full = share * full_workers(option, lengths, seconds)
-    return share * fewest_decode_workers(option, lengths, seconds), max(math.ceil(full), 1)
+    return share * workers(option, coarser(problem.lengths), seconds)
