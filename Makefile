@@ -7,6 +7,9 @@ OUT ?= out
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
+# where a machine says that no bytecode is written, every process compiles all that it imports: half of a short one
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: plan ui test test-peers test-slow test-bounds test-vllm test-wheel test-browser check audit docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/

@@ -55,6 +55,9 @@ class OutputTable(NamedTuple):
         return expected
 
 
+NO_OUTPUTS = OutputTable(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+
+
 def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buckets: int = 8) -> OutputTable:
     """Of requests (n,) that ended, in buckets of prompts that hold equally many, so far as they can."""
     inputs, outputs = np.asarray(input_tokens, float), np.asarray(output_tokens, float)

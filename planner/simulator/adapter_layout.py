@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, WorkerType
 from planner.io.values import shown
 from planner.models.lora import Lora
-from planner.simulator.layout import NONE
+from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
 
 COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
@@ -48,6 +48,24 @@ class Adapters(NamedTuple):
     aside: npt.NDArray[np.void]  # (1,) ASIDE: requests that found no slot while it is
     loads: npt.NDArray[np.int64]  # (W,) adapters put into a slot
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
+
+
+NO_ADAPTERS = Adapters(
+    of=nothing("i8"),
+    settings=nothing(SETTING),
+    waiting=nothing("i4", 2),
+    slots=nothing("i4", 2),
+    slot_at=nothing("i4", 2),
+    slot_uses=nothing("i8", 2),
+    kept=nothing("i4", 2),
+    kept_at=nothing("i4", 2),
+    kept_uses=nothing("i8", 2),
+    stamps=nothing("i8"),
+    step=nothing("i8"),
+    aside=nothing(ASIDE),
+    loads=nothing("i8"),
+    numbers=nothing("i8"),
+)
 
 
 def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = False) -> None:

@@ -18,7 +18,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.policies import ROUTING
-from planner.simulator.layout import NONE
+from planner.simulator.layout import NONE, nothing
 from planner.traffic.prefixes import Blocks, block_uses
 from planner.traffic.trace import Trace
 
@@ -144,6 +144,31 @@ class Caches(NamedTuple):
     notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
     settings: npt.NDArray[np.float64]  # see above
+
+
+NO_CACHES = Caches(
+    path=nothing("i4"),
+    used=nothing("i4"),
+    prompts=nothing(PROMPT),
+    entries=nothing(ENTRY),
+    places=nothing("i4"),
+    holders=nothing("u8", 2),
+    pinned=nothing("u8", 2),
+    alive=nothing("u8"),
+    match=nothing("i8"),
+    workers=nothing(CACHE),
+    tenants=nothing(TENANT, 2),
+    weights=nothing("f8"),
+    prefixes=nothing(PREFIX),
+    deficits=nothing("f8", 2),
+    tenant_turns=nothing("i8"),
+    charged=nothing("i8"),
+    group_turns=nothing("i8", 2),
+    firsts=nothing("i8"),
+    notices=nothing(NOTICE),
+    numbers=nothing("i8"),
+    settings=nothing("f8"),
+)
 
 
 def tenant_weights(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:

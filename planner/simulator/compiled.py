@@ -19,6 +19,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from planner.io.code_cache import cached_jit
+from planner.simulator.layout import OPTIONAL
 from planner.simulator.linking import PartCompiler, WholeCompiler
 
 _jit: Any = njit
@@ -40,10 +41,10 @@ SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _
 
 
 def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function only for fleets with prefix caches (`State.caches`); for others it is `otherwise`.
+    """A function for fleets with prefix caches (`State.caches`) alone; for others it is `otherwise`. The
+    first argument of both is the state.
 
-    Numba compiles the kernel once for either type of state, so what caches need costs fleets without nothing.
-    The first argument of both functions is the state.
+    Where `caches` is None only `otherwise` is compiled, elsewhere both, and `State.has` says which is meant.
     """
     return _where("caches", otherwise)
 
@@ -69,24 +70,33 @@ def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., An
 
 
 def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The same for all but ordinary fleets (`State.rare`, ordinary.py): these never come where it is called,
-    and `otherwise` only has to give what no event follows from.
+    """A function for all but ordinary fleets (ordinary.py): these never come where it is called, and
+    `otherwise` only has to give what no event follows from.
     """
-    return _where("rare", otherwise)
+    return _where("has", otherwise)
 
 
 def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     plain = getattr(otherwise, "py_func", otherwise)
 
     def decorate(function: Callable[..., Any]) -> Any:
+        at = OPTIONAL.index(field) if field in OPTIONAL else 0
+        one, other = kernel_jit(function), kernel_jit(plain)
+
+        def either(state: Any, *rest: Any) -> Any:
+            if state.has[at]:
+                return one(state, *rest)
+            return other(state, *rest)
+
         def hook(*arguments: Any) -> Any:
             raise TypeError(f"{function.__name__} is for compiled code alone")
 
         @overload(hook, strict=False, jit_options=_INNER)
         def pick(state: Any, *rest: Any) -> Callable[..., Any]:
             fields = state.fields
-            found = fields.types[fields.fields.index(field)]
-            return plain if isinstance(found, types.NoneType) else function
+            if isinstance(fields.types[fields.fields.index(field)], types.NoneType):
+                return plain
+            return either if field in OPTIONAL else function
 
         return hook
 

@@ -319,7 +319,12 @@ TASK = np.dtype(  # what a request is in splitwise.py besides
 )
 
 
-RARE = np.zeros(0)
+OPTIONAL = ("caches", "dp_ranks", "adapters", "outputs", "offload")  # fields of State
+
+
+def nothing(kind: npt.DTypeLike, dimensions: int = 1) -> npt.NDArray[Any]:
+    """An array of what a fleet does not have, of the type that it would be."""
+    return np.zeros((0,) * dimensions, kind)
 
 
 class State(NamedTuple):
@@ -371,7 +376,8 @@ class State(NamedTuple):
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
-    rare: Any = RARE  # None in ordinary fleets: what others alone need is not compiled for them (ordinary.py)
+    # (OPTIONAL,) which of those that are not None are there; None for an ordinary fleet (ordinary.py)
+    has: Any = np.ones(len(OPTIONAL), np.bool_)
 
 
 # counters; FRONT and BACK also name the rows of `pools`, whose lengths, a third one included, come first

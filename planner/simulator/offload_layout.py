@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
-from planner.simulator.layout import NONE
+from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
 
 KEPT = np.dtype(  # of a worker
@@ -53,6 +53,9 @@ class Offload(NamedTuple):
 
     kept: npt.NDArray[np.void]  # (W,) KEPT
     loads: npt.NDArray[np.void]  # (n,) LOAD
+
+
+NO_OFFLOAD = Offload(nothing(KEPT), nothing(LOAD))
 
 
 def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]) -> Offload | None:

@@ -35,7 +35,7 @@ from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
-from planner.simulator.ordinary import narrowed
+from planner.simulator.ordinary import for_kernel
 from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
@@ -259,7 +259,7 @@ def _passed(
         _be_patient(state, trace, patience_s)
         state.counters[layout.PREFILLED] = is_prefilled
         try:
-            through.run(state, lambda each: kernel.simulate_events(narrowed(each), 0, stop_early), deadline)
+            through.run(state, lambda each: kernel.simulate_events(for_kernel(each), 0, stop_early), deadline)
         except passing.MoreRuns:
             per_request *= 4
             continue
@@ -450,7 +450,7 @@ def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None
     elif engine == OF_DISTSERVE:
         distserve.simulate(state, closed_loop=closed_loop, stop_early=stop_early)
     else:
-        kernel.simulate_events(narrowed(state), closed_loop, stop_early)
+        kernel.simulate_events(for_kernel(state), closed_loop, stop_early)
 
 
 def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:

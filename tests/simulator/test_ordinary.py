@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from simulations import LLM, make_latency, make_pool, make_trace
+from numba import typeof
+from simulations import LLM, make_latency, make_pool, make_trace, prefix_trace
 
 from planner.fleet import Disturbance, Fleet, Policies, Role
+from planner.models.kv_offload import KvOffload
+from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator import kernel, layout
-from planner.simulator.ordinary import is_ordinary, narrowed
+from planner.simulator.ordinary import for_kernel, for_whole_kernel, is_ordinary
 from planner.simulator.replay import elastic_state, fresh_state
 
 TRACE = make_trace(np.arange(40) * 0.7, [20, 33, 7, 48] * 10, [5, 9, 2, 14] * 10)
@@ -23,15 +27,38 @@ def fleet_of(policies: Policies | None = None) -> Fleet:
 
 
 def test_an_ordinary_fleet_does_the_same_in_both_kernels() -> None:
-    whole = fresh_state(fleet_of(), TRACE)
-    ordinary = narrowed(fresh_state(fleet_of(), TRACE))
-    assert ordinary.rare is None and whole.rare is not None
+    whole = for_whole_kernel(fresh_state(fleet_of(), TRACE))
+    ordinary = for_kernel(fresh_state(fleet_of(), TRACE))
+    assert ordinary.has is None and not whole.has.any()
     for state in (whole, ordinary):
         kernel.simulate_events(state, 0, False)
     assert whole.counters[layout.DONE] == len(TRACE)
     for name, array in whole._asdict().items():
-        if isinstance(array, np.ndarray) and name != "rare":
+        if isinstance(array, np.ndarray) and name not in ("has", *layout.OPTIONAL):
             assert array.tobytes() == getattr(ordinary, name).tobytes(), name
+
+
+def test_whoever_is_not_ordinary_has_the_same_kernel() -> None:
+    """Compiled once, whatever a fleet has of what is optional."""
+    prompts = prefix_trace([0.0, 1.0], [[1, 2], [1, 3]])
+    cached = Fleet(LLM, (make_pool(make_latency()),), Policies(prefix_cache=True, routing="round-robin"))
+    memory = replace(cached.policies, kv_offload=KvOffload(1e9, 1e9, is_shared=False))
+    slots = LoraSlots(Lora(1, 8, 2, 2), LoraCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    joint = replace(make_latency(), joint_s=(0.0, 0.0))
+    predicted = Policies(routing="best-fit", prediction_buckets=2)
+    each = {
+        "none": fresh_state(fleet_of(Policies(routing="random")), TRACE),
+        "caches": fresh_state(cached, prompts),
+        "offload": fresh_state(replace(cached, policies=memory), prompts),
+        "dp_ranks": fresh_state(
+            fleet_of().with_types(lambda each: replace(each, dp=2, latency=joint)), TRACE
+        ),
+        "adapters": fresh_state(fleet_of().with_types(lambda each: replace(each, lora=slots)), TRACE),
+        "outputs": fresh_state(fleet_of(predicted), TRACE),
+    }
+    assert all(name == "none" or getattr(state, name) is not None for name, state in each.items())
+    compiled_for: Any = typeof
+    assert len({str(compiled_for(for_kernel(state))) for state in each.values()}) == 1
 
 
 @pytest.mark.parametrize(
