@@ -63,8 +63,10 @@ NIXL_PIN := nixl==1.5.1
 
 # One process per file: once Numba is loaded, vLLM's CPU engine fails while it looks through all modules. Files that
 # time steps have the machine to themselves; the others mostly wait for engines to start, and run two at a time.
-IN_VLLM = $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5
+WHICH ?= not slow
+IN_VLLM = $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 -m "$(WHICH)"
 TIMED := $(foreach of,profile served validate,tests/with_vllm/test_$(of)_vllm.py) tests/profiling/test_profiling.py
+# `make test-vllm WHICH="slow or not slow"` takes twice as long: it boots more manifests, ranks, sessions, caches
 test-vllm: $(VLLM_VENV)/installed  ## profiler, validation and manifests on a real vLLM on the CPU, some minutes
 	printf '%s\n' $(filter-out $(TIMED),$(wildcard tests/with_vllm/test_*.py)) | xargs -P 2 -I FILE sh -c \
 	  'told=$$($(IN_VLLM) FILE 2>&1) && rc=0 || rc=$$?; printf "%s\n" "$$told"; exit $$rc'

@@ -426,7 +426,10 @@ def _encoded(text: str) -> bytes:
 
 
 def _swap(directory: Path, new: Path, old: Path, names: list[str], left: list[str], made: list[Path]) -> None:
-    """Rename `new` into `directory` and what it replaces, with what is `left` over, into `old`; or undo."""
+    """Rename `new` into `directory`, and keep what it replaces, with what is `left` over, in `old`; or undo.
+
+    What is replaced stays in its place until then: whoever is killed between leaves the one or the other.
+    """
     undo: list[tuple[Path, Path]] = []
 
     def move(source: Path, target: Path) -> None:
@@ -442,13 +445,25 @@ def _swap(directory: Path, new: Path, old: Path, names: list[str], left: list[st
                 if (directory / name).is_dir():
                     raise IsADirectoryError(0, f"{name} is a directory there")
                 (old / name).parent.mkdir(parents=True, exist_ok=True)
-                move(directory / name, old / name)
+                if name in names and _linked(directory / name, old / name):
+                    undo.append((directory / name, old / name))
+                else:
+                    move(directory / name, old / name)
             if name in names:
                 move(new / name, directory / name)
     except BaseException:
         for source, target in reversed(undo):
             target.replace(source)
         raise
+
+
+def _linked(path: Path, other: Path) -> bool:
+    """Give a file a second name; False where the file system has no such names."""
+    try:
+        os.link(path, other, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        return False
+    return True
 
 
 def _make(directory: Path, made: list[Path]) -> None:

@@ -100,6 +100,38 @@ def test_what_killed_runs_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, used.name, "a.txt"]
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_is_replaced_is_there_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_links: bool
+) -> None:
+    """Killed between any two renames, a run leaves the old file or the new one, where file systems let a file
+    have two names; and a failure puts the old ones back, with what they left out."""
+    seen, rename, link = [], Path.replace, os.link
+
+    def replace(self: Path, target: Path) -> Path:
+        if Path(self).name == "fails":
+            raise OSError(5, "no more")
+        to = rename(self, target)
+        seen.append({path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()})
+        return to
+
+    def linked(path: Path, other: Path, *, follow_symlinks: bool) -> None:
+        if not has_links:
+            raise OSError(1, "no links")
+        link(path, other, follow_symlinks=follow_symlinks)
+
+    write_files(tmp_path, {"a": "old", "b": "old", "gone": "old"})
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(os, "link", linked)
+    with pytest.raises(InputError, match="no more"):
+        write_files(tmp_path, {"a": "new", "fails": "new"}, outdated=("gone",))
+    assert seen[-1] == {"a": "old", "b": "old", "gone": "old"}
+    seen.clear()
+    write_files(tmp_path, {"a": "new", "b": "new"}, outdated=("gone",))
+    assert seen[-1] == {"a": "new", "b": "new"}
+    assert not has_links or all(each.keys() >= {"a", "b"} for each in seen)
+
+
 def test_a_plan_is_written_where_its_charts_find_no_memory(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

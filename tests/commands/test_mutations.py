@@ -12,8 +12,8 @@ from benchmarks.mutate import Found, Kind, kinds, made_once, mutate, reading_alo
 KINDS = (
     "slo described map several fleet plan schedule trace packed catalog engines config imports allocate tree"
 ).split()
-READ, SLOW_READ = range(500), range(500, 1000)  # and checked, not simulated
-WHOLE, SLOW = range(1000, 1003), range(1003, 1025)  # thousands: python benchmarks/mutate.py
+READ = range(500)  # and checked, not simulated
+WHOLE = range(1000, 1003)  # thousands: python benchmarks/mutate.py
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +43,9 @@ def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
     assert found.codes[0] >= 5 and found.codes[1] >= 30
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_more_mistakes_end_in_one_line(known: dict[str, Kind], name: str) -> None:
-    with reading_alone():
-        assert tried(known, name, SLOW_READ).faults == []
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_few_run_to_their_end(known: dict[str, Kind], name: str) -> None:
     assert tried(known, name, WHOLE).faults == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_more_run_to_their_end(known: dict[str, Kind], name: str) -> None:
-    assert tried(known, name, SLOW).faults == []
 
 
 def test_what_goes_wrong_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

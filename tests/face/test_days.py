@@ -38,7 +38,7 @@ def traffic(minutes: int = 8) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def found() -> DayResult:
-    result = fleetplan.day(SLO, traffic(), standing=STANDING)
+    result = fleetplan.day(SLO, traffic(4), standing=STANDING)
     assert isinstance(result, DayResult)
     return result
 

@@ -38,7 +38,7 @@ def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
     return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
 
 
-FEW, MANY = 40, 500
+FEW, MANY = 40, 270
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def is_alive(process: subprocess.Popen[str] | None) -> bool:
 
 def test_cancel_ends_the_process_of_that_session_and_place_alone(tmp_path: Path) -> None:
     running = Jobs(Store(tmp_path))
-    path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
+    path = EXAMPLES / "traces" / "azure-code-sample.csv"
     mine = running.start(ANNA, "trace", "trace", request_of(path))
     other = running.start(BERT, "trace", "trace", request_of(path) | {"seed": 1})
     process, another = mine.process, other.process

@@ -229,7 +229,11 @@ def check_serves(port: int, llm: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "plan"),
-    [("kubernetes", "two gpu types"), ("compose", "mixed"), ("disaggregatedset", "pairs of two gpus")],
+    [
+        ("kubernetes", "two gpu types"),
+        pytest.param("compose", "mixed", marks=pytest.mark.slow),
+        ("disaggregatedset", "pairs of two gpus"),
+    ],
 )
 def test_the_manifests_own_command_line_boots(tmp_path: Path, target: str, plan: str) -> None:
     """The last pool's; of the pairs that is a decode worker, which prefills what comes without a partner."""
@@ -251,6 +255,7 @@ def test_the_script_itself_boots(tmp_path: Path) -> None:
         check_serves(port, EXAMPLES["mixed"].llm.name)
 
 
+@pytest.mark.slow
 def test_drafts_that_are_looked_up_boot(tmp_path: Path) -> None:
     """The manifest's command of a pool that drafts by n-grams; a prompt that repeats itself finds some."""
     fleet, port = drafting(), free_port()

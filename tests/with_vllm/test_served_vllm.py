@@ -91,6 +91,7 @@ def test_a_cpu_schedules_synchronously_and_takes_some_host_time(
     assert error_frac < 0.3
 
 
+@pytest.mark.slow
 def test_another_process_with_other_batches_steps_as_found(
     profile: StepTable, found: EngineFit, say: Callable[[str], None]
 ) -> None:

@@ -252,6 +252,7 @@ def shared_trace(requests: int, rate_rps: float) -> Trace:
     )
 
 
+@pytest.mark.slow
 def test_prompts_hit_the_prefix_cache_as_simulated(
     llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
@@ -274,6 +275,7 @@ def test_prompts_hit_the_prefix_cache_as_simulated(
     assert found / queries == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_turns_of_sessions_are_sent_as_the_engines_answer(
     llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
