@@ -90,7 +90,7 @@ AXE_PIN := axe-core@4.14.1
 AXE := $(VENV)/package/axe.min.js
 IN_BROWSER = FLEETPLAN_BROWSER=1 FLEETPLAN_AXE="$$(ls $(abspath $(AXE)) 2>/dev/null)" $(BIN)/python -m pytest -v
 test-browser: $(VENV)/installed-browser  ## the app and the report in a real Chromium, some minutes
-	$(IN_BROWSER) -n 2 --dist loadfile tests/browser
+	$(IN_BROWSER) -n 2 --dist worksteal tests/browser
 
 $(VENV)/installed-browser: pyproject.toml $(VENV)/installed-dev
 	$(INSTALL) --editable . --group browser

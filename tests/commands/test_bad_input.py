@@ -834,11 +834,11 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, method: str, nth: int, error: BaseE
     monkeypatch.setattr(Path, method, failing)
 
 
-# (into a folder with an earlier plan, method, call of it): renames are one per new file, and one per old
+# (into a folder with an earlier plan, method, call of it): renames are one per new file, one per outdated one
 FAILURES = [
     *((is_again, "write_bytes", nth) for is_again in (False, True) for nth in (1, 3)),
     *((False, "replace", nth) for nth in range(1, 5)),
-    *((True, "replace", nth) for nth in range(1, 8)),
+    *((True, "replace", nth) for nth in range(1, 6)),
 ]
 
 

@@ -35,7 +35,7 @@ def study() -> Study:
 
 @pytest.fixture(scope="module")
 def over_ttft(study: Study) -> Frontier:
-    return frontier(study, question(), "ttft", first=0.3, last=3.0, points=20)
+    return frontier(study, question(), "ttft", first=0.5, last=3.0, points=20)
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_between_two_corners_no_plan_is_cheaper(over_ttft: Frontier) -> None:
     """Plans from scratch on a grid that the staircase never saw cost what it says."""
     assert len(over_ttft.steps) >= 2 and all(step.is_exact for step in over_ttft.steps)
     fresh = Study(traffic(), CATALOG)
-    for limit_s in (0.33, 0.5, 0.77, 1.0, 1.4, 2.9):
+    for limit_s in (0.52, 0.77, 1.0, 1.4, 2.9):
         slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
         step = over_ttft.best_at(limit_s)
         try:
@@ -55,7 +55,7 @@ def test_between_two_corners_no_plan_is_cheaper(over_ttft: Frontier) -> None:
 
 
 def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Frontier) -> None:
-    for step in over_ttft.steps[::4]:
+    for step in over_ttft.steps:
         for limit_s, is_held in ((step.corner, True), (step.corner * (1 - 3e-6), False)):
             slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
             problem = study.pose(replace(question(), slo=slo))
