@@ -23,7 +23,7 @@ from planner.fleet import Fleet, Pool
 from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
 from planner.simulator.layout import State
-from planner.simulator.ordinary import for_kernel
+from planner.simulator.ordinary import for_whole_kernel
 from planner.simulator.replay import Simulation, elastic_state, engine_of, results
 from planner.traffic.trace import Trace
 
@@ -497,7 +497,7 @@ class _Run:
         pause = len(self.rows) - 1
         self.rows.clear()
         self.state.counters[layout.NEXT_DISTURBANCE] = 0
-        kernel.simulate_events(for_kernel(self.state), 0, stop_early)
+        kernel.simulate_events(for_whole_kernel(self.state), 0, stop_early)
         if self.state.counters[layout.NEXT_DISTURBANCE] <= pause:
             return False
         self.now_s = pause_s

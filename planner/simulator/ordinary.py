@@ -45,7 +45,9 @@ def for_kernel(state: State) -> State:
 
 
 def for_whole_kernel(state: State) -> State:
-    """With arrays of nothing for what the fleet does not have."""
+    """With arrays of nothing for what the fleet does not have. A run whose workers come and go needs it from
+    its first pause to its last, whatever it looks like at one of them: requests may be held or lost.
+    """
     absent: dict[str, Any] = {name: empty for name, empty in _NOTHING.items() if getattr(state, name) is None}
     return state._replace(has=np.array([name not in absent for name in OPTIONAL]), **absent)
 
