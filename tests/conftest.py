@@ -28,10 +28,10 @@ yaml.safe_load = partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.Saf
 # there is tried three times more, seconds later, and told as RERUN; everywhere else a failure is a failure
 WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 
-# a worker takes a file at a time: the longest first, so that both end at once. The first two ask for other
-# kernels, so that in a fresh clone each worker compiles its own
+# a worker takes a file at a time: the longest first, so that both end at once. The two after the tutorial,
+# which is long in `make test-slow` alone, ask for other kernels: in a fresh clone each worker compiles one
 LONGEST = (
-    "test_tutorial.py",  # in `make test-slow`
+    "test_tutorial.py",
     "ui/test_ui.py",
     "simulator/test_prefix_kernel.py",
     "commands/test_cli.py",

@@ -80,13 +80,7 @@ def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[...,
     plain = getattr(otherwise, "py_func", otherwise)
 
     def decorate(function: Callable[..., Any]) -> Any:
-        at = OPTIONAL.index(field) if field in OPTIONAL else 0
-        one, other = kernel_jit(function), kernel_jit(plain)
-
-        def either(state: Any, *rest: Any) -> Any:
-            if state.has[at]:
-                return one(state, *rest)
-            return other(state, *rest)
+        chosen = _either(OPTIONAL.index(field), function, plain) if field in OPTIONAL else function
 
         def hook(*arguments: Any) -> Any:
             raise TypeError(f"{function.__name__} is for compiled code alone")
@@ -94,10 +88,21 @@ def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[...,
         @overload(hook, strict=False, jit_options=_INNER)
         def pick(state: Any, *rest: Any) -> Callable[..., Any]:
             fields = state.fields
-            if isinstance(fields.types[fields.fields.index(field)], types.NoneType):
-                return plain
-            return either if field in OPTIONAL else function
+            found = fields.types[fields.fields.index(field)]
+            return plain if isinstance(found, types.NoneType) else chosen
 
         return hook
 
     return decorate
+
+
+def _either(at: int, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Both, of which `State.has[at]` says which is meant."""
+    one, other = kernel_jit(function), kernel_jit(otherwise)
+
+    def either(state: Any, *rest: Any) -> Any:
+        if state.has[at]:
+            return one(state, *rest)
+        return other(state, *rest)
+
+    return either

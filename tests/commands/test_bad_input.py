@@ -834,11 +834,13 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, method: str, nth: int, error: BaseE
     monkeypatch.setattr(Path, method, failing)
 
 
-# (into a folder with an earlier plan, method, call of it): renames are one per new file, one per outdated one
+# (into a folder with an earlier plan, where files can have two names, method, call of it): renames are one
+# per new file, and one per outdated one; without second names, one per old file
 FAILURES = [
-    *((is_again, "write_bytes", nth) for is_again in (False, True) for nth in (1, 3)),
-    *((False, "replace", nth) for nth in range(1, 5)),
-    *((True, "replace", nth) for nth in range(1, 6)),
+    *((is_again, True, "write_bytes", nth) for is_again in (False, True) for nth in (1, 3)),
+    *((False, True, "replace", nth) for nth in range(1, 5)),
+    *((True, True, "replace", nth) for nth in range(1, 6)),
+    *((True, False, "replace", nth) for nth in range(1, 8)),
 ]
 
 
@@ -846,14 +848,15 @@ FAILURES = [
     "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "^C"]
 )
 @pytest.mark.parametrize(
-    ("is_again", "method", "nth"),
+    ("is_again", "has_links", "method", "nth"),
     FAILURES,
-    ids=[f"{'again' * is_again} {m} {nth}" for is_again, m, nth in FAILURES],
+    ids=[f"{'again' * is_again} {'links' * links} {m} {nth}" for is_again, links, m, nth in FAILURES],
 )
 def test_an_interrupted_write_leaves_what_was_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     is_again: bool,
+    has_links: bool,
     method: str,
     nth: int,
     error: BaseException,
@@ -864,6 +867,8 @@ def test_an_interrupted_write_leaves_what_was_there(
     before = snapshot(tmp_path)
     with monkeypatch.context() as patch:
         fail_at(patch, method, nth, error)
+        if not has_links:
+            patch.setattr(files, "_linked", lambda path, other: False)
         with pytest.raises((InputError, KeyboardInterrupt)) as caught:
             files.write_files(out, NEW, outdated=OUTDATED)
     if isinstance(error, OSError):
