@@ -40,7 +40,8 @@ def watch(
         str, typer.Option("--match", help="Labels to ask for, as in PromQL: 'namespace=\"prod\"'.")
     ] = "",
     export: Annotated[
-        str | None, typer.Option("--export", help="Serve gauges for Prometheus here: ':9109'.")
+        str | None,
+        typer.Option("--export", help="Serve gauges for Prometheus: ':9109' here, '0.0.0.0:9109' to all."),
     ] = None,
     out: Annotated[
         Path | None,

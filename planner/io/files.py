@@ -32,6 +32,7 @@ MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the
 ASIDE = ".fleetplan-"
 LEFT_S = 60.0  # before a folder that nobody has locked is taken for left over
 MAX_YAML_VALUES = 200_000  # with every alias written out
+_OUTPUT_FOLDERS: set[Path] = set()  # of this process, each a folder of its own when it was checked
 
 
 def repository_dir(name: str) -> Path:
@@ -328,8 +329,16 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
 
     Everything is written aside first and then renamed into place; what stood there is put back if that fails.
     `outdated` are patterns of files an earlier run may have left: those not written now are removed.
+    Nothing is written through a link: neither `directory` nor a folder in it may be one.
     """
     check_output_directory(directory)
+    _write_files(directory, files, outdated)
+
+
+def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Collection[str] = ()) -> None:
+    """The same in a folder that is checked already."""
+    for folder in sorted({directory / parent for name in files for parent in Path(name).parents[:-1]}):
+        _refuse_link(folder)
     made: list[Path] = []
     try:
         _make(directory, made)
@@ -340,7 +349,12 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
                 target = new / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content if isinstance(content, bytes) else _encoded(content))
-            left = {str(path.relative_to(directory)) for glob in outdated for path in directory.glob(glob)}
+            left = {
+                str(path.relative_to(directory))
+                for glob in outdated
+                for path in directory.glob(glob)
+                if path.parent == directory or not path.parent.is_symlink()
+            }
             _swap(directory, new, old, list(files), sorted(left - set(files)), made)
     except BaseException as error:
         for folder in reversed(made):
@@ -484,7 +498,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     if path.suffix == ".gz" and isinstance(content, str):
         raw = gzip.compress(raw, mtime=0)
     if not path.exists() or path.is_file():
-        write_files(path.parent, {path.name: raw})
+        _write_files(path.parent, {path.name: raw})
         return
     try:
         path.write_bytes(raw)
@@ -515,13 +529,34 @@ def check_output_file(path: Path) -> None:
         if not os.access(path, os.W_OK):
             raise InputError(f"{path}: no permission to write to it; name another file with -o")
         return  # a pipe or a device: nothing is made beside it
-    check_output_directory(path.parent)
+    if path.parent.absolute() in _OUTPUT_FOLDERS:
+        _refuse_link(path.parent)
+    _check_writable(path.parent)
     if is_directory:
         raise InputError(f"{path}: is a directory; name a file with -o")
 
 
 def check_output_directory(directory: Path) -> None:
-    """Refuse a place that `write_files` could not write to, before hours of work rather than after."""
+    """Refuse a place that `write_files` could not write to, before hours of work rather than after.
+
+    A folder that passed once and is a link later was replaced meanwhile: `write_file` refuses that one too.
+    """
+    _check_writable(directory)
+    _refuse_link(directory)
+    _OUTPUT_FOLDERS.add(directory.absolute())
+
+
+def _refuse_link(directory: Path) -> None:
+    """Whoever replaces a folder by a link would choose where our files go."""
+    if directory.is_symlink():
+        raise InputError(
+            f"{directory}: is a link to {directory.resolve()}, and nothing is written through links; name "
+            "the folder itself with -o"
+        )
+
+
+def _check_writable(directory: Path) -> None:
+    """Refuse a place in which nothing can be made."""
     existing = directory
     while (is_directory := _is_directory(existing)) is None:
         if os.path.lexists(existing):

@@ -45,10 +45,10 @@ class Exporter:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """ ":9109", "9109" or "127.0.0.1:9109": host and port."""
+    """ ":9109" or "9109", both of this machine alone, or "0.0.0.0:9109": host and port."""
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise InputError(
-            f"--export: expected an address such as :9109 or 127.0.0.1:9109, found {address[:80]!r}"
+            f"--export: expected an address such as :9109 or 0.0.0.0:9109, found {address[:80]!r}"
         )
-    return host.strip("[]") or "0.0.0.0", int(port)
+    return host.strip("[]") or "127.0.0.1", int(port)

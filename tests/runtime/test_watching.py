@@ -96,8 +96,9 @@ def test_nobody_there_may_be_there_later() -> None:
         ask_range(f"http://127.0.0.1:{free_port()}", [OK], start_s=0, end_s=60, step_s=60)
 
 
-def test_addresses() -> None:
-    assert parse_address(":9109") == ("0.0.0.0", 9109)
+def test_gauges_are_for_this_machine_unless_an_address_says_otherwise() -> None:
+    assert parse_address(":9109") == parse_address("9109") == ("127.0.0.1", 9109)
+    assert parse_address("0.0.0.0:9109") == ("0.0.0.0", 9109)
     assert parse_address("127.0.0.1:0") == ("127.0.0.1", 0)
     for wrong in ("9109x", "host", ":99999", ""):
         with pytest.raises(InputError, match="--export"):
