@@ -43,7 +43,7 @@ def show_ui(
     read_catalog(catalog)
     if host not in LOOPBACK:
         typer.echo(f"plan: listening on {host} without a password", err=True)
-    app = Path(pages.__file__ or "").parent / "app.py"
+    app = Path(pages.__file__ or "").parent / "serving.py"
     settings = {
         "server.address": host,
         "server.port": port,

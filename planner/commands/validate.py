@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from planner.runtime.analysis import Wanted
 
 SLO_MISSED, OFF = 5, 6
+LEAST_KEY_CHARACTERS = 16  # 96 bits where they are drawn at random: nobody guesses them over a network
 
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, its folder, or a fleet.yaml.")
@@ -340,4 +341,10 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     for number, key in enumerate(keys, start=1):
         if not all("!" <= letter <= "~" for letter in key):
             raise InputError(f"{where}: key {number} holds a space or another letter than ASCII's")
+    for number, key in enumerate(keys, start=1):
+        if len(key) < LEAST_KEY_CHARACTERS:
+            raise InputError(
+                f"{where}: key {number} has {len(key)} characters, expected at least {LEAST_KEY_CHARACTERS}; "
+                "`openssl rand -hex 16` makes one"
+            )
     return keys

@@ -392,6 +392,7 @@ def test_address_and_keys_are_checked_before_an_engine_starts(
     Path("fleet.yaml").write_text(to_yaml(fleet_document(fleet_of(("w", "mixed", 1)))))
     Path("empty.txt").write_text("\n")
     Path("odd.txt").write_text("good\nn\xf6t good\n")
+    Path("short.txt").write_text("a-key-that-nobody-guesses\nx\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -400,6 +401,7 @@ def test_address_and_keys_are_checked_before_an_engine_starts(
             (["--port", port], "cannot be listened on"),
             (["--host", "no.such.host.invalid", "--api-keys", "empty.txt"], "empty.txt: holds no key"),
             (["--api-keys", "odd.txt"], "odd.txt: key 2 holds a space"),
+            (["--api-keys", "short.txt"], "short.txt: key 2 has 1 characters, expected at least 16"),
             (["--host", "0.0.0.0"], "API keys are needed"),
         ):
             result = CliRunner().invoke(app, ["serve", "fleet.yaml", "--engine", "rehearsal", *options])

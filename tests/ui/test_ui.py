@@ -7,6 +7,7 @@ import re
 import shlex
 import sqlite3
 import subprocess
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from browsing import served
 from live_metrics import exported
 from typer.testing import CliRunner
 
@@ -1256,3 +1258,14 @@ def test_a_week_is_written_in_a_few_figures() -> None:
     rows = market.shaped({"llm": 10.0}, days=7, night_frac=0.3, weekend_frac=0.5)
     assert len(rows) == 168 and [row["window"] for row in rows] == list(range(168))
     assert [rows[hour]["llm"] for hour in (0, 8, 18, 5 * 24 + 9, 6 * 24)] == [3.0, 10.0, 6.5, 5.0, 1.5]
+
+
+def test_no_other_site_can_frame_the_app(tmp_path: Path) -> None:
+    """`plan ui` as a user starts it: the page and the server's own answers say that only itself may."""
+    with served(tmp_path / "plans") as address:
+        for path in ("/", "/_stcore/health"):
+            with urllib.request.urlopen(address + path, timeout=60) as answer:
+                headers = answer.headers
+            assert headers["X-Frame-Options"] == "SAMEORIGIN"
+            assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+            assert "object-src 'none'" in headers["Content-Security-Policy"]
