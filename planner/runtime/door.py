@@ -234,11 +234,17 @@ async def listening(
     door: Door | None = None,
 ) -> AsyncIterator[str]:
     """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL. Without a
-    `door` connections are not limited."""
+    `door` connections are not limited.
+
+    Packed bodies reach the handler as they are: aiohttp would inflate them before anybody looks at the key,
+    and those that nobody reads too.
+    """
     bound = list(sockets) or bind(host, port, has_keys=has_keys)
     if door is not None:
         app.middlewares.insert(0, door.watch)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, logger=_quiet())
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, logger=_quiet(), auto_decompress=False
+    )
     await runner.setup()
     sweeping = asyncio.ensure_future(asyncio.sleep(0) if door is None else door.sweep())
     try:

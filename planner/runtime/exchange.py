@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +21,15 @@ from planner.policies import QUEUE
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.prefixes import CHARACTERS_PER_TOKEN, blocks_of, words_of
 from planner.runtime.routing import LiveFleet, priority
+from planner.runtime.upstream import REFUSAL_BYTES, SPARE_TOKENS, read_answer, read_limited
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 TENANT_HEADER = "X-Tenant"
 TENANT_CHARACTERS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-OUTPUT_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
+INFLATED_BYTES = 2**20  # at a time: a millisecond, after which others have their turn
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # by the head of what comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,14 @@ class Asked:
     raw: bytes = field(repr=False)
     input_tokens: int
     output_tokens: int
+    most_tokens: int  # that all choices of an answer may have
+    choices: int = 1
     blocks: Sequence[int] = field(default=(), repr=False)  # of the prompt, where the fleet keeps prefixes
     tenant: str = field(default="", repr=False)
+
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.body.get("stream"))
 
 
 class ClientGoneError(Exception):
@@ -62,9 +72,8 @@ def read_request(
         raise refusal(400, "kv_transfer_params are the router's to set: they name hosts to fetch from")
     prompt = body.get("prompt" if request.path == PATHS[0] else "messages")
     inputs = _input_tokens(prompt)
-    outputs = body.get("max_completion_tokens", body.get("max_tokens", DEFAULT_OUTPUT_TOKENS))
-    if outputs is None:
-        outputs = DEFAULT_OUTPUT_TOKENS
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    outputs = DEFAULT_OUTPUT_TOKENS if limit is None else limit
     if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
         raise refusal(400, "max_tokens must be a whole number of at least 1")
     if not live.fits(inputs + outputs):
@@ -76,7 +85,40 @@ def read_request(
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
     tenant = _tenant(request, body) if live.is_by_tenant else ""
-    return Asked(name, request.path, body, raw, inputs, outputs, blocks, tenant)
+    choices = body.get("n")
+    choices = choices if isinstance(choices, int) and choices > 1 else 1
+    # where a chat names no limit, an engine's is the context
+    most = choices * (longest_tokens if limit is None else outputs) + SPARE_TOKENS
+    return Asked(name, request.path, body, raw, inputs, outputs, most, choices, blocks, tenant)
+
+
+async def read_body(request: web.Request, most_bytes: int) -> bytes:
+    """The body, unpacked here and not while it comes: by then the key is known to be right. It is refused at
+    the first byte beyond `most_bytes`, packed or not."""
+    if (request.content_length or 0) > most_bytes:
+        raise refusal(413, "")
+    packing = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if packing == "identity":
+        return await request.read()
+    if packing not in ("gzip", "deflate"):
+        raise refusal(415, "Content-Encoding must be gzip, deflate or identity")
+    inflater, body, packed_bytes = zlib.decompressobj(GZIP_OR_ZLIB), bytearray(), 0
+    try:
+        async for chunk in request.content.iter_any():
+            packed_bytes += len(chunk)
+            while chunk:
+                body += inflater.decompress(chunk, INFLATED_BYTES)
+                if max(len(body), packed_bytes) > most_bytes:
+                    raise refusal(413, "")
+                if inflater.unused_data:
+                    raise refusal(400, f"the body goes on after its {packing} has ended")
+                if chunk := inflater.unconsumed_tail:
+                    await asyncio.sleep(0)
+    except zlib.error:
+        raise refusal(400, f"the body is not {packing}") from None
+    if not inflater.eof:
+        raise refusal(400, f"the body ends before its {packing} does")
+    return bytes(body)
 
 
 def _input_tokens(prompt: object) -> int:
@@ -108,7 +150,13 @@ class Reply:
         self.prefilled_by = ""
         self.seat = -1
         self.tokens = 0
+        self.is_broken = False  # its worker reported an error in the stream
+        self.is_shared = self.is_suspect = False  # of a worker's death: trust.Suspect
+        self.strikes = 0
+        self.sent_s = 0.0  # to the worker that has it
+        self.limit_s = 0.0  # within which that one must begin to answer
         self.heard_s = 0.0  # of the worker, since the stream began
+        self.overdue = ""  # what the worker let pass
         self.writes_since_s = 0.0  # while a write waits for the client
 
     def _headers(self, worker: str) -> dict[str, str]:
@@ -144,12 +192,13 @@ class Reply:
         await self.write(f"data: {json.dumps(event)}\n\n".encode(), time.monotonic())
         await self.finish()
 
-    async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str) -> None:
-        """A whole answer that is no stream, with its status."""
-        body = await upstream.read()
-        if upstream.status == 200:
-            told = OUTPUT_TOKENS.search(body)
-            self.tokens = int(told[1]) if told else self.asked.output_tokens
+    async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str, most_bytes: int) -> None:
+        """A whole answer that is no stream, or what is wrong with the request, with its status."""
+        is_answer = upstream.status == 200
+        body = await read_limited(upstream, worker, most_bytes if is_answer else REFUSAL_BYTES)
+        if is_answer:
+            _, tokens = read_answer(body, worker, self.asked.most_tokens)
+            self.tokens = tokens or self.asked.output_tokens
         self.response = web.Response(
             body=body,
             status=upstream.status,
@@ -174,6 +223,7 @@ def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> w
         401: web.HTTPUnauthorized,
         404: web.HTTPNotFound,
         408: web.HTTPRequestTimeout,
+        415: web.HTTPUnsupportedMediaType,
         422: web.HTTPUnprocessableEntity,
         429: web.HTTPTooManyRequests,
         502: web.HTTPBadGateway,

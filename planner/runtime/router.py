@@ -4,8 +4,9 @@ A request goes to a mixed worker, or to a prefill worker and then, with the KV t
 one answers, to a decode worker (vLLM's KV connectors); planner/runtime/routing.py decides which. Until the
 first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the request
 is sent to another one. After that the stream ends with an error event, never in silence; nothing is generated
-twice. A worker that went down while it had a request may have died of it: after two of them the request is
-refused.
+twice. What a worker answers is read (planner/runtime/upstream.py): a stream without its end, garbage and more
+than was asked for are failures too. planner/runtime/trust.py says which workers are passed over for a while,
+and which request has killed too many.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 import aiohttp
 import numpy.typing as npt
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from planner.documents.warm_up import WarmPrompt
 from planner.domain import KV_BLOCK_TOKENS
@@ -34,16 +36,28 @@ from planner.fleet import Fleet, Role
 from planner.policies import QUEUE, ROUTING, VLLM, answer
 from planner.runtime import router_metrics
 from planner.runtime.door import Door, Limits
-from planner.runtime.exchange import PATHS, Asked, ClientGoneError, Reply, read_request, refusal
+from planner.runtime.exchange import PATHS, Asked, ClientGoneError, Reply, read_body, read_request, refusal
 from planner.runtime.launch import IDENTITY_HEADER
 from planner.runtime.prefixes import blocks_of
 from planner.runtime.routing import LiveFleet
+from planner.runtime.trust import STRIKES, Trust
+from planner.runtime.upstream import (
+    REFUSAL_BYTES,
+    StreamCheck,
+    WorkerDiedError,
+    WorkerError,
+    WorkerRefusedError,
+    read_answer,
+    read_limited,
+)
 
 LOG = logging.getLogger("fleetplan.router")
 MAX_BODY_BYTES = 32 * 2**20
+ANSWER_BYTES = 256 * 2**20  # 131,072 tokens with 20 log-probabilities each
 WARM_EVERY_S = 1.0  # between looks for workers that have come up
-EVENT = b"data: {"  # of a stream, with a token
-DEATHS = 2  # of workers that had a request, and it is not tried on another
+OF_THE_REQUEST = (400, 413, 422)  # statuses that say what is wrong with it; others speak of the worker
+ALIVE_S = 2.0  # in which a worker answers that is to get a suspect
+LAST_S = 1.0  # from the last event of a stream to its end
 WATCH_EVERY_S = 0.5
 LOOK_EVERY_S = 0.05  # for a worker, while there is none
 REMOTE_DECODE = {
@@ -77,7 +91,9 @@ class Settings:
     the longest request that the engines take.
 
     A body must come within `body_s`, a client take what is written to it within `client_s`; a stream that has
-    begun and brings nothing for `silence_s` is ended. `limits` are those on connections.
+    begun and brings nothing for `silence_s` is ended. A stream must begin within `first_byte_s`, an answer
+    that is none be there within `whole_s`, and none be larger than `answer_bytes` nor have more tokens than
+    were asked for. `limits` are those on connections.
     """
 
     max_in_flight: int = 20_000
@@ -89,15 +105,10 @@ class Settings:
     body_s: float = 60.0
     client_s: float = 60.0
     silence_s: float = 300.0
+    first_byte_s: float = 600.0
+    whole_s: float = 3600.0
+    answer_bytes: int = ANSWER_BYTES
     limits: Limits = field(default_factory=Limits)
-
-
-class WorkerError(Exception):
-    """A worker did not answer, or answered that it cannot."""
-
-
-class WorkerDiedError(WorkerError):
-    """It went down, or its connection broke, while it had the request."""
 
 
 class Router:
@@ -142,7 +153,9 @@ class Router:
         self.room = asyncio.Event()  # something has changed that may let that one go
         self.is_draining = False
         self.in_flight = 0
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()  # of requests, each counted once
+        self.retries = self.poison = 0
+        self.trust = Trust(len(self.backends))
         self.ttft_counts: Counter[float] = Counter()
         self.ttft_sum_s = 0.0
         self.digests = [hashlib.sha256(key.encode()).digest() for key in self.settings.keys]
@@ -192,13 +205,13 @@ class Router:
         body = {"model": self.fleet.llm.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         identity = worker.identity
         try:
-            async with self.client.post(worker.url + PATHS[0], json=body) as answer:
+            async with self.client.post(worker.url + PATHS[0], json=body, allow_redirects=False) as answer:
                 is_ours = answer.headers.get(IDENTITY_HEADER, "") == identity
                 if answer.status == 200 and is_ours:
-                    await answer.read()
+                    await read_limited(answer, worker.name, REFUSAL_BYTES)
                     return True
                 why = f"HTTP {answer.status}" if is_ours else "another server is on its port"
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, TimeoutError, WorkerError) as error:
             why = type(error).__name__
         LOG.warning("warm-up of %s: %s", worker.name, why)
         return False
@@ -206,13 +219,20 @@ class Router:
     async def _session(self, _: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self.client:
+        async with aiohttp.ClientSession(
+            timeout=timeout,
+            connector=connector,
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,  # what a worker packs all the same is no answer
+            cookie_jar=aiohttp.DummyCookieJar(),
+        ) as self.client:
             watching = asyncio.ensure_future(self._watch())
             yield
             watching.cancel()
 
     async def _watch(self) -> None:
-        """End what waits for a worker that went down, for the rest of a stream, or for a client to read."""
+        """End what waits for a worker that went down, for the beginning or the rest of an answer, or for a
+        client to read."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             now_s = _now_s()
@@ -222,6 +242,10 @@ class Router:
                     if reply.writes_since_s and now_s - reply.writes_since_s > self.settings.client_s:
                         reply.abort()
                     elif reply.heard_s and now_s - reply.heard_s > self.settings.silence_s:
+                        reply.overdue = f"has said nothing for {self.settings.silence_s:g} s"
+                        _end(until, now_s)
+                    elif not reply.heard_s and now_s - reply.sent_s > reply.limit_s:
+                        reply.overdue = f"has not begun to answer within {reply.limit_s:g} s"
                         _end(until, now_s)
 
     @web.middleware
@@ -271,53 +295,63 @@ class Router:
     async def _body(self, request: web.Request) -> bytes:
         try:
             async with asyncio.timeout(self.settings.body_s):
-                return await request.read()
+                return await read_body(request, self.settings.max_body_bytes)
         except TimeoutError:
             raise refusal(408, f"the body did not come within {self.settings.body_s:g} s") from None
 
     async def _try_workers(self, answer: Reply) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""
-        asked, failed, deaths = answer.asked, set[int](), 0
+        asked, failed = answer.asked, set[int]()
         answer.seat = self.live.ask(
             asked.input_tokens, asked.output_tokens, answer.start_s, names=asked.blocks, tenant=asked.tenant
         )
+        status, tries = 502, 0
         try:
-            for attempt in range(self.settings.retries + 1):
+            while tries <= self.settings.retries:
+                tries += 1
                 try:
                     await self._serve(answer, failed)
-                    return "answered"
+                    return "broken" if answer.is_broken else "answered"
                 except WorkerError as error:
-                    LOG.warning("request %s: %s (try %d)", asked.id, error, attempt + 1)
+                    LOG.warning("request %s: %s (try %d)", asked.id, error, tries)
                     if answer.response is not None:
                         await answer.end_with_error(str(error))
                         return "broken"
-                    deaths += isinstance(error, WorkerDiedError)
-                    if deaths == DEATHS:
-                        self.outcomes["poison"] += 1
-                        LOG.error("request %s was in flight when %d workers died: refused", asked.id, deaths)
-                        why = f"request {asked.id} was in flight when {deaths} workers died; not tried again"
+                    if answer.strikes >= STRIKES:
+                        self.poison += 1
+                        LOG.error("request %s killed %d workers: refused", asked.id, answer.strikes)
+                        why = f"request {asked.id}: {answer.strikes} workers died of it; not tried again"
                         raise refusal(422, why) from None
-                    self.outcomes["retries"] += 1
+                    is_refusal = isinstance(error, WorkerRefusedError)
+                    status = 429 if is_refusal and error.status == 429 else 502
+                    if is_refusal and all(
+                        w in failed or not backend.is_up for w, backend in enumerate(self.backends)
+                    ):
+                        break  # it would refuse again
+                    self.retries += 1
         finally:
             self.live.gone(answer.seat)
         names = ", ".join(sorted(self.backends[w].name for w in failed))
-        raise refusal(502, f"request {asked.id}: {self.settings.retries + 1} tries failed on {names}")
+        why = f"request {asked.id}: {tries} tries failed on {names}"
+        raise refusal(status, why, retry_after_s=1 if status == 429 else None)
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
         async with self._in_line(answer):
             w = await self._choose(self.live.send, answer, failed)
         raw = self._numbered(answer)
-        async with self._at(w, answer, failed):
-            if self.live.roles[w] == "mixed":
-                await self._forward(self.backends[w], answer, raw)
+        limit_s = self.settings.first_byte_s if answer.asked.is_stream else self.settings.whole_s
+        is_mixed = self.live.roles[w] == "mixed"
+        async with self._at(w, answer, failed, limit_s if is_mixed else self.settings.first_byte_s):
+            if is_mixed:
+                await self._forward(w, answer, raw)
                 return
             parameters = await self._prefill(self.backends[w], answer)
         if parameters is None:
             return
         raw = json.dumps({**answer.asked.body, "kv_transfer_params": parameters}).encode()
         w = await self._choose(self.live.hand_off, answer, failed)
-        async with self._at(w, answer, failed):
-            await self._forward(self.backends[w], answer, raw)
+        async with self._at(w, answer, failed, limit_s):
+            await self._forward(w, answer, raw)
 
     @asynccontextmanager
     async def _in_line(self, answer: Reply) -> AsyncIterator[None]:
@@ -354,44 +388,101 @@ class Router:
         return json.dumps(answer.asked.body).encode()
 
     @asynccontextmanager
-    async def _at(self, w: int, answer: Reply, failed: set[int]) -> AsyncIterator[None]:
-        """The request is on worker `w` to the end of the block, which ends where the worker goes down."""
-        until = asyncio.timeout(None)
+    async def _at(self, w: int, answer: Reply, failed: set[int], limit_s: float) -> AsyncIterator[None]:
+        """The request is on worker `w` to the end of the block, which ends where the worker goes down, or has
+        not begun to answer within `limit_s`."""
+        until, others = asyncio.timeout(None), self.attempts[w]
+        answer.sent_s, answer.limit_s, answer.heard_s, answer.overdue = _now_s(), limit_s, 0.0, ""
+        answer.is_shared = bool(others)
+        if len(others) == 1:  # of more each knows already
+            next(iter(others.values())).is_shared = True
         try:
-            async with until:
-                self.attempts[w][until] = answer
-                yield
-        except TimeoutError:
+            try:
+                async with until:
+                    others[until] = answer
+                    yield
+            except TimeoutError:
+                name = self.backends[w].name
+                if answer.overdue:
+                    raise WorkerError(f"{name} {answer.overdue}") from None
+                raise WorkerDiedError(f"{name} no longer answers") from None
+        except WorkerError as error:
             failed.add(w)
-            raise WorkerDiedError(f"{self.backends[w].name} no longer answers") from None
-        except WorkerError:
-            failed.add(w)
+            if isinstance(error, WorkerDiedError):
+                self.trust.note_death(w, answer)
+            self._note_failure(w, error)
             raise
         finally:
-            self.attempts[w].pop(until, None)
+            others.pop(until, None)
+            self.trust.end_trial(w, answer)
             self.live.left(answer.seat, _now_s(), answer.tokens)
             self.room.set()
+
+    def _note_failure(self, w: int, error: WorkerError) -> None:
+        is_refusal = isinstance(error, WorkerRefusedError)
+        rest_s = self.trust.note_failure(w, _now_s(), is_refusal=is_refusal)
+        if rest_s:
+            LOG.warning("worker %s: passed over for %g s: %s", self.backends[w].name, rest_s, error)
 
     async def _choose(
         self, choose: Callable[[int, float, Collection[int]], int | None], answer: Reply, failed: set[int]
     ) -> int:
-        """The policy's worker among those that are up; one that has failed this request before only where
-        there is no other. Waits for a worker to come up."""
+        """The policy's worker among those that are up; one that has failed this request before, or others
+        lately, only where there is no other. Waits for a worker to come up."""
         deadline_s = _now_s() + self.settings.patience_s
+        silent: set[int] = set()  # they were to get a suspect and did not answer
         while True:
             now_s = _now_s()
             self._see_who_is_up(now_s)
-            w = choose(answer.seat, now_s, failed)
-            if w is None and failed:
-                w = choose(answer.seat, now_s, ())
+            never = self.trust.with_suspects(now_s) | silent if answer.is_suspect else set[int]()
+            w = self._pick(choose, answer.seat, failed, never, now_s)
             self._turn()
             if w is not None:
-                return w
-            if self.live.is_held_back(answer.seat):
+                if not answer.is_suspect or await self._is_alive(w, answer):
+                    return w
+                silent.add(w)
+                continue
+            if self.live.is_held_back(answer.seat) or never - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
                 raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
+            silent.clear()
             await self._until_room()
+
+    def _pick(
+        self,
+        choose: Callable[[int, float, Collection[int]], int | None],
+        seat: int,
+        failed: set[int],
+        never: set[int],
+        now_s: float,
+    ) -> int | None:
+        """The policy's worker, at first without those that failed, `never` one of those named so."""
+        resting = self.trust.resting(now_s)
+        ladder = [failed.union(resting, never)] if resting else []
+        for without in (*ladder, failed | never, never):
+            w = choose(seat, now_s, without)
+            if w is not None or not without or self.live.is_held_back(seat, without):
+                return w
+        return None
+
+    async def _is_alive(self, w: int, answer: Reply) -> bool:
+        """Whether a worker answers at all, asked before a suspect goes to it: of one that is down or frozen
+        already it could not be told who did that. The suspect is on trial there from now on."""
+        worker, is_alive = self.backends[w], False
+        self.trust.begin_trial(w, answer, _now_s())
+        timeout = aiohttp.ClientTimeout(total=ALIVE_S)
+        try:
+            asked = self.client.get(f"{worker.url}/health", timeout=timeout, allow_redirects=False)
+            async with asked as reply:
+                is_alive = reply.headers.get(IDENTITY_HEADER, "") == worker.identity
+        except (aiohttp.ClientError, HttpProcessingError, TimeoutError):
+            pass
+        finally:
+            if not is_alive:
+                self.trust.end_trial(w, answer)
+                self.live.left(answer.seat, _now_s())
+        return is_alive
 
     def _turn(self) -> None:
         """Workers with nothing to do that have got another role restart in it: from now on nothing goes to
@@ -414,6 +505,7 @@ class Router:
                     _end(until, now_s)
             if now is not None:
                 self.live.up(w, now_s)
+                self.trust.note_answer(w)
         self.up = up
 
     async def _prefill(self, worker: Backend, answer: Reply) -> Any:
@@ -425,55 +517,76 @@ class Router:
         body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
         async with self._post(worker, asked, json.dumps(body).encode()) as upstream:
             if upstream.status != 200:
-                await answer.pass_on(upstream, worker.name)
+                await answer.pass_on(upstream, worker.name, self.settings.answer_bytes)
                 return None
-            found = json.loads(await upstream.read())
-        if not isinstance(found, dict) or not found.get("kv_transfer_params"):
+            answered = await read_limited(upstream, worker.name, self.settings.answer_bytes)
+        document, _ = read_answer(answered, worker.name, asked.most_tokens)
+        if not document.get("kv_transfer_params"):
             raise WorkerError(f"{worker.name} has prefilled without a KV connector")
         answer.prefilled_by = worker.name
         self.live.computed(answer.seat, _now_s())
-        return found["kv_transfer_params"]
+        return document["kv_transfer_params"]
 
-    async def _forward(self, worker: Backend, answer: Reply, raw: bytes) -> None:
+    async def _forward(self, w: int, answer: Reply, raw: bytes) -> None:
         """Send the request and pass the answer on as it comes."""
-        name, seat = worker.name, answer.seat
-        async with self._post(worker, answer.asked, raw) as upstream:
+        name, seat, asked = self.backends[w].name, answer.seat, answer.asked
+        most_bytes = self.settings.answer_bytes
+        async with self._post(self.backends[w], asked, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
-                await answer.pass_on(upstream, name)
+                await answer.pass_on(upstream, name, most_bytes)
                 if answer.tokens:
                     self.live.computed(seat, _now_s())
+                    self.trust.note_answer(w)
                 return
-            told = 0  # tokens that the fleet knows of
-            async for chunk in upstream.content.iter_any():
-                now_s = answer.heard_s = _now_s()
+            check = StreamCheck(
+                name, most_bytes=most_bytes, most_tokens=asked.most_tokens, choices=asked.choices
+            )
+            known = 0  # tokens that the fleet knows of
+            async for lines in _lines(upstream, check, answer):
+                now_s = answer.heard_s
                 if answer.response is None:
+                    if check.error_code >= 500:
+                        raise WorkerError(f"{name} answered error {check.error_code} in its stream")
                     self.live.computed(seat, now_s)
+                    self.trust.end_trial(w, answer)
                     self.room.set()
                     await answer.begin(name)
                     self._note_ttft(now_s - answer.start_s)
-                answer.tokens += chunk.count(EVENT)
-                if answer.tokens >= told + KV_BLOCK_TOKENS:
-                    told = answer.tokens
-                    self.live.grew(seat, told, now_s)
-                await answer.write(chunk, now_s)
-            if answer.response is None:
-                raise WorkerError(f"{name} answered nothing")
+                answer.tokens = check.tokens
+                if answer.tokens >= known + KV_BLOCK_TOKENS:
+                    known = answer.tokens
+                    self.live.grew(seat, known, now_s)
+                await answer.write(lines, now_s)
+            if check.error_code:
+                answer.is_broken = True
+            else:
+                self.trust.note_answer(w)
             await answer.finish()
 
     @asynccontextmanager
     async def _post(self, worker: Backend, asked: Asked, raw: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """What the worker answers, where that is an answer or says what is wrong with the request."""
         headers = {"Content-Type": "application/json", "X-Request-Id": asked.id}
         try:
             # a file, because aiohttp warns of bytes that are large
             body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
-            async with self.client.post(worker.url + asked.path, data=body, headers=headers) as upstream:
+            sending = self.client.post(
+                worker.url + asked.path, data=body, headers=headers, allow_redirects=False
+            )
+            async with sending as upstream:
                 is_ours = upstream.headers.get(IDENTITY_HEADER, "") == identity
-                if not is_ours or upstream.status >= 500:
+                if not is_ours or upstream.status not in (200, *OF_THE_REQUEST):
                     upstream.close()  # it may never read the rest of the body
-                    what = f" answered {upstream.status}" if is_ours else ": another server is on its port"
-                    raise WorkerError(f"{worker.name}{what}")
+                    if not is_ours:
+                        raise WorkerError(f"{worker.name}: another server is on its port")
+                    if 300 <= upstream.status < 500:
+                        what = f"{worker.name} refuses requests (HTTP {upstream.status})"
+                        raise WorkerRefusedError(what, upstream.status)
+                    raise WorkerError(f"{worker.name} answered {upstream.status}")
                 yield upstream
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+            raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
+        except (aiohttp.ClientResponseError, HttpProcessingError) as error:  # what came is no HTTP
             raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
         except aiohttp.ClientError as error:
             raise WorkerDiedError(f"{worker.name}: {type(error).__name__}") from None
@@ -492,6 +605,7 @@ class Router:
             "workers": len(self.backends),
             "up": sum(backend.is_up for backend in self.backends),
             "given_up": sum(bool(backend.gave_up) for backend in self.backends),
+            "passed_over": len(self.trust.resting(_now_s())),
         }
         return web.json_response({"status": status} | counts, status=200 if status == "ok" else 503)
 
@@ -500,8 +614,33 @@ class Router:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(
-            text=router_metrics.text(self), headers={"Content-Type": "text/plain; version=0.0.4"}
+            text=router_metrics.text(self, _now_s()), headers={"Content-Type": "text/plain; version=0.0.4"}
         )
+
+
+async def _lines(upstream: aiohttp.ClientResponse, check: StreamCheck, answer: Reply) -> AsyncIterator[bytes]:
+    """What comes of a stream, as whole lines that `check` has read, to its proper end."""
+    async for chunk in upstream.content.iter_any():
+        answer.heard_s = _now_s()
+        if lines := check.take(chunk):
+            yield lines
+        if check.is_done:
+            if not upstream.content.at_eof():
+                await _until_end(upstream)
+            break
+    if last := check.end():
+        yield last
+
+
+async def _until_end(upstream: aiohttp.ClientResponse) -> None:
+    """The last event has come: what keeps the connection from its next request is waited for a moment."""
+    try:
+        async with asyncio.timeout(LAST_S):
+            if not await upstream.content.readany():
+                return
+    except TimeoutError:
+        pass
+    upstream.close()
 
 
 def _end(until: asyncio.Timeout, now_s: float) -> None:

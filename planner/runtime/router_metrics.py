@@ -8,6 +8,7 @@ from typing import Protocol
 
 from planner.runtime.door import Door
 from planner.runtime.routing import LiveFleet
+from planner.runtime.trust import Trust
 
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, float("inf"))
 
@@ -31,14 +32,18 @@ class Counted(Protocol):
     outcomes: Counter[str]
     ttft_counts: Counter[float]
     ttft_sum_s: float
+    retries: int
+    poison: int
+    trust: Trust
 
     @property
     def backends(self) -> Sequence[Worker]: ...
 
 
-def text(router: Counted) -> str:
+def text(router: Counted, now_s: float) -> str:
     """All metrics of `router`."""
-    backends, books, door = router.backends, router.live.workers, router.door
+    backends, books, door, trust = router.backends, router.live.workers, router.door, router.trust
+    workers, resting = range(len(backends)), trust.resting(now_s)
     names = [backend.name for backend in backends]
 
     def each(values: Iterable[float]) -> dict[str, float]:
@@ -46,6 +51,8 @@ def text(router: Counted) -> str:
 
     lines = [
         *_family("requests_total", "counter", "Requests by how they ended", "outcome", router.outcomes),
+        *_family("retries_total", "counter", "Tries after a request's first", "", {"": router.retries}),
+        *_family("poison_total", "counter", "Requests that workers died of", "", {"": router.poison}),
         *_family("in_flight", "gauge", "Requests that have not ended", "", {"": router.in_flight}),
         *_family("draining", "gauge", "1 while no new request is taken", "", {"": router.is_draining}),
         *_family("connections", "gauge", "Open connections of clients", "", {"": door.open}),
@@ -62,6 +69,9 @@ def text(router: Counted) -> str:
         ("up", "gauge", "1 while the worker answers", each(one.is_up for one in backends)),
         ("given_up", "gauge", "1 while no start is tried", each(bool(one.gave_up) for one in backends)),
         ("starts_total", "counter", "Starts of its engine", each(one.starts for one in backends)),
+        ("passed_over", "gauge", "1 while others go first: it failed", each(w in resting for w in workers)),
+        ("failures_total", "counter", "Tries that failed on it", each(trust.failed[w] for w in workers)),
+        ("refusals_total", "counter", "Those of them it refused", each(trust.refused[w] for w in workers)),
         ("requests", "gauge", "Requests it has", each(books["assigned"])),
         ("pending_prompt_tokens", "gauge", "Tokens it has to prefill", each(books["pending_tokens"])),
     ):

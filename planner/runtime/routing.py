@@ -153,11 +153,12 @@ class LiveFleet:
         """
         return self._choose(events.SEND, seat, time_s, without)
 
-    def is_held_back(self, seat: int) -> bool:
-        """Whether a request that got no worker waits for one that is up to be free for it."""
+    def is_held_back(self, seat: int, without: Collection[int] = ()) -> bool:
+        """Whether a request that got no worker waits for one that is up to be free for it, `without` apart."""
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up
+        self.workers["is_up"][list(without)] = 0
         return bool(events.tell(self.state, events.WAITS, seat, 0, 0.0))
 
     def number(self, seat: int) -> int | None:

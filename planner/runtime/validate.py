@@ -219,7 +219,7 @@ async def _measure(
                 record = {
                     "part": part,
                     "events": list(group.events),
-                    "router": dict(router.outcomes),
+                    "router": {**router.outcomes, "retries": router.retries},
                     "load_average": [load, os.getloadavg()[0]],
                     "date": time.strftime("%Y-%m-%d"),
                     "machine": describe(),

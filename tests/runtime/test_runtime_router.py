@@ -99,7 +99,7 @@ def test_a_worker_that_fails_before_the_answer_began_costs_only_a_retry(how: str
                     status, answer, headers = await post(url, a_body())
                     assert status == 200 and headers[WORKER_HEADER] == "mixed-0"
                     assert answer["choices"][0]["token_ids"] == [20, 21, 22, 23, 24]
-                assert router.outcomes["retries"] >= 2 and is_idle(router)
+                assert router.retries >= 2 and is_idle(router)
 
     asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_a_foreign_server_on_a_workers_port_answers_for_nobody() -> None:
                 status, answer, headers = await post(url, a_body())
                 assert (status, headers[WORKER_HEADER]) == (200, "mixed-0")
                 assert answer["choices"][0]["token_ids"] == [20, 21, 22, 23, 24]
-                assert router.outcomes == {"answered": 1, "retries": 1}
+                assert (router.outcomes, router.retries) == ({"answered": 1}, 1)
 
     asyncio.run(run())
 
