@@ -67,6 +67,15 @@ ConnectionsOption = Annotated[
 PerClientOption = Annotated[
     int, typer.Option("--per-client", min=1, help="Most of one address, loopback excepted.")
 ]
+FirstByteOption = Annotated[
+    float, typer.Option("--first-byte", min=0.1, help="Seconds in which a worker must begin a stream.")
+]
+WholeOption = Annotated[
+    float, typer.Option("--whole-answer", min=0.1, help="Seconds for an answer that is no stream.")
+]
+AnswerBytesOption = Annotated[
+    int, typer.Option("--answer-bytes", min=1024, help="Largest answer of a worker.")
+]
 WarmUpOption = Annotated[
     Path | None,
     typer.Option("--warm-up", readable=False, help="Prompts that workers keep: warm-up.json with them."),
@@ -247,6 +256,9 @@ def serve(
     drain: DrainOption = 30.0,
     connections: ConnectionsOption = 10_000,
     per_client: PerClientOption = 1_000,
+    first_byte: FirstByteOption = 600.0,
+    whole_answer: WholeOption = 3600.0,
+    answer_bytes: AnswerBytesOption = 256 * 2**20,
     warm_up: WarmUpOption = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
@@ -280,6 +292,9 @@ def serve(
     settings = Settings(
         keys=keys,
         longest_tokens=max_model_len or read_max_model_len(file) or fleet.llm.context_tokens,
+        first_byte_s=first_byte,
+        whole_s=whole_answer,
+        answer_bytes=answer_bytes,
         limits=Limits(connections=connections, connections_per_client=per_client),
     )
     if not workers and engine != "rehearsal" and (why := undeployable(fleet)):

@@ -54,7 +54,7 @@ class Remote:
 
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
         try:
-            async with client.get(f"{self.url}/health") as answer:
+            async with client.get(f"{self.url}/health", allow_redirects=False) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False

@@ -154,7 +154,7 @@ class LiveFleet:
         return self._choose(events.SEND, seat, time_s, without)
 
     def is_held_back(self, seat: int, without: Collection[int] = ()) -> bool:
-        """Whether a request that got no worker waits for one that is up to be free for it, `without` apart."""
+        """Whether a request that got no worker waits for one to be free that is up and not in `without`."""
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up

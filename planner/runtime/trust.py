@@ -1,8 +1,8 @@
 """What the router has seen of its workers and requests: who fails again and again, and who may have killed.
 
 A worker that fails requests quickly has the shortest queue, so most policies would send it most of them. One
-that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_S seconds, unless no other can take
-a request; an answer ends that.
+that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_S seconds, unless no other
+can take a request; an answer ends that.
 
 A request that was on a worker when it went down may have killed it, or may have been beside the one that did.
 It is suspect from then on: it goes on only to a worker that has just answered and has no other suspect within

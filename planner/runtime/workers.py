@@ -295,7 +295,7 @@ class Worker:
 
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
         try:
-            async with client.get(self.url + "/health") as answer:
+            async with client.get(self.url + "/health", allow_redirects=False) as answer:
                 if answer.headers.get(IDENTITY_HEADER) != self.identity:
                     self.stranger = (
                         f"another server answers on its port ({self.url}), not the engine started there"

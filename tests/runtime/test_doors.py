@@ -123,8 +123,8 @@ async def beside_a_good_one(
 def test_a_worker_that_refuses_fast_draws_next_to_nothing(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of 60 requests by four clients under jsq it gets those that came before its second refusal, and one more
-    a second later; every request is answered by the other one. Log, /health and /metrics say so."""
+    """Of 60 requests by four clients under jsq it gets those that came before its second refusal, and one
+    more a second later; the other one answers every request. Log, /health and /metrics say so."""
     seen = 0
 
     async def refuses(request: web.Request) -> web.Response:
@@ -291,7 +291,7 @@ def test_what_is_no_answer_from_the_start_is_asked_for_elsewhere(how: str) -> No
         settings = Settings(answer_bytes=100_000)
         async with beside_a_good_one(says(parts, kind), IN_TURNS, settings) as (router, url):
             for _ in range(2):
-                status, text, headers = await post(url, a_body(stream="event" in kind))
+                status, _, headers = await post(url, a_body(stream="event" in kind))
                 assert (status, headers[WORKER_HEADER]) == (200, "mixed-0")
             assert router.outcomes == {"answered": 2} and router.retries >= 1 and is_idle(router)
 
@@ -327,7 +327,7 @@ def test_a_stream_of_many_bytes_is_ended() -> None:
 
 
 def test_a_line_that_never_ends_costs_no_more_than_its_bytes() -> None:
-    """16 MiB in pieces of 1 KiB, 16,384 of them, are kept once and not copied with each: refused at 16 MiB."""
+    """16,384 pieces of 1 KiB are kept once and not copied with each: refused at 16 MiB."""
     check = StreamCheck("w", most_bytes=2**40, most_tokens=10)
     began_s = time.process_time()
     with pytest.raises(WorkerError, match="a line of the stream is larger"):
@@ -385,8 +385,8 @@ class Fragile:
 
 @pytest.mark.parametrize("policies", [Policies(), IN_TURNS])
 def test_innocents_beside_a_poison_request_are_answered(policies: Policies) -> None:
-    """24 requests on three workers, one of which kills: that one is refused after three deaths at most (one in
-    company, two on trial), the other 23 are answered."""
+    """24 requests on three workers, one of which kills: that one is refused after three deaths at most (one
+    in company, two on trial), the other 23 are answered."""
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
@@ -468,8 +468,8 @@ def test_strikes_are_for_those_alone_or_on_trial() -> None:
 
 
 def test_requests_are_counted_once_however_often_they_are_tried() -> None:
-    """Five requests, the first worker fails each it gets: the counter's outcomes add up to five, and the tries
-    beyond have a counter of their own."""
+    """Five requests, the first worker fails each it gets: the counter's outcomes add up to five, and the
+    tries beyond have a counter of their own."""
 
     async def fails(request: web.Request) -> web.Response:
         await request.read()
