@@ -322,12 +322,11 @@ class Router:
                         LOG.error("request %s killed %d workers: refused", asked.id, answer.strikes)
                         why = f"request {asked.id}: {answer.strikes} workers died of it; not tried again"
                         raise refusal(422, why) from None
-                    is_refusal = isinstance(error, WorkerRefusedError)
-                    status = 429 if is_refusal and error.status == 429 else 502
-                    if is_refusal and all(
-                        w in failed or not backend.is_up for w, backend in enumerate(self.backends)
-                    ):
-                        break  # it would refuse again
+                    status = 502
+                    if isinstance(error, WorkerRefusedError):
+                        status = 429 if error.status == 429 else 502
+                        if all(w in failed or not each.is_up for w, each in enumerate(self.backends)):
+                            break  # it would refuse again
                     self.retries += 1
         finally:
             self.live.gone(answer.seat)

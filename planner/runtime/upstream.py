@@ -9,7 +9,7 @@ import aiohttp
 
 LINE_BYTES = 16 * 2**20  # of a stream: one event with the log-probabilities of a long prompt
 REFUSAL_BYTES = 2**20  # of an answer that says what is wrong with a request
-_READ_VALUE = json.JSONDecoder().scan_once  # half of what json.loads takes of a short event
+_READ_VALUE = json.JSONDecoder().raw_decode  # half of what json.loads takes of a short event
 SPARE_TOKENS = 64  # beyond what was asked for: engines may count a stop or a role as one
 
 
@@ -87,8 +87,8 @@ class StreamCheck:
             return
         try:
             text = data.decode()
-            event, end = _READ_VALUE(text, 0)
-        except (ValueError, StopIteration, RecursionError):
+            event, end = _READ_VALUE(text)
+        except (ValueError, RecursionError):
             raise self._garbage() from None
         if end < len(text) or not isinstance(event, dict):
             raise self._garbage()

@@ -484,7 +484,7 @@ def test_requests_are_counted_once_however_often_they_are_tried() -> None:
             counts: Counter[str] = Counter()
             for line in lines:
                 name, _, value = line.rpartition(" ")
-                counts[name.partition("{")[0]] += float(value) if not line.startswith("#") else 0
+                counts[name.partition("{")[0]] += int(float(value)) if not line.startswith("#") else 0
             assert counts["fleetplan_requests_total"] == 5
             assert counts["fleetplan_retries_total"] == router.retries >= 1
 
