@@ -703,6 +703,22 @@ def _(fact: facts.ShortTrace) -> str:
 
 
 @sentence.register
+def _(fact: facts.OneTraceRedrawn) -> str:
+    why = [f"lasts {show_span(round(fact.duration_s / 60, 1) * 60)}"] if fact.is_short else []
+    apart = [
+        f"{what} of {percent(round(frac, 2))} of requests"
+        for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))
+        if frac
+    ]
+    if apart:
+        why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
+    return (
+        f"futures are redrawn from this trace alone, which {' and '.join(why)}: they say nothing of other "
+        "hours and days; plan on more of them, or leave room with safety: {growth: 20 %}"
+    )
+
+
+@sentence.register
 def _(fact: facts.GuessedSteps) -> str:
     return f"step times of {fact.gpu} tp{fact.tp} are unchecked: {fact.basis}"
 
