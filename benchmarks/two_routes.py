@@ -2,7 +2,7 @@
 
     python benchmarks/two_routes.py [--check what-if] [--count 50] [--first 0] [--production] [--cpu-s 120]
 
-tests/support/two_routes.py draws the questions, by seed, and says what differs. Prints a line for each that
+tests/support/by_two_routes.py draws the questions, by seed, and says what differs. Prints a line for each that
 differs, then how many were compared; exits 1 if any differs. No new question begins after --cpu-s of a check.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
-from two_routes import CHECKS, two_routes
+from by_two_routes import CHECKS, two_routes
 
 from planner.errors import PlannerError
 

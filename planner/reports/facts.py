@@ -827,7 +827,7 @@ def _(fact: facts.Headroom) -> str:
             (fact.traffic_frac, "twice the traffic", "more traffic"),
         )
     ]
-    return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
+    return f"as written, the plan holds if steps take {shown[0]}, and it carries {shown[1]} of this kind"
 
 
 # -- what is said of alternatives --------------------------------------------------------------------------

@@ -302,8 +302,9 @@ def _more_traffic(plan: Plan) -> Glance:
         return Glance(MORE_TRAFFIC, "not simulated", _priced_by(plan))
     kept = f"kept in {more.kept} of {more.futures} futures with so much more" if more.futures else ""
     if more.is_carried:
-        why = f"this fleet is {kept}" if kept else "this fleet carries it, on the traffic as it is written"
-        return Glance(MORE_TRAFFIC, "no extra cost", why)
+        if not kept:  # bursts fall otherwise: on paper a smaller fleet may hold with more traffic
+            return Glance(MORE_TRAFFIC, "carried", "by this fleet, on the traffic as it is written")
+        return Glance(MORE_TRAFFIC, "no extra cost", f"this fleet is {kept}")
     why = f"this one is {kept}, too few" if kept else "as written this one holds to less"
     return Glance(MORE_TRAFFIC, "takes another fleet", f"{why}; {_priced_by(plan)}")
 

@@ -176,24 +176,27 @@ def _written(made: Plan) -> dict[str, Any]:
 
 
 def more_traffic(asked: TwoRoutes) -> list[str]:
-    """Where the first screen says that 20 % more traffic costs nothing, a plan for it costs as much: with
-    `safety: growth`; on paper at that rate by a faster clock. Where it has the same fleet, that is kept in as
-    many futures.
+    """Where the first screen says that 20 % more traffic costs nothing, a plan with `safety: growth` costs as
+    much, and where it has the same fleet, that is kept in as many futures. Where it says that it is carried,
+    on paper, a plan at that rate by a faster clock costs no more.
     """
     made = asked.plan(around=True)
-    (said,) = [each for each in screen.glance(made) if each.name == screen.MORE_TRAFFIC]
-    if said.value != "no extra cost":
+    (shown,) = [each for each in screen.glance(made) if each.name == screen.MORE_TRAFFIC]
+    paid_usd_per_h = made.bill.usd_per_h
+    if shown.value == "carried":
+        more = asked.plan(f"traffic={{rate: {1.2 * made.trace.rate_rps!r}, scale: compress}}")
+        is_more = more.bill.usd_per_h > paid_usd_per_h * (1 + SAME_FRAC)
+        return [f"carried for {paid_usd_per_h}, plan: {more.bill.usd_per_h}"] if is_more else []
+    if shown.value != "no extra cost":
         raise NoPriceError
-    rate = f"traffic={{rate: {1.2 * made.trace.rate_rps!r}, scale: compress}}"
-    text = "safety.growth=20 %" if asked.is_safe else rate
-    more = asked.plan(text)
-    wrong = _same(f"20 % more traffic, {text}", made.bill.usd_per_h, lambda: more.bill.usd_per_h)
+    more = asked.plan("safety.growth=20 %")
+    wrong = _same("20 % more traffic", paid_usd_per_h, lambda: more.bill.usd_per_h)
     around, answer = made.certificate.around, more.certificate.answer("production")
     assert around is not None and around.more_traffic is not None
     if answer is not None and answer.kept_in is not None and more.fleet == made.fleet:
-        seen = around.more_traffic.kept, around.more_traffic.futures
-        if seen != (answer.kept_in.kept, answer.kept_in.futures):
-            wrong.append(f"kept in {seen}, plan: {answer.kept_in}")
+        kept = around.more_traffic.kept, around.more_traffic.futures
+        if kept != (answer.kept_in.kept, answer.kept_in.futures):
+            wrong.append(f"kept in {kept}, plan: {answer.kept_in}")
     return wrong
 
 
