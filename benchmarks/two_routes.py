@@ -2,8 +2,9 @@
 
     python benchmarks/two_routes.py [--check what-if] [--count 50] [--first 0] [--production] [--cpu-s 120]
 
-tests/support/by_two_routes.py draws the questions, by seed, and says what differs. Prints a line for each that
-differs, then how many were compared; exits 1 if any differs. No new question begins after --cpu-s of a check.
+tests/support/by_two_routes.py draws the questions, by seed, and says what differs. Prints a line for each
+that differs, then how many were compared; exits 1 if any differs. No new question begins after --cpu-s of a
+check.
 """
 
 import argparse

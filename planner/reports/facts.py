@@ -704,7 +704,7 @@ def _(fact: facts.ShortTrace) -> str:
 
 @sentence.register
 def _(fact: facts.OneTraceRedrawn) -> str:
-    why = [f"lasts {show_span(round(fact.duration_s / 60, 1) * 60)}"] if fact.is_short else []
+    why = [f"lasts {show_s(fact.duration_s)}"] if fact.is_short else []
     apart = [
         f"{what} of {percent(round(frac, 2))} of requests"
         for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))

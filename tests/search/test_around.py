@@ -7,6 +7,7 @@ from plans import CATALOG, a_pool, a_trace, mixed, pairs
 from questions import question, traffic
 
 from planner.fleet import Fleet
+from planner.reports.facts import sentences
 from planner.search.around import (
     in_proportion,
     least_in_proportion,
@@ -16,8 +17,10 @@ from planner.search.around import (
 )
 from planner.search.bill import bill
 from planner.search.certify import plan
+from planner.search.findings import one_trace
 from planner.search.problem import Conditions
 from planner.search.stages import left_s
+from planner.studies.whatif import Study
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,12 @@ def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:
     around = found.certificate.around
     assert around is not None and len(around.losses) == len(found.fleet.running)
     assert all(lost.holds for lost in around.losses)
+
+
+@pytest.mark.parametrize(("safety", "warned"), [({"kept_in": 0.9}, 1), ("none", 0)])
+def test_futures_of_a_short_trace_are_said_to_be_redrawn_from_it_alone(safety: object, warned: int) -> None:
+    """500 requests at 15 a second last about half a minute; without futures there is nothing to say."""
+    trace = traffic()
+    said = sentences(one_trace(Study(trace, CATALOG).pose(question(safety=safety))))
+    assert len(said) == warned
+    assert all("this trace alone, which lasts" in each and "safety: {growth: 20 %}" in each for each in said)
