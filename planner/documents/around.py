@@ -1,4 +1,4 @@
-"""What holds around a plan: fewer and more workers, less and more traffic, what breaks it. As values.
+"""What holds around a plan: fewer and more workers, more traffic, what breaks it. As values.
 
 The search finds them (search/around.py), certificate.json holds them as `around`, and the report draws them.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.documents.facts import Workers
 from planner.domain import Limit
 
 Strain = Literal["traffic", "steps", "prompts"]
 Part = Literal["workers", "traffic", "prompts", "losses", "ends"]
+MORE_FRAC = 0.2  # more traffic, of which the first screen says whether the plan's fleet carries it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,15 @@ class AtWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class AtTraffic:
-    """The cheapest fleet found for `more_frac` more traffic (below 0: less): the plan's pools with other
-    counts, or another answer's fleet. None within the limits: no workers, and no price.
+class MoreTraffic:
+    """Whether the plan's fleet keeps its whole promise with MORE_FRAC more traffic: on what is written and,
+    where futures are asked for, in the test and in enough of those that a search sees, as a plan for it would
+    ask. `kept` of `futures` are those that decided; 0 of 0 where what is written did.
     """
 
-    more_frac: float
-    workers: tuple[Workers, ...]
-    usd_per_h: float | None
+    is_carried: bool
+    kept: int = 0
+    futures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The plan's fleet on what is written, without one worker of a pool that has `workers`."""
+    """The plan's fleet on what is written, without one worker of a pool that has `workers`, and with all the
+    others: spare workers and spot workers are there.
+    """
 
     pool: str
     workers: int
@@ -91,15 +94,14 @@ class PriceTurns:
 @dataclass(frozen=True, slots=True)
 class Around:
     """`futures` are of those that test a plan, of which `may_miss` may be missed; 0 futures: what is written.
-    `asked` of them, the hardest, decide about other traffic. `left_out` is what there was no time for.
+    `more_traffic` is None where it was not simulated. `left_out` is what there was no time for.
     """
 
     futures: int
     may_miss: int
-    asked: int
     pools: tuple[str, ...]
     at_workers: tuple[AtWorkers, ...]
-    at_traffic: tuple[AtTraffic, ...]
+    more_traffic: MoreTraffic | None
     holds: tuple[Holds, ...]
     losses: tuple[Lost, ...]
     prices: tuple[PriceTurns, ...]

@@ -224,7 +224,10 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     """
     level0 = math.inf if row["level0"] is None else row["level0"]
     found = {name: _said(row[name], values[name], name) for name in SAID}
-    given = {"around": None, **row, **found, "level0": level0}  # older ones have nothing around
+    around = row.get("around")  # older ones have nothing, or less of it
+    if around is not None and not {each.name for each in fields(Around)} <= around.keys():
+        around = None
+    given = {**row, **found, "level0": level0, "around": around}
     return dataclass_of(Certificate, given, "certificate")
 
 

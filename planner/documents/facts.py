@@ -611,6 +611,18 @@ class ShortTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class OneTraceRedrawn:
+    """All futures are redrawn from one trace, which is short, or whose quarters differ in kind: by so large a
+    share of requests their prompts and outputs are apart, 0 where they are alike.
+    """
+
+    duration_s: float
+    is_short: bool
+    prompts_frac: float
+    outputs_frac: float
+
+
+@dataclass(frozen=True, slots=True)
 class GuessedSteps:
     """Step times that nobody measured."""
 
@@ -1121,6 +1133,7 @@ Warned = (
     | WorstHour
     | OverTheWhole
     | ShortTrace
+    | OneTraceRedrawn
     | GuessedSteps
     | NearestEngine
     | UncheckedEngine

@@ -24,7 +24,7 @@ from planner.units import quantity
 Document = dict[str, Any]
 PART = (
     "what one worker sustains is the plan's traffic over the equal parts of its fleet, which alone were not "
-    "simulated: measure it with `plan goodput`"
+    "simulated: measure it with `plan goodput`; GPUs in use are counted, not the idle ones of whole nodes"
 )
 
 
@@ -98,9 +98,9 @@ def offered(plan: Mapping[str, Any], gpu: Gpu, task: Task | None) -> Document:
     if len(kinds(plan)) == 1 and not any(map(market_of, names)):
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     if task is None:
-        return {"on_demand": f"{usd_per_h:.6g} usd/h"}
+        return {"on_demand": f"{usd_per_h:.12g} usd/h"}
     reserved = gpu.name in task.reserved or gpu.base in task.reserved
-    found: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.6g} usd/h"}
+    found: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
     known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
     return found | ({"stock": min(known)} if known else {})
 
@@ -138,6 +138,6 @@ def unit(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
         "llm": plan["llm"],
         "worker": name,
         **(one if len(on) == 1 else {"gpu": dict(on)}),
-        "rate": f"{plan['rate_rps'] / units:.4g} req/s",
+        "rate": f"{plan['rate_rps'] / units:.12g} req/s",
         "power": f"{sum(count * gpus[gpu].power_w for gpu, count in on.items()):g} W",
     }

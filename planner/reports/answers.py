@@ -57,7 +57,15 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     both = ("USD/h paid", "USD/h by the GPU") if unit == "USD/h" else (unit, "USD/h paid")
     both = ("USD/h by the GPU", "USD/h paid") if is_by_gpu and unit == "USD/h" else both
     money = both if is_by_node else (unit,)
-    return ("Answer", "Fleet", *money, "Against paper", "Kept in", "Holds to", "What breaks first"), rows
+    return (
+        "Answer",
+        "Fleet",
+        *money,
+        "Against paper",
+        "Kept in",
+        "As written, holds to",
+        "What breaks first",
+    ), rows
 
 
 def pays_idle_gpus(plan: Plan) -> bool:

@@ -703,6 +703,22 @@ def _(fact: facts.ShortTrace) -> str:
 
 
 @sentence.register
+def _(fact: facts.OneTraceRedrawn) -> str:
+    why = [f"lasts {show_s(fact.duration_s)}"] if fact.is_short else []
+    apart = [
+        f"{what} of {percent(round(frac, 2))} of requests"
+        for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))
+        if frac
+    ]
+    if apart:
+        why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
+    return (
+        f"futures are redrawn from this trace alone, which {' and '.join(why)}: they say nothing of other "
+        "hours and days; plan on more of them, or leave room with safety: {growth: 20 %}"
+    )
+
+
+@sentence.register
 def _(fact: facts.GuessedSteps) -> str:
     return f"step times of {fact.gpu} tp{fact.tp} are unchecked: {fact.basis}"
 
@@ -811,7 +827,7 @@ def _(fact: facts.Headroom) -> str:
             (fact.traffic_frac, "twice the traffic", "more traffic"),
         )
     ]
-    return f"the plan as it is holds if steps take {shown[0]}, and it carries {shown[1]}"
+    return f"as written, the plan holds if steps take {shown[0]}, and it carries {shown[1]} of this kind"
 
 
 # -- what is said of alternatives --------------------------------------------------------------------------

@@ -1,15 +1,18 @@
 """The first screen of an answer, for the report, the terminal and the browser alike: what to buy, what it
-costs, what breaks it, what more traffic costs, and what all that rests on. Everything is of the certificate.
+costs, what breaks it, whether it carries more traffic, and what all that rests on. Everything is of the
+certificate.
+
+"As written" is the traffic and the step times of the question: to how much more of each the fleet holds. "In
+futures" is what production promises: traffic drawn anew, and other step times. The two never share a word.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost
+from planner.documents.around import MORE_FRAC, Around, AtWorkers, Holds, Lost
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answered, Headroom, KeptIn
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
@@ -22,7 +25,6 @@ from planner.search.plan import Plan
 from planner.solvers.nodes import node_of
 from planner.units import percentile_name
 
-ASKED_MORE_FRAC = 0.2  # more traffic, whose cost the first screen says
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
@@ -72,7 +74,7 @@ def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
 def _how_sure(plan: Plan) -> str:
     answer = planned_answer(plan)
     room, kept = headroom_of(plan), None if answer is None else answer.kept_in
-    parts = [] if room is None else [f"Holds to {room_text(room)}"]
+    parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
     if kept is not None and kept.futures:
         parts.append(f"kept in {kept.kept} of {kept.futures} futures")
     said = "; ".join(parts)
@@ -96,8 +98,12 @@ def headroom_of(plan: Plan) -> Headroom | None:
 
 
 def room_text(room: Headroom) -> str:
-    """For instance '+12 % traffic and +9 % step time'."""
-    return f"{more_text(room.traffic_frac)} traffic and {more_text(room.steps_frac)} step time"
+    """For instance '+12 % traffic of this kind and +9 % step time'."""
+    return f"{more_text(room.traffic_frac)} traffic of this kind and {more_text(room.steps_frac)} step time"
+
+
+def holds_text(room: Headroom) -> str:
+    return f"as written, holds to {room_text(room)}"
 
 
 def more_text(frac: float) -> str:
@@ -137,9 +143,7 @@ def cards(plan: Plan) -> list[Card]:
     if not plan.certificate.answers:
         room = headroom_of(plan)
         card = paper_card(plan.fleet, plan.bill)
-        return [
-            replace(card, difference="the plan", holds="" if room is None else f"holds to {room_text(room)}")
-        ]
+        return [replace(card, difference="the plan", holds="" if room is None else holds_text(room))]
     return [_card(plan, each) for each in plan.certificate.answers]
 
 
@@ -172,7 +176,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         "" if paid is None else f"{month_text(paid)} per month",
         workers_text(answer.workers),
         kept,
-        "" if answer.headroom is None else f"holds to {room_text(answer.headroom)}",
+        "" if answer.headroom is None else holds_text(answer.headroom),
         f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
         is_plan=is_plan,
     )
@@ -283,36 +287,37 @@ def breaks_first(plan: Plan) -> Glance:
     if lost is not None:
         missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
         value = f"{_one_lost(lost)} lost"
-        return Glance("Breaks first", value, f"then {missed}; with all workers at {strained}: {limit}")
+        return Glance(
+            "Breaks first", value, f"as written, then {missed}; with all workers at {strained}: {limit}"
+        )
     spare = "; any one worker may be lost" if losses else ""
-    return Glance("Breaks first", strained, f"beyond that {limit}{spare}")
+    return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")
 
 
 def _more_traffic(plan: Plan) -> Glance:
-    name = f"{100 * ASKED_MORE_FRAC:.0f} % more traffic"
-    at = at_traffic(plan.certificate.around, ASKED_MORE_FRAC)
-    if at is not None and at.usd_per_h is None:
-        return Glance(name, "none found", "within the limits no fleet of these workers keeps the SLO")
-    if at is not None and at.usd_per_h is not None:
-        more = at.usd_per_h - plan.bill.usd_per_h
-        fleet = "this fleet carries it" if is_plan_fleet(plan, at) else workers_text(at.workers)
-        value = f"+{usd(more)}/h" if more > 5e-3 else "no extra cost"
-        month = f", {month_text(at.usd_per_h)} per month" if more > 5e-3 else ""
-        return Glance(name, value, fleet + month)
-    room = headroom_of(plan)
-    if room is not None and room.traffic_frac >= ASKED_MORE_FRAC:
-        return Glance(name, "no extra cost", "this fleet carries it, on the traffic as it is written")
-    return Glance(name, "not simulated", "plan again with that rate to know")
+    """Whether this fleet carries it, asked as a plan for it would ask; else the command that prices it."""
+    found = plan.certificate.around
+    more = None if found is None else found.more_traffic
+    if more is None:
+        return Glance(MORE_TRAFFIC, "not simulated", _priced_by(plan))
+    kept = f"kept in {more.kept} of {more.futures} futures with so much more" if more.futures else ""
+    if more.is_carried:
+        if not kept:  # bursts fall otherwise: on paper a smaller fleet may hold with more traffic
+            return Glance(MORE_TRAFFIC, "carried", "by this fleet, on the traffic as it is written")
+        return Glance(MORE_TRAFFIC, "no extra cost", f"this fleet is {kept}")
+    why = f"this one is {kept}, too few" if kept else "as written this one holds to less"
+    return Glance(MORE_TRAFFIC, "takes another fleet", f"{why}; {_priced_by(plan)}")
 
 
-def at_traffic(found: Around | None, more_frac: float) -> AtTraffic | None:
-    """What carries so much more traffic; None where that was not simulated."""
-    every = () if found is None else found.at_traffic
-    return next((at for at in every if math.isclose(at.more_frac, more_frac)), None)
+MORE_TRAFFIC = f"{100 * MORE_FRAC:.0f} % more traffic"
 
 
-def is_plan_fleet(plan: Plan, at: AtTraffic) -> bool:
-    return workers_text(at.workers) == describe(plan.fleet)
+def _priced_by(plan: Plan) -> str:
+    """The command that plans for it: nothing less says what it costs."""
+    if (futures := plan.certificate.futures) is None:
+        return "a plan at that traffic: rate says what it costs"
+    growth_frac = (1 + futures.growth_frac) * (1 + MORE_FRAC) - 1
+    return f"`plan what-if --change 'safety.growth={100 * growth_frac:.6g} %'` says what it costs"
 
 
 def basis(plan: Plan) -> dict[str, Basis]:
@@ -434,19 +439,11 @@ def document(plan: Plan) -> dict[str, Any]:
         "headroom_traffic_frac": None if room is None else room.traffic_frac,
         "headroom_steps_frac": None if room is None else room.steps_frac,
         "workers": [] if found is None else [_at_workers(each) for each in found.at_workers],
-        "traffic": []
-        if found is None
-        else [
-            {
-                "more_frac": at.more_frac,
-                "usd_per_h": at.usd_per_h,
-                "fleet": workers_text(at.workers) or "none within the limits",
-            }
-            for at in found.at_traffic
-        ],
+        "more_traffic": None
+        if found is None or found.more_traffic is None
+        else {"more_frac": MORE_FRAC, **asdict(found.more_traffic)},
         "futures": 0 if found is None else found.futures,
         "may_miss": 0 if found is None else found.may_miss,
-        "asked": 0 if found is None else found.asked,
         "breaks": [asdict(each) for each in breaks(plan)],
         "left_out": [] if found is None else list(found.left_out),
     }

@@ -22,12 +22,12 @@ from planner.simulator.replay import Simulation
 from planner.units import show_s
 
 POINTS = 120  # along a time axis
-NAMES = ("attainment", "staircase", "demand", "kv", "waiting", "breaks")
+NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
 def figures(plan: Plan) -> list[Figure]:
     """In the order in which they are read; what was not simulated is missing."""
-    found = [attainment(plan), staircase(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
+    found = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
     return [*(figure for figure in found if figure is not None), *latencies(plan)]
 
 
@@ -105,60 +105,6 @@ def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
     )
 
 
-def staircase(plan: Plan) -> Figure | None:
-    """What carries less and more traffic, and what that costs."""
-    around = plan.certificate.around
-    every = [] if around is None else [at for at in around.at_traffic if at.usd_per_h is not None]
-    if around is None or len(every) < 2:
-        return None
-    rate = plan.trace.rate_rps
-    at = [(rate * (1 + at.more_frac), at.usd_per_h or 0.0) for at in every]
-    drawn = steps_chart(at, (rate, plan.bill.usd_per_h), "traffic [requests/s]")
-    futures = (
-        f"kept in all but {around.may_miss} of the {around.asked} hardest of {around.futures} futures"
-        if around.futures
-        else "on the traffic as it is written, by a faster or slower clock"
-    )
-    none = [at for at in around.at_traffic if at.usd_per_h is None]
-    beyond = (
-        f" At {rate * (1 + none[0].more_frac):,.3g} requests/s none was found within the limits."
-        if none
-        else ""
-    )
-    caption = (
-        f"Cost by traffic: the cheapest fleet found of these worker types at each dot, {futures}; "
-        f"another mix may cost less.{beyond}"
-    )
-    return Figure("staircase", drawn, caption)
-
-
-def steps_chart(at: Sequence[tuple[float, float]], here: tuple[float, float], title: str) -> Any:
-    """Cost [USD/h] over traffic as steps with dots, and a circle at the plan."""
-    import altair as alt
-
-    xs, ys = [each[0] for each in at], [each[1] for each in at]
-    x = alt.X(
-        "x:Q",
-        axis=alt.Axis(title=title, tickCount=6, format=",~f"),
-        scale=alt.Scale(domain=[0.9 * xs[0], 1.06 * xs[-1]], nice=False),
-    )
-    y = alt.Y(
-        "y:Q",
-        axis=alt.Axis(title="USD/h", tickCount=5, format=",~f"),
-        scale=alt.Scale(domain=[0, 1.25 * max(ys) or 1.0], nice=False),
-    )
-    line = (
-        alt.Chart(table(x=xs, y=ys))
-        .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-before", point={"color": BLUE, "size": 34})
-        .encode(x=x, y=y)
-    )
-    mark = alt.Chart(table(x=here[:1], y=here[1:]))
-    circle = mark.mark_point(color=VERMILLION, filled=False, size=130, strokeWidth=2.4, opacity=1)
-    said = labels(table(x=here[:1], y=here[1:], text=["you are here"]), align="center", dy=-14)
-    drawn = alt.layer(line, circle.encode(x="x:Q", y="y:Q"), *said)
-    return drawn.properties(width=WIDTH, height=HEIGHT)
-
-
 def demand(plan: Plan) -> Figure:
     """Requests that arrive over time, under the rate to which the plan holds."""
     import altair as alt
@@ -191,7 +137,7 @@ def demand(plan: Plan) -> Figure:
     )
     if holds_rps is not None:
         layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
-        caption += "; dashed: the average to which the same traffic may grow"
+        caption += "; dashed: the average to which traffic of this kind may grow as it is written"
     caption += "."
     return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 

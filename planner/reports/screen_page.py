@@ -11,7 +11,7 @@ from planner.search.plan import Plan
 
 LEFT_OUT = {
     "workers": "SLO attainment by number of workers",
-    "traffic": "the cost of some other traffic",
+    "traffic": "more traffic in futures",
     "prompts": "longer prompts",
     "losses": "the loss of a worker",
     "ends": "how much more traffic and how much longer steps it stands",
@@ -53,7 +53,7 @@ def charts(plan: Plan) -> str:
     drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
     found = plan.certificate.around
     if found is None:
-        said = "What fewer workers and other traffic would do was not simulated with this plan: plan again."
+        said = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
     elif found.left_out:
         missing = ", ".join(LEFT_OUT[part] for part in found.left_out)
         said = f"Not simulated, for want of time: {missing}; raise --time-limit."

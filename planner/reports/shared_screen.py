@@ -7,17 +7,16 @@ from __future__ import annotations
 import math
 from html import escape
 
-from planner.documents.around import AtTraffic
+from planner.documents.facts import Headroom
 from planner.reports import charts, screen, screen_charts
 from planner.reports.answers import kept_text
 from planner.reports.drawing import Figure
 from planner.reports.page import chart
-from planner.reports.screen import ASKED_MORE_FRAC, STATUS_WORDS, Breaks, Card, Glance
+from planner.reports.screen import MORE_TRAFFIC, STATUS_WORDS, Breaks, Card, Glance
 from planner.reports.screen_page import cards as cards_html
 from planner.reports.screen_page import glance as glance_html
 from planner.reports.screen_page import strip
 from planner.reports.words import amount, counted, describe, listed, usd
-from planner.search.bill import bill
 from planner.search.plan import Plan
 from planner.search.together import SharedPlan, Total
 
@@ -40,8 +39,9 @@ def _how_sure(plan: SharedPlan) -> str | None:
         traffic, steps = (
             min(getattr(room, name) for room in known) for name in ("traffic_frac", "steps_frac")
         )
-        held = f"{screen.more_text(traffic)} traffic and {screen.more_text(steps)} step time"
-        parts.append(f"{'Each holds' if len(known) == len(rooms) else 'Those that are known hold'} to {held}")
+        room = screen.room_text(Headroom(steps, traffic))
+        whose = "each holds" if len(known) == len(rooms) else "those that are known hold"
+        parts.append(f"As written, {whose} to {room}")
     kept = []
     for name, one in plan.plans.items():
         answer = screen.planned_answer(one)
@@ -85,22 +85,21 @@ def _least(plan: Plan) -> float:
 
 
 def _more_traffic(plan: SharedPlan) -> Glance:
-    """Of every LLM at once: the sum of what each would cost more, by the GPU, as they share nodes."""
-    name = f"{100 * ASKED_MORE_FRAC:.0f} % more traffic"
-    at = {llm: screen.at_traffic(one.certificate.around, ASKED_MORE_FRAC) for llm, one in plan.plans.items()}
+    """Whether the fleet of every LLM carries it, each as a plan for it would ask."""
+    at = {
+        llm: None if one.certificate.around is None else one.certificate.around.more_traffic
+        for llm, one in plan.plans.items()
+    }
+    by_plan = (
+        f"a plan with so much more safety: growth of {'each' if len(at) > 1 else 'it'} says what it costs"
+    )
     if unknown := [llm for llm, each in at.items() if each is None]:
-        return Glance(name, "not simulated", f"of {listed(unknown)}: plan again, with a longer --time-limit")
-    if none := [llm for llm, each in at.items() if each is not None and each.usd_per_h is None]:
-        return Glance(name, "none found", f"of {listed(none)}, within what the others leave")
-    more = sum(_price(each) - bill(plan.plans[llm].fleet).usd_per_h for llm, each in at.items())
-    grown = [llm for llm, each in at.items() if each and not screen.is_plan_fleet(plan.plans[llm], each)]
-    if more <= 5e-3:
-        return Glance(name, "no extra cost", "these fleets carry it")
-    return Glance(name, f"+{usd(more)}/h", f"for {listed(grown)}, each on nodes of its own")
-
-
-def _price(at: AtTraffic | None) -> float:
-    return 0.0 if at is None else at.usd_per_h or 0.0
+        return Glance(MORE_TRAFFIC, "not simulated", f"of {listed(unknown)}; {by_plan}")
+    if small := [llm for llm, each in at.items() if each is not None and not each.is_carried]:
+        return Glance(
+            MORE_TRAFFIC, "takes other fleets", f"those of {listed(small)} are too small; {by_plan}"
+        )
+    return Glance(MORE_TRAFFIC, "no extra cost", "these fleets carry it")
 
 
 def _measured(plan: SharedPlan) -> Glance:
@@ -158,7 +157,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         kept = "" if answer is None or answer.kept_in is None else f"kept in {kept_text(answer.kept_in)}"
         if not one.verdict.holds:
             kept = "its SLO is missed in the simulation"
-        holds = "" if room is None else f"holds to {screen.room_text(room)}"
+        holds = "" if room is None else screen.holds_text(room)
         price = f"{amount(value, plan.unit)} {plan.unit}"
         fleet = f"{describe(one.fleet)}, of {one.fleet.llm.name}"
         found.append(Card(name, price, gives, "", fleet, kept, holds, "", is_plan=False, is_of_llm=True))
@@ -177,8 +176,8 @@ def breaks(plan: SharedPlan) -> list[Breaks]:
 
 
 def figures(plan: SharedPlan) -> list[Figure]:
-    """What each takes, what other traffic costs, what breaks which."""
-    return [each for each in (comparison(plan), staircase(plan), _breaks_figure(plan)) if each is not None]
+    """What each takes, and what breaks which."""
+    return [each for each in (comparison(plan), _breaks_figure(plan)) if each is not None]
 
 
 def comparison(plan: SharedPlan) -> Figure:
@@ -191,28 +190,6 @@ def comparison(plan: SharedPlan) -> Figure:
         bars.append(charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]))
     caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
     return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
-
-
-def staircase(plan: SharedPlan) -> Figure | None:
-    """What all LLMs cost where the traffic of each is less or more, for what was simulated of every one."""
-    at: dict[float, float] = {}
-    every = [one.certificate.around for one in plan.plans.values()]
-    if any(around is None for around in every):
-        return None
-    for more_frac in sorted({at.more_frac for around in every if around for at in around.at_traffic}):
-        prices = [screen.at_traffic(around, more_frac) for around in every]
-        if all(each is not None and each.usd_per_h is not None for each in prices):
-            at[more_frac] = sum(map(_price, prices))
-    if len(at) < 2:
-        return None
-    here = sum(bill(one.fleet).usd_per_h for one in plan.plans.values())
-    points = [(1 + more_frac, usd_per_h) for more_frac, usd_per_h in at.items()]
-    drawn = screen_charts.steps_chart(points, (1.0, here), "traffic of every LLM, times what is planned")
-    caption = (
-        "Cost by traffic: the cheapest fleets found of these worker types, each LLM on nodes of its own and "
-        "within what the others leave; sharing nodes may cost less."
-    )
-    return Figure("staircase", drawn, caption)
 
 
 def _breaks_figure(plan: SharedPlan) -> Figure | None:

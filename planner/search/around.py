@@ -1,12 +1,13 @@
 """What holds around the fleet of a plan, after it was found: what the first screen of its report draws.
 
     workers   the plan's pools in their proportion, with fewer and more workers, in futures of its test
-    traffic   less and more of it in the future that binds: the hardest that must be kept. The plan's pools,
-              each as small as holds
+    traffic   whether the plan's fleet passes what a plan for MORE_FRAC more of it would ask of it. What
+              another fleet costs is not looked for: that is a plan of its own
     breaks    how much more traffic, how much longer steps and prompts, one worker less, other prices
 
-It may simulate BUDGET_REQUESTS, and BUDGET_TIMES the traffic, so that equal questions give equal answers;
-what that, or the clock, leaves no room for is left out and named.
+Numbers of workers and what breaks it may simulate BUDGET_REQUESTS, and BUDGET_TIMES the traffic, more traffic
+MORE_REQUESTS, so that equal questions give equal answers; what that, or the clock, leaves no room for is left
+out and named.
 """
 
 from __future__ import annotations
@@ -17,18 +18,29 @@ from typing import TypeVar
 
 import numpy as np
 
-from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost, Part, PriceTurns, Share
+from planner.documents.around import (
+    MORE_FRAC,
+    Around,
+    AtWorkers,
+    Holds,
+    Lost,
+    MoreTraffic,
+    Part,
+    PriceTurns,
+    Share,
+)
 from planner.documents.certificate import Alternative
 from planner.domain import Limit
 from planner.fleet import Fleet
-from planner.search.bill import bill, bought
-from planner.search.fleets import Counts, named
+from planner.search.answers import TEST_LEAST, Test, is_passed
+from planner.search.bill import bill
+from planner.search.fleets import Counts
 from planner.search.headroom import ends, most_that_holds, with_traffic
 from planner.search.one_pool import StoppedError
 from planner.search.oracle import Answers, Oracle
-from planner.search.owned import owned_first, paid
 from planner.search.pinning import Pinning
 from planner.search.problem import Problem
+from planner.search.production import in_production
 from planner.search.waves import of_each
 from planner.simulator.metrics import Verdict
 from planner.traffic.trace import Trace
@@ -37,27 +49,22 @@ Told = TypeVar("Told")
 
 BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4  # less than a CPU second
 FUTURES_LEAST, FUTURES_MOST = 4, 10
-TRAFFIC_FRACS = (0.2, 0.5, 1.0, -0.2, -0.5, 0.35, 0.75)  # more than is written, the most wanted first
+MORE_REQUESTS = 3_000_000  # in the futures that a search sees and the least that a test asks
 WORKERS_BESIDE = 2  # fewer, and more
 STEP_FRAC = 0.1  # of a large fleet's workers, from one number of them to the next
 SPARE_FRAC = 1.5  # times the workers in proportion to traffic, beyond which none are looked for
 PRICES_MOST_FRAC = 1.0
 
 
-def around(
-    problem: Problem, best: Counts, others: Sequence[Counts] = (), priced: Sequence[tuple[str, Fleet]] = ()
-) -> Around:
-    """Of the fleet of a plan. `others` are the fleets of other answers, `priced` all that it may be held
-    against, with their labels.
-    """
-    return _Around(problem, best, tuple(others), tuple(priced)).found()
+def around(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
+    """Of the fleet of a plan. `priced` are the fleets that it may be held against, with their labels."""
+    return _Around(problem, best, tuple(priced)).found()
 
 
 @dataclass(slots=True)
 class _Around:
     problem: Problem
     best: Counts
-    others: tuple[Counts, ...]
     priced: tuple[tuple[str, Fleet], ...]
     left_out: list[Part] = field(default_factory=list)
     oracles: list[Oracle] = field(default_factory=list)
@@ -76,15 +83,14 @@ class _Around:
         known = self._in_time("ends", self._ends) or ()
         losses = self._in_time("losses", self._losses) or ()
         prompts = self._in_time("prompts", self._prompts) or ()
-        at_workers, hardest = self._in_time("workers", self._at_workers) or ((), self._any_futures())
-        at_traffic = self._in_time("traffic", lambda: self._at_traffic(hardest)) or ()
+        at_workers = self._in_time("workers", self._at_workers) or ()
+        more_traffic = self._in_time("traffic", lambda: self._more_traffic(known))
         return Around(
             futures=0 if tested is None else futures,
             may_miss=self.may_miss,
-            asked=0 if tested is None else len(hardest),
             pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running),
             at_workers=at_workers,
-            at_traffic=at_traffic,
+            more_traffic=more_traffic,
             holds=(*known, *prompts),
             losses=losses,
             prices=price_turns(problem.oracle.fleet(self.best), self.priced),
@@ -110,10 +116,6 @@ class _Around:
             self.left_out.append(part)
         return False
 
-    def _any_futures(self) -> list[Oracle]:
-        """As many as may be missed and one more, whichever are hard."""
-        return self.oracles[: self.may_miss + 1]
-
     def _in_time(self, part: Part, find: Callable[[], Told]) -> Told | None:
         """What there is to find, or None where the time ends before it is found."""
         try:
@@ -133,24 +135,15 @@ class _Around:
 
     # -- numbers of workers
 
-    def _at_workers(self) -> tuple[tuple[AtWorkers, ...], list[Oracle]]:
-        """Each, and the hardest futures, as many as may be missed and one more: that one first, as it decides
-        for a fleet that keeps the SLO in it. How hard they are says the plan's fleet.
-        """
+    def _at_workers(self) -> tuple[AtWorkers, ...]:
         planned = [count for _, count in self.best]
-        order = self.oracles
-        if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in order)):
-            return (), self._any_futures()
-        found = []
-        for counts in numbers_beside(planned):
-            if not self.problem.allows(self._with(counts)):
-                continue
-            verdicts = self._worst(self._with(counts))
-            found.append(_at(counts, verdicts, self.problem.slo.limits, self.may_miss))
-            if counts == tuple(planned):
-                hard = np.argsort([_room(verdict) for verdict in verdicts], kind="stable")
-                order = [self.oracles[i] for i in hard]
-        return tuple(found), order[self.may_miss :: -1]
+        if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
+            return ()
+        return tuple(
+            _at(counts, self._worst(self._with(counts)), self.problem.slo.limits, self.may_miss)
+            for counts in numbers_beside(planned)
+            if self.problem.allows(self._with(counts))
+        )
 
     def _worst(self, counts: Counts) -> list[Verdict | None]:
         """Of each oracle, after the loss that leaves the least; None where no worker of a role is left."""
@@ -161,66 +154,34 @@ class _Around:
     def _with(self, counts: Iterable[int]) -> Counts:
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
 
-    # -- less and more traffic
+    # -- more traffic
 
-    def _at_traffic(self, hardest: Sequence[Oracle]) -> tuple[AtTraffic, ...]:
-        found = [self._priced(0.0, self.best)]
-        for more_frac in TRAFFIC_FRACS:
-            requests = 8 * len(self.problem.trace) * len(hardest)
-            if not self._may_go_on("traffic", requests):
-                break
-            oracles = [with_traffic(oracle, more_frac) for oracle in hardest]
-            try:
-                fleet = self._cheapest(oracles, more_frac)
-            except StoppedError:
-                self.left_out.append("traffic")
-                break
-            found.append(self._priced(more_frac, fleet))
-        if len(found) == 1:
-            return ()
-        return tuple(sorted(found, key=lambda at: at.more_frac))
-
-    def _cheapest(self, oracles: Sequence[Oracle], more_frac: float) -> Counts | None:
-        def holds(counts: Counts) -> bool:
-            if not self.problem.allows(counts):
-                return False
-            missed, left = 0, len(oracles)
-            for oracle in oracles:
-                if missed + left <= self.may_miss:
-                    break
-                self._count(oracle)
-                missed, left = missed + (not oracle.holds([counts])[0]), left - 1
-                if missed > self.may_miss:
-                    return False
-            return True
-
-        planned = tuple(count for _, count in self.best)
-        if more_frac > 0 and holds(self.best):  # with fewer it does not hold at its own traffic
-            return self.best
-        fleets = [counts for counts in self.others if named(counts) != named(self.best)]
-        counts = least_in_proportion(planned, 1 + more_frac, lambda counts: holds(self._with(counts)))
-        best = None if counts is None else self._stripped(self._with(counts), holds)
-        for fleet in sorted(fleets, key=lambda counts: paid(self.problem, counts)):
-            is_cheaper = best is None or paid(self.problem, fleet) < paid(self.problem, best) * (1 - 1e-9)
-            if is_cheaper and holds(fleet):
-                return fleet
-        return best
-
-    def _stripped(self, counts: Counts, holds: Callable[[Counts], bool]) -> Counts:
-        """Without the workers that it can do without, the dearest first."""
-        for option, _ in sorted(counts, key=lambda each: -each[0].objective):
-            while dict(counts)[option] > 1:
-                fewer = tuple((o, n - (o is option)) for o, n in counts)
-                if not holds(fewer):
-                    break
-                counts = fewer
-        return counts
-
-    def _priced(self, more_frac: float, counts: Counts | None) -> AtTraffic:
-        if counts is None:
-            return AtTraffic(more_frac, (), None)
-        fleet = self.problem.oracle.fleet(owned_first(self.problem, counts))
-        return AtTraffic(more_frac, bought(fleet), bill(fleet).usd_per_h)
+    def _more_traffic(self, known: Sequence[Holds]) -> MoreTraffic | None:
+        """As a plan with `safety: growth` asks; None where that takes too many simulations."""
+        problem, safety = self.problem, self.problem.task.safety
+        room = next((each for each in known if each.strain == "traffic"), None)
+        if room is None:
+            return None
+        if room.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
+            return MoreTraffic(False)
+        if safety is None or problem.searched is None or problem.tested is None:
+            return MoreTraffic(True)
+        requests = (1 + MORE_FRAC) * len(problem.trace)
+        if (problem.searched.count + TEST_LEAST) * requests > MORE_REQUESTS:
+            return None
+        test = Test(problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time)
+        kept_in = test.run(self.best)
+        self._stop_in_time()
+        self.simulations += kept_in.futures
+        if not is_passed(kept_in, safety):
+            return MoreTraffic(False, kept_in.kept, kept_in.futures)
+        asked = in_production(replace(problem, searched=problem.searched.with_more(MORE_FRAC))).oracle
+        oracle, count = replace(asked, until=problem.deadline), problem.searched.count
+        missed = oracle.missed(self.best, count)
+        self.simulations += oracle.simulations
+        if missed > oracle.may_miss:
+            return MoreTraffic(False, count - missed, count)
+        return MoreTraffic(True, kept_in.kept, kept_in.futures)
 
     # -- what breaks it
 
@@ -233,7 +194,8 @@ class _Around:
         )
 
     def _losses(self) -> tuple[Lost, ...]:
-        oracle, found = self.problem.oracle.alone(), []
+        """Of one worker each, and of none beside it: what the promise counts as lost is there."""
+        oracle, found = self.problem.oracle.alone(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
             return ()
         names = [pool.name for pool in oracle.fleet(self.best).running]

@@ -81,10 +81,9 @@ def with_around(found: Plan, searched: tuple[Problem, Found], made: Production |
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
     best = paper.best if made is None else made.best
     lossy = None if made is None else made.with_loss
-    others = [paper.best, *([] if lossy is None else [lossy])]
     priced = [] if lossy is None else [("with a loss", problem.oracle.fleet(lossy))]
     priced += priced_others(found.alternatives) if found.certificate.objective == "cost" else []
-    said = around(problem, best, others, priced)
+    said = around(problem, best, priced)
     return replace(found, certificate=replace(found.certificate, around=said))
 
 
@@ -175,6 +174,7 @@ def certified(
         prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
             *not_certified(problem, made),
+            *(() if made is None else findings.one_trace(problem)),
             *map(OfTraffic, trace.warnings),
             *(
                 findings.holding_hours(problem, found.best if made is None else made.best, each, clock)

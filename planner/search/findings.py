@@ -46,13 +46,17 @@ from planner.simulator.metrics import Line, Verdict, measured, windows_s, worst_
 from planner.simulator.replay import Simulation
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement, as_dealt, place
+from planner.traffic.kinds import quarters_apart
 from planner.traffic.trace import Trace
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
 
 FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep all limits at once
 
-LONG_S, HOUR_S = 7200.0, 3600.0  # of a longer measured window the worst hour is told
+LONG_S, HOUR_S = (
+    7200.0,
+    3600.0,
+)  # of a longer measured window the worst hour is told; a shorter trace is short
 
 HOUR_FACTOR = 2.0  # times the plan's workers with which every hour is first looked at
 
@@ -509,6 +513,17 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
     if engine is not None and not engine.is_checked:
         found.append(facts.UncheckedEngine(engine.title))
     return tuple(dict.fromkeys(found))
+
+
+def one_trace(problem: Problem) -> tuple[Warned, ...]:
+    """A warning where futures are redrawn from a trace that says little of what else may come."""
+    if problem.searched is None or problem.task.described is not None:
+        return ()
+    trace = problem.searched.trace
+    is_short, (prompts_frac, outputs_frac) = trace.duration_s < HOUR_S, quarters_apart(trace)
+    if not (is_short or prompts_frac or outputs_frac):
+        return ()
+    return (facts.OneTraceRedrawn(trace.duration_s, is_short, prompts_frac, outputs_frac),)
 
 
 def images(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:

@@ -96,6 +96,13 @@ class Futures:
         requests = self.requests // many
         return Futures(self.task, self.trace, self.seed, self.kind, self.count, requests, many)
 
+    def with_more(self, more_frac: float) -> Futures:
+        """The same futures with so much more traffic: those of a plan that asks for that growth."""
+        safety = self.task.safety
+        assert safety is not None
+        growth_frac = (1 + safety.growth_frac) * (1 + more_frac) - 1
+        return replace(self, task=replace(self.task, safety=replace(safety, growth_frac=growth_frac)))
+
     def words(self) -> str:
         """All that says which they are, beside the trace."""
         return repr((self.task, self.seed, self.kind, self.count, self.one_in))

@@ -69,7 +69,9 @@ def _shown(found: Frontier, limit: float) -> str:
 def asked_line(found: Frontier) -> str:
     """Where the frontier begins, and what was asked."""
     start = f"from {_shown(found, found.loosest)}" if math.isfinite(found.loosest) else "from no limit"
-    return start if found.asked is None else f"{start}; asked was {_shown(found, found.asked)}"
+    said = start if found.asked is None else f"{start}; asked was {_shown(found, found.asked)}"
+    anew = "; each rate draws other requests, so that a plan at one rate may cost less than the steps say"
+    return said + anew if found.axis == "rate" else said
 
 
 def ended_line(found: Frontier) -> str:

@@ -49,6 +49,7 @@ from planner.simulator.metrics import Verdict
 from planner.solvers.master import Option
 from planner.solvers.nodes import idle_usd_per_h, node_of
 from planner.studies.whatif import Answer, Study, answer_document
+from planner.traffic.kinds import BY_CHANCE, OTHER_FRAC
 from planner.traffic.trace import Trace
 from planner.units import finite
 
@@ -56,8 +57,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000
 MOST_REQUESTS = 8_000_000  # simulated requests that the search for a smaller change may cost
-DRIFT_FRAC = 0.1  # a D, or a change of the rate, from which traffic is called another
-SIGNIFICANT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,13 +372,13 @@ class Drift:
 
 
 def drift(before: Trace, after: Trace) -> tuple[Drift, ...]:
-    """Rate, lengths and burstiness of two traces. Drift: the rate moved, or D is, by DRIFT_FRAC or more, and
+    """Rate, lengths and burstiness of two traces. Drift: the rate moved, or D is, by OTHER_FRAC or more, and
     chance would rarely do that. Gaps between arrivals are compared in units of their mean.
     """
     from scipy.stats import ks_2samp
 
     moved = after.rate_rps / before.rate_rps - 1
-    rows = [Drift("requests/s", before.rate_rps, after.rate_rps, None, None, abs(moved) >= DRIFT_FRAC)]
+    rows = [Drift("requests/s", before.rate_rps, after.rate_rps, None, None, abs(moved) >= OTHER_FRAC)]
 
     def gaps(trace: Trace) -> Floats:
         between = np.diff(trace.arrival_s)
@@ -392,7 +391,7 @@ def drift(before: Trace, after: Trace) -> tuple[Drift, ...]:
     ):
         test = ks_2samp(old, new)
         d, p = float(test.statistic), float(test.pvalue)
-        is_drift = d >= DRIFT_FRAC and p < SIGNIFICANT
+        is_drift = d >= OTHER_FRAC and p < BY_CHANCE
         rows.append(Drift(what, float(np.median(old)), float(np.median(new)), d, p, is_drift))
     return tuple(rows)
 

@@ -21,6 +21,7 @@ from planner.traffic.trace import Trace
 
 BLOCKS = 60  # so many, of a length
 LEAST_S, MOST_S = 20.0, 600.0  # between these, but at most a quarter of the trace
+MOST_DRAWS = 100  # before the trace is taken as it is
 REACH_FRAC = 0.125  # of the trace, to either side of a block's own place
 
 
@@ -30,7 +31,18 @@ def block_s(trace: Trace) -> float:
 
 
 def redrawn(trace: Trace, rng: np.random.Generator) -> Trace:
-    """Other requests of the same kind, from the first to about the last arrival of the trace."""
+    """Other requests of the same kind, from the first to about the last arrival of the trace. Where requests
+    come in few bursts, blocks may miss all of them: then it is drawn again, MOST_DRAWS times.
+    """
+    for _ in range(MOST_DRAWS):
+        found = _redrawn_once(trace, rng)
+        if found is not None and found.duration_s > 0:
+            return found
+    return trace
+
+
+def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
+    """None where no block has a request."""
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
         return trace
@@ -51,6 +63,8 @@ def redrawn(trace: Trace, rng: np.random.Generator) -> Trace:
         row = np.flatnonzero(np.isin(session, taken)) if trace.after.size else np.sort(taken)
         rows.append(row)
         arrival_s.append(trace.arrival_s[row] - from_s + place_s)
+    if not any(map(len, rows)):
+        return None
     found = combined(trace, rows, arrival_s)
     said = f"redrawn from blocks of {length_s:.4g} s, each from within {reach_s:.4g} s of its place"
     return replace(found, arrival_s=found.arrival_s - found.arrival_s[0], notes=(*trace.notes, said))

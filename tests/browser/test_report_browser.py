@@ -22,7 +22,7 @@ need_browser()
 EVIL = "</script><script>alert(1)</script>"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 CHARTS = 9  # of the first screen seven, then alternatives, how busy
-KV = 3  # after attainment, the staircase, demand
+KV = 2  # after attainment, demand
 AXE = os.environ.get("FLEETPLAN_AXE")
 Open = Callable[..., Any]
 

@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.documents.catalog import read_catalog
+from planner.documents.markets import parse_market
 from planner.documents.planned_market import of_plans, read_planned
 from planner.errors import InfeasibleError, InputError
+from planner.solvers.schedule import Demand, schedule
 
 CATALOG = read_catalog()
 LLM = "meta-llama/Llama-3.1-70B"
@@ -83,6 +86,15 @@ def test_a_plan_is_as_the_page_makes_schedule_yaml_of_it(folder: Path) -> None:
     }
     assert market.capacities[0].on == {"h100-80g": 4, "a100-80g": 4}
     assert {offer.gpu: offer.on_demand_usd_per_h for offer in market.offers} == {"a100-80g": 2, "h100-80g": 3}
+
+
+def test_the_plans_own_traffic_takes_the_plans_own_fleet() -> None:
+    """10 requests/s in three parts are 3.3333 each to four digits, of which the schedule would need four."""
+    pools = [{"name": "mixed", "role": "mixed", "count": 3, "tp": 4, "gpu": "h100-80g"}]
+    plan = PLAN | {"workers": pools, "gpus": 12, "cost_usd_per_h": 36.0, "rate_rps": 10.0}
+    market = parse_market(of_plans([(plan, None)], CATALOG))
+    found = schedule(market, Demand((LLM,), np.array([[10.0, 20.0]]), 3600.0), gap_frac=0.0)
+    assert found.workers.tolist() == [[3, 6]]
 
 
 def test_a_question_of_another_llm_and_a_broken_plan_are_one_line(folder: Path) -> None:

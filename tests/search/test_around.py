@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from plans import a_pool, a_trace, mixed, pairs
+from plans import CATALOG, a_pool, a_trace, mixed, pairs
+from questions import question, traffic
 
 from planner.fleet import Fleet
+from planner.reports.facts import sentences
 from planner.search.around import (
     in_proportion,
     least_in_proportion,
@@ -14,7 +16,11 @@ from planner.search.around import (
     price_turns,
 )
 from planner.search.bill import bill
+from planner.search.certify import plan
+from planner.search.findings import one_trace
+from planner.search.problem import Conditions
 from planner.search.stages import left_s
+from planner.studies.whatif import Study
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,20 @@ def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
     assert left_s(10.0, 0.25, 120.0) == pytest.approx(30.0)
     assert left_s(10.0, 0.25, 25.0) == pytest.approx(15.0)
     assert left_s(10.0, 0.02, 120.0) is None
+
+
+def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:
+    """A worker that is lost is lost alone: the spare one is there, and takes its place."""
+    found = plan(question(spare=1), traffic(requests=200), CATALOG, conditions=Conditions(around=True))
+    around = found.certificate.around
+    assert around is not None and len(around.losses) == len(found.fleet.running)
+    assert all(lost.holds for lost in around.losses)
+
+
+@pytest.mark.parametrize(("safety", "warned"), [({"kept_in": 0.9}, 1), ("none", 0)])
+def test_futures_of_a_short_trace_are_said_to_be_redrawn_from_it_alone(safety: object, warned: int) -> None:
+    """500 requests at 15 a second last about half a minute; without futures there is nothing to say."""
+    trace = traffic()
+    said = sentences(one_trace(Study(trace, CATALOG).pose(question(safety=safety))))
+    assert len(said) == warned
+    assert all("this trace alone, which lasts" in each and "safety: {growth: 20 %}" in each for each in said)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.documents.around import Around, AtTraffic, AtWorkers, Holds, Lost, PriceTurns, Share
+from planner.documents.around import Around, AtWorkers, Holds, Lost, MoreTraffic, PriceTurns, Share
 from planner.documents.catalog import read_catalog
 from planner.documents.certificate import Alternative, Certificate
 from planner.documents.facts import (
@@ -20,7 +20,6 @@ from planner.documents.facts import (
     Price,
     Refuted,
     Remarked,
-    Workers,
 )
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Pool, Role, WorkerType
@@ -100,8 +99,8 @@ def a_simulation(fleet: Fleet, trace: Trace) -> Simulation:
 
 
 def an_around() -> Around:
-    """Of `pairs`: 6 workers are too few; half as much traffic again takes 5 prefill workers and 89.70 USD/h,
-    twice as much none within the limits; the loss of a decode worker breaks it.
+    """Of `pairs`: 6 workers are too few; a fifth more traffic is kept in 12 of 18 futures; the loss of
+    a decode worker breaks it.
     """
 
     def at(counts: tuple[int, ...], kept: int, needed_frac: float) -> AtWorkers:
@@ -111,23 +110,12 @@ def an_around() -> Around:
             (Share(LIMITS[0], 0.2, needed_frac, 0.95, 1.0), Share(LIMITS[1], 0.99, 0.99, 1.0, 1.0)),
         )
 
-    def bought(prefill: int) -> tuple[Workers, ...]:
-        return (
-            Workers("prefill", "h100-80g", 2, 1, prefill, 2 * prefill, 2048),
-            Workers("decode", "h100-80g@350W", 4, 1, 3, 12, 512),
-        )
-
     return Around(
         futures=10,
         may_miss=1,
-        asked=4,
         pools=("pre", "dec"),
         at_workers=(at((4, 2), 6, 0.4), at((4, 3), 9, 0.92), at((5, 3), 10, 1.0)),
-        at_traffic=(
-            AtTraffic(0.0, bought(4), 71.76),
-            AtTraffic(0.2, bought(5), 89.7),
-            AtTraffic(1.0, (), None),
-        ),
+        more_traffic=MoreTraffic(False, 12, 18),
         holds=(
             Holds("traffic", 0.12, (LIMITS[0],)),
             Holds("steps", 0.09, (LIMITS[0],)),

@@ -99,3 +99,10 @@ def test_a_session_drawn_twice_is_two_users() -> None:
 def test_blocks_are_a_share_of_the_trace_within_bounds() -> None:
     assert block_s(a_trace(3000, 3000 / 3600)) == pytest.approx(3600 / BLOCKS, rel=0.05)
     assert block_s(a_trace(300, 5.0)) == pytest.approx(15.0, rel=0.3)
+
+
+def test_a_redraw_of_a_few_bursts_has_requests() -> None:
+    """Five requests at 0, 100 and 200 s: blocks of 20 s, each from within 25 s, may miss all three bursts."""
+    arrival_s = np.concatenate([np.linspace(start_s, start_s + 0.5, 5) for start_s in (0.0, 100.0, 200.0)])
+    trace = Trace("bursts.csv", arrival_s, np.full(15, 10), np.full(15, 5))
+    assert all(draw.duration_s > 0 for draw in draws(trace, 200))

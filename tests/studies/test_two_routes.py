@@ -1,0 +1,24 @@
+"""One question by two routes has one answer: what-if, pareto, replan, schedule and the first screen against
+`plan`. benchmarks/two_routes.py asks more of each.
+"""
+
+from __future__ import annotations
+
+import pytest
+from by_two_routes import CHECKS, more_traffic, two_routes
+
+CHEAP = [("what-if", 2), ("what-if", 7), ("pareto", 2), ("replan", 2), ("replan", 7), ("schedule", 1)]
+PRICED = (5, 6, 31, 48, 0, 7, 9, 20, 21, 23, 26, 27, 30, 33, 34, 35, 40, 41, 43, 45, 46, 47, 49, 51, 53)
+
+
+@pytest.mark.parametrize(("check", "seed"), CHEAP)
+def test_a_question_has_one_answer_by_both_routes(check: str, seed: int) -> None:
+    assert CHECKS[check](two_routes(seed, is_safe=False)) == []
+
+
+@pytest.mark.parametrize(
+    "seed", [seed if k < 4 else pytest.param(seed, marks=pytest.mark.slow) for k, seed in enumerate(PRICED)]
+)
+def test_where_more_traffic_costs_nothing_a_plan_for_it_costs_the_same(seed: int) -> None:
+    """In production; the screen shows a price of each of these questions."""
+    assert more_traffic(two_routes(seed, is_safe=True)) == []
