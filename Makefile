@@ -43,7 +43,7 @@ check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 AUDIT_VENV := .venv-audit
 audit: $(VENV)/installed-dev $(AUDIT_VENV)/installed  ## licences that bind whoever ships this, known vulnerabilities
 	$(AUDIT_VENV)/bin/pip-licenses --python $(BIN)/python --format markdown --partial-match --fail-on "GPL;UNKNOWN"
-	$(AUDIT_VENV)/bin/pip-audit --requirement $(or $(CONSTRAINTS),constraints.txt) --no-deps --disable-pip
+	$(PYTHON) .ci/audit $(AUDIT_VENV)/bin/pip-audit --requirement $(or $(CONSTRAINTS),constraints.txt) --no-deps --disable-pip
 
 $(AUDIT_VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(AUDIT_VENV)
