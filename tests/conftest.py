@@ -2,27 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 
 import pytest
-import typer.main
-import typer.testing
-import yaml
 from hypothesis import HealthCheck, settings
 
 # a busy machine is slow, not wrong
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
-
-# a process has one command line, tests have thousands: its sixty commands are read from their signatures once
-typer.main.get_command = typer.testing._get_command = cache(  # type: ignore[attr-defined]
-    typer.main.get_command
-)
-
-
-# the same documents ten times as fast
-yaml.safe_load = partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 # real servers, engines, processes and browsers: on a busy machine one loses a race now and then. What fails
 # there is tried three times more, seconds later, and told as RERUN; everywhere else a failure is a failure

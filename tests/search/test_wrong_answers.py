@@ -147,6 +147,7 @@ def test_a_percentile_of_gaps_paces_no_decode_in_the_bound() -> None:
     assert (lower_bound(pose(parse_task(document, CATALOG), trace, CATALOG)) or 0.0) <= 17.32
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not BESIDE.exists(), reason="the Azure traces are not beside the checkout")
 def test_every_prefill_count_is_looked_at() -> None:
