@@ -165,6 +165,7 @@ def test_every_prefill_count_is_looked_at() -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not BESIDE.exists(), reason="the Azure traces are not beside the checkout")
+@pytest.mark.slow
 def test_types_too_few_to_serve_alone_get_the_settings_that_suit_them() -> None:
     """Said: 63.88. 16 H100 with steps of 1,024 tokens or so, beside five workers of two H200: 55.90."""
     found = asked(
