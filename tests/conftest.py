@@ -15,8 +15,8 @@ settings.load_profile("shared")
 # there is tried three times more, seconds later, and told as RERUN; everywhere else a failure is a failure
 WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 
-# A worker takes a file at a time: the longest come first, so that all workers end at once. The order is that of
-# seconds on two cores (2026-11-23); of the first three each asks for another kernel, which a fresh clone compiles.
+# A worker takes a file at a time: the longest come first, so that all workers end at once. The order is that
+# of CPU seconds and waits (2026-11-23); the first three ask for three kernels, which a fresh clone compiles.
 LONGEST = (
     "ui/test_ui.py",
     "simulator/test_prefix_kernel.py",
