@@ -29,8 +29,8 @@ BOUNDS ?= -k "plain or lost"
 test-bounds: $(VENV)/installed-dev  ## the simulator with every index of compiled code checked
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n 2 $(BOUNDS) tests/simulator
 
-test-peers: $(VENV)/installed-peers  ## the tests that ask Ray and vllm-router; `make test` skips them
-	$(BIN)/python -m pytest -n 2 --dist loadfile -k "ray or router" \
+test-peers: $(VENV)/installed-peers  ## the tests that ask Ray, Dask and vllm-router; `make test` skips them
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" -k "ray or dask or router" \
 	  tests/io/test_executors.py tests/search/test_asked_elsewhere.py tests/manifests
 
 MUTATIONS ?= 500

@@ -1,11 +1,17 @@
 """Settings shared by all tests."""
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell that starts `make test` in the background lets it ignore interrupts, and with it all that tests
+# interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a busy machine is slow, not wrong
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
