@@ -161,6 +161,14 @@ def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
             assert not [name for name in names if name.split(".")[0] in heavy], module
 
 
+def test_what_is_installed_imports_nothing_of_the_checkout_alone() -> None:
+    """The wheel has no benchmarks and no tests."""
+    for module in SOURCES:
+        named = [node.module or "" for node in nodes(module) if isinstance(node, ast.ImportFrom)]
+        named += [a.name for node in nodes(module) if isinstance(node, ast.Import) for a in node.names]
+        assert not {name.split(".")[0] for name in named} & {"benchmarks", "tests"}, module
+
+
 def test_every_worker_type_is_told_its_llm() -> None:
     """Windows and states of an LLM that nobody names cost no KV cache. What takes no time needs none."""
     untold = []
