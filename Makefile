@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAI
 # where a machine says that no bytecode is written, every process compiles all that it imports: half of a short one
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan ui test test-peers test-slow test-bounds test-vllm test-wheel test-browser check audit docs bench format clean
+.PHONY: plan ui test test-peers test-bounds test-weekly test-vllm test-wheel test-browser check audit docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -18,32 +18,38 @@ plan: $(VENV)/installed  ## plan the sample trace, into out/
 ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 	$(BIN)/plan ui --folder plans
 
-# a file to a worker, so that what its tests share is planned once, in the order of tests/conftest.py
-IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
+# a file to a worker, so that what its tests share is planned once, in the order of tests/conftest.py; three
+# workers for two cores, because tests with servers and processes wait for them most of their time
+SIDE_BY_SIDE = -n 3 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/installed-dev  ## the tests, warnings as errors
-	$(BIN)/python -m pytest $(IN_TWO)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-bounds: $(VENV)/installed-dev  ## the simulator's tests with every index of compiled code checked
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q -n 2 tests/simulator
+# those that compare with a plain simulator or count what is lost reach every kernel; `make test-weekly` runs all
+BOUNDS ?= -k "plain or lost"
+test-bounds: $(VENV)/installed-dev  ## the simulator with every index of compiled code checked
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n 2 $(BOUNDS) tests/simulator
 
-test-peers: $(VENV)/installed-peers  ## the tests that ask Ray and vllm-router; `make test` skips them
-	$(BIN)/python -m pytest -n 2 --dist loadfile -k "ray or router" \
+test-peers: $(VENV)/installed-peers  ## the tests that ask Ray, Dask and vllm-router; `make test` skips them
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" -k "ray or dask or router" \
 	  tests/io/test_executors.py tests/search/test_asked_elsewhere.py tests/manifests
 
-test-slow: $(VENV)/installed-dev  ## the tests that `make test` leaves out
+MUTATIONS ?= 500
+test-weekly: $(VENV)/installed-dev  ## what `make test` and CI leave out: slow tests, all bounds, more mutations
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(MAKE) test-bounds BOUNDS=
+	$(BIN)/python benchmarks/mutate.py --each $(MUTATIONS) --reading
 
 check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(IN_TWO)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 # neither is a part of the product, so they live apart; what they look at is what `make test` installs
 AUDIT_VENV := .venv-audit
 audit: $(VENV)/installed-dev $(AUDIT_VENV)/installed  ## licences that bind whoever ships this, known vulnerabilities
 	$(AUDIT_VENV)/bin/pip-licenses --python $(BIN)/python --format markdown --partial-match --fail-on "GPL;UNKNOWN"
-	$(AUDIT_VENV)/bin/pip-audit --requirement $(or $(CONSTRAINTS),constraints.txt) --no-deps --disable-pip
+	$(PYTHON) .ci/audit $(AUDIT_VENV)/bin/pip-audit --requirement $(or $(CONSTRAINTS),constraints.txt) --no-deps --disable-pip
 
 $(AUDIT_VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(AUDIT_VENV)

@@ -16,7 +16,7 @@ Markdown tables for docs/aiconfigurator.md.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +127,11 @@ def compare(catalog: Catalog, trace: Trace, how: str) -> None:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else AZURE
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path, nargs="?", default=AZURE)
+    path = parser.parse_args().trace
     if not path.exists():
         print(f"skipped: {path} is missing; give the path of AzureLLMInferenceTrace_conv.csv")
         return

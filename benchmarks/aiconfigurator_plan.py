@@ -15,7 +15,7 @@ discusses them.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
+from planner.reports.facts import sentence
 from planner.reports.words import describe
 from planner.search.certify import plan
 from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
@@ -117,7 +118,7 @@ def planned(catalog: Catalog, trace: Trace, percentile: str) -> tuple[Fleet, str
     found = plan(task, trace, catalog, time_limit_s=600.0)
     cpu_s = time.process_time() - start_s
     proof = found.certificate
-    one_fewer = "; ".join(f"one {item.pool} worker fewer: {item.reason}" for item in proof.neighbours)
+    one_fewer = "; ".join(f"one {item.pool} worker fewer: {sentence(item)}" for item in proof.neighbours)
     budgets = ", ".join(f"{pool.type.max_num_batched_tokens}" for pool in found.fleet.pools)
     return found.fleet, (
         f"{percentile}: {describe(found.fleet)}, {budgets} tokens per step; {found.status}, level 0 "
@@ -155,7 +156,11 @@ def compare(catalog: Catalog, trace: Trace, how: str) -> Fleet:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else AZURE
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path, nargs="?", default=AZURE)
+    path = parser.parse_args().trace
     if not path.exists():
         print(f"skipped: {path} is missing; give the path of AzureLLMInferenceTrace_conv.csv")
         return

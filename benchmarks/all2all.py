@@ -8,6 +8,8 @@ mean relative error of the way there and back over all sizes measured, by the ke
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 
 from planner.documents.catalog import read_catalog
@@ -16,6 +18,9 @@ from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MEASURED_LINK_B
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     llm = read_catalog().llm("deepseek-v3")
     for kind in (LOW_LATENCY, HIGH_THROUGHPUT):
         for nodes in NODES:

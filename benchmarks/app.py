@@ -9,6 +9,7 @@ keyboard, milliseconds of a slider in the page, the wall clock of a cancelled pl
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -139,6 +140,9 @@ def keyboard(browser: Any, address: str) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as folder, browsing.served(Path(folder) / "plans") as address:
         with browsing.chromium() as browser:
             page = first_plan(browser, address)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from random_questions import KINDS, REQUESTS, files, question
 
 from planner.errors import InfeasibleError
 
+Answer = TypeVar("Answer")
 Rates = tuple[list[str], dict[str, Tally] | None]
 
 
@@ -68,7 +70,7 @@ def main() -> None:
     sys.exit(1 if wrong else 0)
 
 
-def each(ask: Callable[[int], object], seeds: range, processes: int) -> list[object]:
+def each(ask: Callable[[int], Answer], seeds: range, processes: int) -> list[Answer]:
     if processes == 1 or len(seeds) == 1:
         return [ask(seed) for seed in seeds]
     with ProcessPoolExecutor(processes) as pool:
@@ -158,7 +160,9 @@ def rates_of(seed: int, *, kind: str | None, requests: tuple[int, int]) -> Rates
 def print_rates(found: list[Rates]) -> None:
     tables: dict[str, dict[str, Tally]] = {}
     for groups, tallies in found:
-        for group in groups if tallies is not None else []:
+        if tallies is None:
+            continue
+        for group in groups:
             for name, tally in tallies.items():
                 tables.setdefault(group, {}).setdefault(name, Tally()).add(tally)
     print(assumptions.__doc__)

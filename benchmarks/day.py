@@ -20,6 +20,7 @@ from planner.controllers.table import parse_controller
 from planner.face.days import day
 from planner.face.inputs import read_trace
 from planner.simulator.elastic import simulate_elastic
+from planner.studies.day import DayAnswer
 from planner.traffic.trace import Trace
 
 SLO = {
@@ -77,6 +78,7 @@ def main() -> None:
     print(f"{time.process_time() - began:.1f} CPU s in all")
     if asked.rates is None:
         return
+    assert isinstance(found.answer, DayAnswer)  # of one LLM
     question = found.answer.question
     weeks = drawn(seen, asked.rates)
     deployment = Deployment(question.pools, tuple(pool.role for pool in question.fleet.pools))

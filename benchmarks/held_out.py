@@ -27,6 +27,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,9 @@ from planner.search.best_fleet import Found, best_of
 from planner.search.certify import search_llm
 from planner.search.fleets import Counts, may_hand_over, objective
 from planner.search.futures import Futures, drawn_by
-from planner.search.oracle import side_by_side
 from planner.search.problem import Conditions, Problem
 from planner.search.production import cheaper_kept, grown, in_most
+from planner.search.waves import side_by_side
 from planner.simulator.metrics import in_windows, windows_s
 from planner.solvers.master import Option
 from planner.traffic.generate import lognormal, synthesise
@@ -193,7 +194,7 @@ def kept_in(
 
     for first in range(0, len(numbers), AT_ONCE):
         part = range(first, min(first + AT_ONCE, len(numbers)))
-        side_by_side([lambda at=at: look(at) for at in part])  # type: ignore[misc]
+        side_by_side([partial(look, at) for at in part])
     return kept
 
 

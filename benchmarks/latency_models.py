@@ -20,10 +20,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from planner.documents.catalog import read_catalog
@@ -134,7 +136,7 @@ def repeats(table: StepTable) -> Array:
     return np.array([p, d, p, p, d])
 
 
-def distinct(X: Array) -> Array:
+def distinct(X: Array) -> npt.NDArray[np.intp]:
     return np.unique(X, axis=0, return_inverse=True)[1].ravel()
 
 
@@ -160,7 +162,8 @@ def print_choices(reference: Path) -> None:
 
 def print_oracles(paths: list[Path]) -> None:
     """One row per family, one column per oracle: MAPE / 95th percentile in % on the rows not fitted."""
-    names, results = [], {}
+    names: list[str] = []
+    results: dict[str, Any] = {}
     catalog = read_catalog()
     for path in paths:
         table = oracle_table(path)
@@ -217,12 +220,12 @@ def print_speed() -> None:
     steps = np.vstack([X] * (PREDICTED_STEPS // FITTED_ROWS))
     print("\n| CPU s | fit 10,000 rows | predict 1,000,000 steps |\n|---|---|---|")
     for name, family in families().items():
-        fit_s, model = timed(lambda family=family: fitted(family, X, y))
-        predict_s, _ = timed(lambda model=model: model.predict(steps))
+        fit_s, model = timed(partial(fitted, family, X, y))
+        predict_s, _ = timed(partial(model.predict, steps))
         print(f"| {name} | {fit_s:.2f} | {predict_s:.2f} |")
         if name == "five numbers":
             columns = np.ascontiguousarray(steps.T)
-            step_s, _ = timed(lambda model=model, columns=columns: model.latency_.step_s(*columns))
+            step_s, _ = timed(partial(model.latency_.step_s, *columns))
             print(f"| `StepLatency.step_s`, what simulator and optimizer call | - | {step_s:.2f} |")
 
 

@@ -5,7 +5,7 @@ python benchmarks/lengths.py TRACE...
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,12 @@ from planner.traffic.trace import Trace
 FITTED_FRAC = 0.7
 
 
-def main(paths: list[Path]) -> None:
-    for path in paths:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE")
+    for path in parser.parse_args().traces:
         trace = read_trace(path)
         print(f"{path.name}: {len(trace)} requests, the last {1 - FITTED_FRAC:.0%} held out")
         for width in (100, 200, 400):
@@ -51,4 +55,4 @@ def conditional_mean(trace: Trace) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    main()

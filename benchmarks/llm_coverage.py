@@ -10,6 +10,7 @@ same shape and formats (`Catalog.latency`), and of no other. Names every config 
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -52,8 +53,12 @@ def planned_on(llm: Llm, catalog: Catalog) -> dict[str, bool]:
 
 
 def main() -> int:
-    if len(sys.argv) > 1:
-        folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?")
+    if (given := parser.parse_args().folder) is not None:
+        folder = given
     elif spec := find_spec("aiconfigurator_core"):
         folder = Path(str(spec.origin)).parent / "model_configs"
     else:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -58,8 +59,16 @@ def write_log(path: Path, rows: int, kind: str) -> None:
             if kind == "jsonl":
                 stream.write(table.to_json(orient="records", lines=True))
             else:
-                quoting = {"quoting": 3, "escapechar": "\\"} if kind == "quoted" else {}
-                stream.write(table.to_csv(index=False, header=first == 0, lineterminator="\n", **quoting))
+                quoting: Literal[0, 3] = 3 if kind == "quoted" else 0
+                stream.write(
+                    table.to_csv(
+                        index=False,
+                        header=first == 0,
+                        lineterminator="\n",
+                        quoting=quoting,
+                        escapechar="\\" if quoting else None,
+                    )
+                )
 
 
 def main() -> None:

@@ -143,7 +143,7 @@ IMPORTS = (
     "vllm_latency.json",
     "vllm_serve.json",
 )
-FACTS = ("--llm", "llama-3.1-8b", "--gpu", "h100-80g", "--tp", "1", "--requests", "8")
+FACTS: tuple[str, ...] = ("--llm", "llama-3.1-8b", "--gpu", "h100-80g", "--tp", "1", "--requests", "8")
 FACTS += ("--input-tokens", "100", "--output-tokens", "10", "--duration", "60 s")
 VALUES: tuple[Any, ...] = (
     None,

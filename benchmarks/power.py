@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,19 @@ from planner.calibrate.power_fit import (
 from planner.documents.catalog import read_catalog
 
 
-def main(path: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("perf_model", type=Path)
+    parser.add_argument("ml_energy", type=Path, nargs="?")
+    asked = parser.parse_args()
+    by_phase_of(asked.perf_model)
+    if asked.ml_energy is not None:
+        measured(asked.ml_energy)
+
+
+def by_phase_of(path: Path) -> None:
     runs = splitwise_cells(path, read_catalog())
     rows = phases(runs)
     used = fit_rows(rows)
@@ -87,6 +99,4 @@ def measured(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    if len(sys.argv) > 2:
-        measured(Path(sys.argv[2]))
+    main()

@@ -9,7 +9,7 @@ FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -81,10 +81,15 @@ def _cpu_s(fleet: Fleet, trace: Trace) -> float:
     return time.process_time() - start
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("routing", "speed"))
+    parser.add_argument("folder", type=Path, nargs="?", default=TRACES)
+    asked = parser.parse_args()
+    (routing if asked.part == "routing" else speed)(asked.folder)
+
+
 if __name__ == "__main__":
-    part = sys.argv[1] if len(sys.argv) > 1 else ""
-    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else TRACES
-    if part in ("routing", "speed"):
-        (routing if part == "routing" else speed)(folder)
-    else:
-        sys.exit(__doc__)
+    main()

@@ -175,7 +175,7 @@ class Engines:
     ) -> Fleet:
         """`engine`: keys of the worker besides SERVER. Raises PlannerError for what is not modelled."""
         worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
-        document = {
+        document: dict[str, Any] = {
             "llm": self._llm(run.llm, weights),
             "workers": [worker],
             "policies": {"prefix_cache": cache},

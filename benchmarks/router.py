@@ -25,7 +25,7 @@ import numpy as np
 from aiohttp import web
 
 from planner.documents.catalog import read_catalog
-from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.roofline import roofline
 from planner.policies import ROUTING
 from planner.runtime.door import listening
@@ -44,6 +44,10 @@ class Backend:
     is_up: bool = True
     starts: int = 1
     gave_up: str = ""
+    can_turn: bool = False
+
+    def turn(self, role: Role) -> None:
+        raise NotImplementedError
 
 
 async def complete(request: web.Request) -> web.StreamResponse:

@@ -14,6 +14,7 @@ import argparse
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.solvers.schedule import Capacity, Demand, Market, Offer, at_peak, broken, by_rule, schedule
 
@@ -26,9 +27,9 @@ def week(*, scale: float = 1.0, seed: int = 0) -> Demand:
     hour, day = np.arange(HOURS) % 24, np.arange(HOURS) // 24
     workday = day < 5
 
-    def bump(centre_h: float, width_h: float) -> np.ndarray:
+    def bump(centre_h: float, width_h: float) -> npt.NDArray[np.float64]:
         away = np.abs(hour - centre_h)
-        return np.exp(-0.5 * (np.minimum(away, 24 - away) / width_h) ** 2)
+        return np.asarray(np.exp(-0.5 * (np.minimum(away, 24 - away) / width_h) ** 2))
 
     code = 3 + 40 * np.where(workday, 1.0, 0.15) * (bump(10.5, 2.0) + bump(15.0, 2.2))
     conversation = 12 + np.where(workday, 30.0, 24.0) * bump(20.0, 3.5) + 14 * bump(12.0, 4.0)

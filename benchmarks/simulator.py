@@ -149,7 +149,7 @@ def growth(trace: Trace) -> tuple[Series, ...]:
 
     def equal(tokens: int) -> Trace:
         n = 10_000
-        return Trace("equal", np.arange(n) * 2.0, np.full(n, 100), np.full(n, tokens))
+        return Trace("equal", np.arange(n, dtype=np.float64) * 2, np.full(n, 100), np.full(n, tokens))
 
     requests, workers, outputs = (10**3, 10**4, 10**5, 10**6), (1, 10, 100, 1000), (16, 64, 256, 1024, 4096)
     return (
@@ -178,8 +178,7 @@ def chart(series: Sequence[Series]) -> Any:
 
 def against_vidur(directory: Path) -> None:
     """Vidur's requests under its policies and step times, without reading and checking them."""
-    sys.path[:0] = [str(Path(__file__).parent / "peers"), str(Path(__file__).parents[1] / "tests/support")]
-    import vidur
+    from benchmarks.peers import vidur
 
     for path in sorted(directory.glob("*_2k.json")):
         case = vidur.before_restarts(vidur.read_case(path), directory)

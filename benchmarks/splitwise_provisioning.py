@@ -104,7 +104,7 @@ def on_a100(profiles: Path) -> Alone:
 
     def alone(trace: Trace) -> Mapping[Metric, npt.NDArray[np.float64]]:
         prompt_s, token_s = (
-            interpolated(trace.input_tokens, steps.knots_tokens, times)
+            interpolated(trace.input_tokens.astype(np.float64), steps.knots_tokens, times)
             for times in (steps.prompt_s, steps.token_s)
         )
         return {"ttft": prompt_s, "tbt": token_s, "e2e": prompt_s + token_s * (trace.output_tokens - 1)}
@@ -176,13 +176,15 @@ def main() -> None:
         for name in DESIGNS:
             start = time.process_time()
             weights = price(name, table)
+
+            def holds_split(p: int, t: int, rate_rps: float, name: str = name) -> bool:
+                return holds(name, rate_rps, 0, p, t)
+
             if weights[1]:
                 splits = splits_within(budget, *weights, step=STEP)
             else:
                 splits = [(int(budget / weights[0] + 1e-9), 0)]
-            best = most_throughput(
-                splits, rates_rps, lambda p, t, rate_rps, name=name: holds(name, rate_rps, 0, p, t)
-            )
+            best = most_throughput(splits, rates_rps, holds_split)
             print(
                 f"  {name}: {best.value:g} requests/s, {' '.join(map(show, best.counts))}; "
                 f"{best.simulations} simulations, {time.process_time() - start:.2f}"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reality import INSIDE, Document, Engines, Floats, Row, Run, replayed
 
+from benchmarks.reality import INSIDE, Document, Engines, Floats, Row, Run, replayed
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.spreads import SpreadRow
 from planner.fleet import Fleet

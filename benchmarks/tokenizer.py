@@ -18,8 +18,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from reality import Engines, Row, _wheel, silicon_sample
 
+from benchmarks.reality import Engines, Row, _wheel, silicon_sample
 from planner.documents.catalog import read_catalog
 
 SOURCE = "InferenceX"

@@ -54,12 +54,11 @@ def against_vidur(folder: Path) -> None:
     with open_input(folder / CASE) as stream:
         table = pd.read_csv(stream)
     arrival_s = table.arrived_at.to_numpy(float)
-    lengths = table.prefill_tokens.to_numpy(np.int64), table.decode_tokens.to_numpy(np.int64)
+    prompts, answers = table.prefill_tokens.to_numpy(np.int64), table.decode_tokens.to_numpy(np.int64)
 
     def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
-        return Trace(
-            "vidur", arrival_s[:requests] * CASE_RPS / rate_rps, *(column[:requests] for column in lengths)
-        )
+        first = slice(requests)
+        return Trace("vidur", arrival_s[first] * CASE_RPS / rate_rps, prompts[first], answers[first])
 
     tables = np.load(folder / TABLES)
     form = VidurTables(
@@ -68,7 +67,7 @@ def against_vidur(folder: Path) -> None:
     catalog = read_catalog()
     llm, gpu = catalog.llm("llama-2-7b"), catalog.gpu("a100-80g")
     rule = SchedulingDelay(traffic)
-    longer = SchedulingDelay(poisson(Trace("vidur", arrival_s, *lengths)), requests=LONG)
+    longer = SchedulingDelay(poisson(Trace("vidur", arrival_s, prompts, answers)), requests=LONG)
     for batching, budget, theirs in (("vllm-v0", 4096, 10.84), ("sarathi", 512, 11.5)):
         latency = catalog.latency(llm, gpu, 1)
         type_ = WorkerType(gpu, 1, latency, KV_TOKENS, budget, 128, form=form)

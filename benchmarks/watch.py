@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -73,10 +74,10 @@ def found(refs: dict[str, Reference], trace: Trace) -> dict[str, Drift]:
     number = ((trace.arrival_s - trace.arrival_s[0]) // WINDOW_S).astype(int)
     windows = int(number[-1])
 
-    def per_window(tokens: np.ndarray | None = None) -> np.ndarray:
+    def per_window(tokens: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
         return np.bincount(number, weights=tokens, minlength=windows)[:windows].astype(float)
 
-    requests, edges_s = per_window(), np.arange(windows + 1) * WINDOW_S
+    requests, edges_s = per_window(), np.arange(windows + 1, dtype=np.float64) * WINDOW_S
     rows = {
         "rate": (requests, np.full(windows, WINDOW_S)),
         "prompt": (per_window(trace.input_tokens), requests),

@@ -116,8 +116,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     few = replace(read_task(directory / "code20.slo.yaml", catalog), stock={"h100-80g": 64})
     yield _planned("code20 with 64 H100", few, code, catalog, 22 * 2.99)
     yield _bound_of_pace(directory, catalog)
-    robust = {"rate": 40}, {"traffic": "2.5 %"}
-    yield _robust(*robust, read_yaml(directory / "only_mixed_fits.slo.yaml"), catalog)
+    yield _robust(
+        {"rate": 40}, {"traffic": "2.5 %"}, read_yaml(directory / "only_mixed_fits.slo.yaml"), catalog
+    )
     for name, wanted in (
         ("quotes.csv", lambda trace: len(trace) == 100),
         ("first_lacks.jsonl", lambda trace: trace.after.size > 0 and trace.has_prefixes and trace.tenants),
@@ -213,7 +214,8 @@ def _drops_said(path: Path) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         slo = Path(folder) / "slo.yaml"
         slo.write_text(yaml.safe_dump(document))
-        command = [sys.executable, "-m", "planner.cli", "--slo", slo, "--trace", path, "-o", f"{folder}/out"]
+        command = [sys.executable, "-m", "planner.cli", "--slo", str(slo), "--trace", str(path)]
+        command += ["-o", f"{folder}/out"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     said_so = re.search(r"\b60 (of|rows|requests)\b", done.stdout + done.stderr)
     is_said = done.returncode == 1 or said_so is not None
@@ -264,7 +266,7 @@ def bursts(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[Task, Trace]:
     k, period_s = int(np.exp(rng.uniform(np.log(20), np.log(250)))), float(rng.uniform(20, 90))
-    count = int(min(rng.integers(10, 30), max(3000 // k, 4)))
+    count = min(int(rng.integers(10, 30)), max(3000 // k, 4))
     inputs, outputs = int(rng.integers(500, 4000)), int(rng.integers(30, 500))
     arrival_s = (np.arange(count)[:, None] * period_s + np.arange(k) * 0.001).ravel()
     vary = rng.uniform(0.7, 1.3, (2, len(arrival_s))) if rng.random() < 0.5 else np.ones((2, len(arrival_s)))
@@ -359,7 +361,7 @@ def _waves(fleets: list[Counts]) -> Iterator[tuple[Counts, ...]]:
 def _cheaper(problem: Problem, below: float) -> list[Counts]:
     types, wanted, limits = problem.types, problem.task.objective, problem.limits
     below *= 1 - CLOSE
-    pools = [(option,) for option in mixed_options(types, wanted)]
+    pools: list[tuple[Option, ...]] = [(option,) for option in mixed_options(types, wanted)]
     pools += list(itertools.product(prefill_options(types, wanted), decode_options(types, wanted)))
     fleets: list[Counts] = []
     for options in pools:

@@ -1,58 +1,53 @@
 """Settings shared by all tests."""
 
+import signal
 import sys
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 
 import pytest
-import typer.main
-import typer.testing
-import yaml
 from hypothesis import HealthCheck, settings
+
+# A shell that starts `make test` in the background lets it ignore interrupts, and with it all that tests
+# interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a busy machine is slow, not wrong
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-# a process has one command line, tests have thousands: its sixty commands are read from their signatures once
-typer.main.get_command = typer.testing._get_command = cache(  # type: ignore[attr-defined]
-    typer.main.get_command
-)
-
-
-# the same documents ten times as fast
-yaml.safe_load = partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
 # real servers, engines, processes and browsers: on a busy machine one loses a race now and then. What fails
 # there is tried three times more, seconds later, and told as RERUN; everywhere else a failure is a failure
 WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 
-# a worker takes a file at a time: the longest first, so that both end at once. The two after the tutorial,
-# which is long in `make test-slow` alone, ask for other kernels: in a fresh clone each worker compiles one
+# A worker takes a file at a time: the longest come first, so that all workers end at once. The order is that
+# of CPU seconds and waits (2026-11-23); the first three ask for three kernels, which a fresh clone compiles.
 LONGEST = (
-    "test_tutorial.py",
     "ui/test_ui.py",
     "simulator/test_prefix_kernel.py",
+    "search/test_losses.py",
     "commands/test_cli.py",
     "runtime/test_validate.py",
-    "search/test_planning.py",
-    "commands/test_mutations.py",
-    "search/test_asked_elsewhere.py",
-    "studies/test_whatif.py",
-    "commands/test_bad_input.py",
-    "search/test_sharing.py",
-    "runtime/test_soak.py",
+    "profiling/test_profiling.py",
     "runtime/test_runtime_chaos.py",
-    "search/test_losses.py",
+    "io/test_executors.py",
+    "search/test_planning.py",
+    "search/test_asked_elsewhere.py",
+    "runtime/test_soak.py",
+    "studies/test_whatif.py",
     "simulator/test_policies.py",
-    "test_policy_table.py",
+    "search/test_sharing.py",
     "face/test_face.py",
     "search/test_owned.py",
-    "search/test_brute_force.py",
     "documents/test_planfile.py",
-    "profiling/test_profiling.py",
-    "simulator/test_distserve.py",
+    "commands/test_bad_input.py",
+    "manifests/test_manifests_schemas.py",
+    "search/test_brute_force.py",
+    "search/test_shared_production.py",
+    "studies/test_per_gpu.py",
+    "commands/test_mutations.py",
+    "commands/test_search_command.py",
 )
 
 

@@ -29,13 +29,14 @@ def room_of(module: str) -> str | None:
 
 
 @cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(SOURCES[module].read_text())
+def nodes(module: str) -> list[ast.AST]:
+    """All of its syntax tree, which is read and walked once for all tests."""
+    return list(ast.walk(ast.parse(SOURCES[module].read_text())))
 
 
 def imported(module: str) -> Iterator[tuple[str, int]]:
     """The modules of ours that it imports, inside functions too, with the line."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -48,7 +49,7 @@ def imported(module: str) -> Iterator[tuple[str, int]]:
 
 
 def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
 
@@ -128,11 +129,24 @@ def test_public_functions_have_few_parameters() -> None:
     assert many == {}
 
 
+def test_the_files_that_a_comment_names_exist() -> None:
+    """`search/shortcuts.py` and `planner/search/shortcuts.py`; those of other projects begin elsewhere."""
+    rooms = [path.name for path in (ROOT / "planner").iterdir() if path.is_dir()]
+    path = re.compile(rf"(?<![\w/.])(?:planner/|benchmarks/|(?={'|'.join(rooms)}))[\w/]+\.py\b")
+    gone = [
+        (module, name)
+        for module, source in SOURCES.items()
+        for name in path.findall(source.read_text())
+        if not (ROOT / name).exists() and not (ROOT / "planner" / name).exists()
+    ]
+    assert gone == []
+
+
 def test_no_test_module_imports_another() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
-        nodes = ast.walk(ast.parse(path.read_text()))
-        named = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        assert [name for name in named if name.startswith("test_")] == [], path.name
+        assert re.findall(r"^\s*(?:from|import) (?:\w+\.)*test_\w+", path.read_text(), re.MULTILINE) == [], (
+            path
+        )
 
 
 def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
@@ -141,23 +155,32 @@ def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
     for module in SOURCES:
         if room_of(module) in ("planner.runtime", "profiling", "ui"):
             continue
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] in heavy], module
+
+
+def test_what_is_installed_imports_nothing_of_the_checkout_alone() -> None:
+    """The wheel has no benchmarks and no tests."""
+    for module in SOURCES:
+        named = [node.module or "" for node in nodes(module) if isinstance(node, ast.ImportFrom)]
+        named += [a.name for node in nodes(module) if isinstance(node, ast.Import) for a in node.names]
+        assert not {name.split(".")[0] for name in named} & {"benchmarks", "tests"}, module
 
 
 def test_every_worker_type_is_told_its_llm() -> None:
     """Windows and states of an LLM that nobody names cost no KV cache. What takes no time needs none."""
     untold = []
     for module in SOURCES:
-        nodes = list(ast.walk(tree(module)))
         told = {
-            id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "serving"
+            id(node.value)
+            for node in nodes(module)
+            if isinstance(node, ast.Attribute) and node.attr == "serving"
         }
         untold += [
             f"{module}:{node.lineno}"
-            for node in nodes
+            for node in nodes(module)
             if isinstance(node, ast.Call) and name_of(node.func) == "WorkerType"
             if id(node) not in told and "INSTANT" not in {ast.unparse(one) for one in node.args}
         ]

@@ -26,8 +26,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from common import CATALOG, Ints, log_normal, poisson, worker
 
+from benchmarks.papers.common import CATALOG, Ints, log_normal, poisson, worker
 from planner.domain import Gpu
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType

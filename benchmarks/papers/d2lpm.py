@@ -25,15 +25,15 @@ decode step at 8 workers. Nobody waits for ours: what it takes for a request, by
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from common import CATALOG, worker
 
+from benchmarks.papers.common import CATALOG, worker
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.routing import LiveFleet
@@ -333,5 +333,15 @@ FIGURES: tuple[Callable[[], None], ...] = (
     figure12,
 )
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    figures = {each.__name__: each for each in FIGURES}
+    parser.add_argument("figure", nargs="?", choices=list(figures), default="figure7")
+    figures[parser.parse_args().figure]()
+
+
 if __name__ == "__main__":
-    {each.__name__: each for each in FIGURES}[(sys.argv[1:] or ["figure7"])[0]]()
+    main()

@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import distserve_figures as figures
 import numpy as np
-from common import CATALOG, log_normal, most, poisson, worker
 
+from benchmarks.papers import distserve_figures as figures
+from benchmarks.papers.common import CATALOG, log_normal, most, poisson, worker
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency

@@ -21,8 +21,8 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from common import CATALOG, log_normal, most, poisson
 
+from benchmarks.papers.common import CATALOG, log_normal, most, poisson
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType

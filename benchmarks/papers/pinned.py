@@ -17,7 +17,7 @@ all sizes.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import CATALOG, worker
 
 import fleetplan
+from benchmarks.papers.common import CATALOG, worker
 from planner.documents.facts import CachesSave, Finding, PinnedReplicas
+from planner.face.results import PlanResult, SharedPlanResult
 from planner.fleet import Fleet, Policies, Pool
 from planner.reports.facts import sentence
 from planner.search.pinning import Pinning
-from planner.search.plan import Plan
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.reading import read_trace
@@ -136,10 +136,12 @@ def planned(safety: str | dict[str, Any] = "none") -> None:
             "policies": {"prefix_cache": True, "routing": list(routings)},
             "safety": safety,
         }
-        tell(routings, fleetplan.plan(question, forty(), catalog=known).plan)
+        tell(routings, fleetplan.plan(question, forty(), catalog=known))
 
 
-def tell(routings: Sequence[str], found: Plan) -> None:
+def tell(routings: Sequence[str], result: PlanResult | SharedPlanResult) -> None:
+    assert isinstance(result, PlanResult)  # of one LLM
+    found = result.plan
     print(
         f"{', '.join(routings)}: {found.fleet.workers} workers, {found.fleet.price_usd_per_h:.2f} USD/h, "
         f"routing {found.fleet.policies.routing}, {found.status}, "
@@ -161,12 +163,18 @@ def mooncake(path: Path) -> None:
         "safety": "none",
     }
     trace = read_trace(path, seed=0)
-    tell((*LRU, PINNED), fleetplan.plan(question, trace).plan)
+    tell((*LRU, PINNED), fleetplan.plan(question, trace))
 
 
 def main() -> None:
     start = time.process_time()
-    what, *files = sys.argv[1:] or [""]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", default="")
+    parser.add_argument("files", nargs="*")
+    asked = parser.parse_args()
+    what, files = asked.what, asked.files
     if what == "plan":
         planned()
     elif what == "certified":

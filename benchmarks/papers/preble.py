@@ -22,7 +22,7 @@ as good, or worse, worst for videos and programming. `scheduler`: 245 (tools) an
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,8 +31,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from common import CATALOG, in_seconds, most, worker
 
+from benchmarks.papers.common import CATALOG, in_seconds, most, worker
 from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
@@ -292,6 +292,17 @@ FIGURES: tuple[Callable[..., None], ...] = (
     scheduler,
 )
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    figures = {each.__name__: each for each in FIGURES}
+    parser.add_argument("figure", nargs="?", choices=list(figures), default="figure3")
+    parser.add_argument("traces", type=Path, nargs="*")
+    asked = parser.parse_args()
+    figures[asked.figure](*asked.traces)
+
+
 if __name__ == "__main__":
-    what, files = (sys.argv[1:] or ["figure3"])[0], [Path(name) for name in sys.argv[2:]]
-    {each.__name__: each for each in FIGURES}[what](*files)
+    main()

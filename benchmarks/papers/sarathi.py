@@ -9,11 +9,10 @@ the gaps several times lower, smaller ones more so, at some cost in TTFT.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
-from common import CATALOG, in_seconds, worker
-
+from benchmarks.papers.common import CATALOG, in_seconds, worker
 from planner.fleet import Fleet, Policies, Pool
 from planner.simulator.metrics import value_s
 from planner.simulator.replay import simulate
@@ -26,7 +25,11 @@ ENGINES = (("vllm-v0", 8192), ("sarathi", 2048), ("sarathi", 512))
 
 
 def main() -> None:
-    trace = read_trace(Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLE)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path, nargs="?", default=SAMPLE)
+    trace = read_trace(parser.parse_args().trace)
     print("rate  engine             TTFT p50, p99 [s]   TBT p50, p99, max [ms]   E2E p50 [s]")
     for rate_rps in RATES_RPS:
         for batching, budget in ENGINES:

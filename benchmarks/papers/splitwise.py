@@ -29,21 +29,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from common import CATALOG, worker
-
 from benchmarks import splitwise_provisioning as provisioning
+from benchmarks.papers.common import CATALOG, worker
 from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_H, made_up, on_a100, show
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.papers.splitwise import Design, cheapest, even_splits, keeps
+from planner.papers.splitwise import Alone, Design, cheapest, even_splits, keeps
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
@@ -98,8 +98,8 @@ def active_tokens(simulation: Simulation, workers: Sequence[int]) -> npt.NDArray
     runs = simulation.runs[(simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)]
     runs = runs[np.isin(runs["worker"], workers)]
     seconds, tokens = run_seconds(runs), runs["decodes"] + runs["prefill_tokens"]
-    shares = [seconds[tokens <= most].sum() for most in ACTIVE_TOKENS]
-    return np.asarray(shares) / seconds.sum()
+    shares = [float(seconds[tokens <= most].sum() / seconds.sum()) for most in ACTIVE_TOKENS]
+    return np.asarray(shares)
 
 
 def print_shares(title: str, rows: Mapping[str, npt.NDArray[np.float64]]) -> None:
@@ -130,7 +130,7 @@ def paired(given: Given, name: str, transfer: str) -> Fleet:
 
 def apart(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64]) -> Trace:
     """One request after the other."""
-    return Trace("alone", 1000.0 * np.arange(len(inputs)), inputs, outputs)
+    return Trace("alone", 1000 * np.arange(len(inputs), dtype=np.float64), inputs, outputs)
 
 
 def figure14(given: Given) -> None:
@@ -188,7 +188,7 @@ def holds(given: Given, name: str, counts: tuple[int, int], workload: str, rate_
     return keeps(cluster(given, name, counts), trace, preset.limits, alone(given.profiles)(trace))
 
 
-def on_a100_of(model: str, profiles: Path) -> provisioning.Alone:
+def on_a100_of(model: str, profiles: Path) -> Alone:
     """The reference of another LLM: `provisioning.on_a100` is BLOOM's."""
     before, provisioning.MODEL = provisioning.MODEL, model
     try:
@@ -216,7 +216,9 @@ def spent(name: str, counts: tuple[int, int], table: Mapping[str, float]) -> flo
     return sum(cost * count for cost, count in zip(price(name, table), counts, strict=False))
 
 
-def iso(given: Given, workload: str, table: Mapping[str, float], grid_rps: float) -> dict[str, tuple]:
+def iso(
+    given: Given, workload: str, table: Mapping[str, float], grid_rps: float
+) -> dict[str, tuple[Any, ...]]:
     """What each design carries within 40 DGX-H100 of this table."""
     return {
         name: most(given, name, even_splits(40 * table["H"], price(name, table), most=16), workload, grid_rps)
@@ -281,11 +283,11 @@ def shifted(given: Given, workloads: Sequence[str], rates_rps: Sequence[float], 
         made_up(given.traces, workload, rate_rps, 0, half_s / 60)
         for workload, rate_rps in zip(workloads, rates_rps, strict=True)
     ]
-    columns = [
+    input_tokens, output_tokens = (
         np.concatenate([getattr(half, name) for half in halves]) for name in ("input_tokens", "output_tokens")
-    ]
+    )
     arrival_s = np.concatenate([half_s * i + half.arrival_s for i, half in enumerate(halves)])
-    return Trace(" then ".join(workloads), arrival_s, *columns)
+    return Trace(" then ".join(workloads), arrival_s, input_tokens, output_tokens)
 
 
 def repurpose(given: Given) -> None:

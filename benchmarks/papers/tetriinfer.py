@@ -24,15 +24,15 @@ words on prompts that are made, in ranges of 100, 200, 400 tokens; OPT-125M on S
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from common import CATALOG, Ints, log_normal, worker
 
+from benchmarks.papers.common import CATALOG, Ints, log_normal, worker
 from planner.fleet import Fleet, Network, Policies, Pool
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
@@ -244,5 +244,15 @@ FIGURES: tuple[Callable[[], None], ...] = (
     predictor,
 )
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    figures = {each.__name__: each for each in FIGURES}
+    parser.add_argument("figure", nargs="?", choices=list(figures), default="figure11")
+    figures[parser.parse_args().figure]()
+
+
 if __name__ == "__main__":
-    {each.__name__: each for each in FIGURES}[(sys.argv[1:] or ["figure11"])[0]]()
+    main()

@@ -16,13 +16,13 @@ Llama-2-70B. Figure 5: what is best in one latency may miss the other.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from functools import cache
 
 import numpy as np
-from common import CATALOG
 
+from benchmarks.papers.common import CATALOG
 from planner.documents.described import parse_description
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet
@@ -143,8 +143,12 @@ def figure5() -> None:
 
 def main() -> None:
     start = time.process_time()
-    what = (sys.argv[1:] or ["table1"])[0]
-    {each.__name__: each for each in (table1, figure1, figure5, figure6)}[what]()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    figures = {each.__name__: each for each in (table1, figure1, figure5, figure6)}
+    parser.add_argument("figure", nargs="?", choices=list(figures), default="table1")
+    figures[parser.parse_args().figure]()
     print(f"{time.process_time() - start:.1f} CPU-s")
 
 

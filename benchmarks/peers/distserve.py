@@ -10,6 +10,7 @@ prefill to the end, over all output tokens.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Mapping
@@ -94,7 +95,9 @@ def read_case(path: Path, document: Mapping[str, Any]) -> Case:
             path.stem,
             read_placement(path, document),
             read_coefficients(path, document),
-            *(columns[name] for name in INPUTS),
+            columns[INPUTS[0]],
+            columns[INPUTS[1]],
+            columns[INPUTS[2]],
             {ours: columns[theirs] / 1000 for ours, theirs in RESULTS.items()},
             float(lookup(path, document, "sim_cpu_s")),
         )
@@ -207,7 +210,13 @@ def run(path: Path) -> bool | None:
     return judge(case.name, ours, case.peer, METRICS, BOUNDS, (cpu_s, case.peer_cpu_s))
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    return each_case(parser.parse_args().folder, run)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/peers/distserve.py DIR")
-    sys.exit(each_case(Path(sys.argv[1]), run))
+    sys.exit(main())

@@ -238,9 +238,10 @@ def lookup_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseL
         rows = table[is_asked].sort_values("batch_tokens")
         if rows.empty:
             raise InputError(f"{path}: has no {model} on {tp} x {hardware}")
-        return SplitwiseLookup(
-            *(tuple(rows[name].astype(float)) for name in ("batch_tokens", "prompt_time_s", "token_time_s"))
+        knots, prompt_s, token_s = (
+            tuple(map(float, rows[name])) for name in ("batch_tokens", "prompt_time_s", "token_time_s")
         )
+        return SplitwiseLookup(knots, prompt_s, token_s)
     except (AttributeError, KeyError, ValueError) as error:
         raise InputError(f"{path}: is not a table of step times ({error})") from None
 

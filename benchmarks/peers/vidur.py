@@ -20,6 +20,7 @@ the lengths after the restart: those of the same request in another case come be
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 import re
@@ -329,9 +330,11 @@ def run(path: Path) -> bool:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/peers/vidur.py DIR")
-    directory = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    directory: Path = parser.parse_args().folder
     alone = [
         path.name
         for path in sorted(directory.glob("*.csv.gz"))

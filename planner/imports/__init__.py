@@ -3,8 +3,8 @@
     read("auto", [Path("result.json")], Facts(gpu="h100-80g", tp=1), read_catalog())
 
 A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
-(latencies of requests under a load). Steps are fitted by `fit.py`, either corrects a fit in
-`planner.calibrate.measured_runs`.
+(latencies of requests under a load). Steps are fitted by
+`planner.calibrate.fitting`, either corrects a fit in `planner.calibrate.measured_runs`.
 """
 
 from __future__ import annotations

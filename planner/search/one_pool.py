@@ -98,7 +98,7 @@ class Search:
     learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
     is_exhausted: bool = True
     is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
-    assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/assumed.py)
+    assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/shortcuts.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those
     counted: tuple[float, float] | None = None  # a value, and how many fleets of level 0 cost less

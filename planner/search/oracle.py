@@ -316,7 +316,7 @@ class Oracle:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 
         Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
-        (search/assumed.py), and a false one where requests wait for others, as answers that take no time
+        (search/shortcuts.py), and a false one where requests wait for others, as answers that take no time
         bring the next ones earlier. Where MANY_MISSED futures may be missed, so that it takes many
         simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more, those
         asked first.

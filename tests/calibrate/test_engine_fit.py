@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.engines import Points
 from planner.calibrate.engine_fit import fit_engine
 from planner.calibrate.fitting import fit_table
 from planner.documents.catalog import read_catalog
@@ -19,7 +20,6 @@ from planner.io.files import to_yaml
 from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import least_absolute
 from planner.models.tables import COLUMNS, StepTable
-from profiling.engines import Points
 
 DEVICE = StepLatency((1.0, 512.0), (2e-3, 40e-3), 1e-8, 5e-5, 1e-8, 0.0, 0.0, "planted")
 OWN_S, OWN_SEQUENCE_S = 0.8e-3, 20e-6

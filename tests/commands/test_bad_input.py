@@ -11,6 +11,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ import yaml
 from shares import some
 
 from planner import cli
+from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.io import files
 
@@ -912,16 +914,27 @@ def test_a_place_without_permission_is_refused_beforehand(
 @pytest.mark.parametrize(
     "name", ["trace.csv", "slo.yaml", "own", "own/gpus.yaml", "locked/trace.csv", "locked/own"]
 )
-def test_what_may_not_be_read_is_one_line(run: Run, here: Path, name: str) -> None:
-    """Root may read anything, so root becomes nobody for a moment."""
+def test_what_may_not_be_read_is_one_line(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Root may read anything, so root becomes nobody for a moment.
+
+    Nobody may not enter a checkout in a folder of mode 700: modules are imported before, and the shipped
+    catalog is read from a copy in the working directory, which needs no permission on the folders above.
+    """
     prepare(here, {"own/gpus.yaml": GPU, "locked/trace.csv": TRACE, "locked/own/gpus.yaml": GPU})
     option = "--catalog" if "own" in name else "--slo" if "slo" in name else "--trace"
     asked = {"--slo": "slo.yaml", "--trace": "trace.csv", "-o": "out"} | {
         option: name.removesuffix("/gpus.yaml")
     }
     line = [word for pair in asked.items() for word in pair]
-    assert run("--slo", "nowhere", "--trace", "nowhere", "-o", "out").code == 1  # imports what nobody may not
+    assert run("--slo", "nowhere", "--trace", "nowhere", "-o", "out").code == 1
+    read_catalog()  # remembers where the shipped fits are
+    shutil.copytree(files.repository_dir("catalogs"), here / "catalogs")
+    monkeypatch.setattr("planner.documents.catalog.repository_dir", Path)
     here.chmod(0o777)
+    for path in here.rglob("*"):
+        path.chmod(0o755)  # whatever the umask
     closed = here / (name if "locked" not in name else "locked")
     closed.chmod(0)
     user = os.geteuid()

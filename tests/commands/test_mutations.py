@@ -12,7 +12,7 @@ from benchmarks.mutate import Found, Kind, kinds, made_once, mutate, reading_alo
 KINDS = (
     "slo described map several fleet plan schedule trace packed catalog engines config imports allocate tree"
 ).split()
-READ = range(500)  # and checked, not simulated
+READ = range(50)  # and checked, not simulated; `make test-weekly` reads 500
 WHOLE = range(1000, 1003)  # thousands: python benchmarks/mutate.py
 
 
@@ -40,7 +40,7 @@ def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
     with reading_alone():
         found = tried(known, name, READ)
     assert found.faults == []
-    assert found.codes[0] >= 5 and found.codes[1] >= 30
+    assert found.codes[0] >= 1 and found.codes[1] >= 15
 
 
 @pytest.mark.parametrize("name", KINDS)

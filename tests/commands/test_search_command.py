@@ -114,6 +114,7 @@ def test_vidurs_search_ranks_by_requests_per_dollar(plan: Plan) -> None:
     assert rows[0]["on_ttft_frontier"] and rows[0]["on_tbt_frontier"]
 
 
+@pytest.mark.slow
 def test_splitwises_search_counts_machines(plan: Plan) -> None:
     """At a tenth of a request per second one machine does, or one of each pool."""
     rows = answer(plan, "search", "splitwise", "--slo", "relative.yaml", "--rate", 0.1)["designs"]

@@ -193,6 +193,7 @@ def test_one_bucket_alone_is_always_right() -> None:
         held_out_accuracy(a_trace(np.array([5]), np.array([5])))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not TRACES.exists(), reason="needs ../shared")
 def test_the_accuracy_on_azures_conversations_is_what_the_docs_say() -> None:

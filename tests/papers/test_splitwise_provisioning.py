@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shares import some
 
 from benchmarks import splitwise_provisioning as benchmark
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
@@ -41,7 +42,7 @@ def staircase(rng: np.random.Generator) -> Callable[[int, int], bool]:
     return lambda p, t: bool(p >= least[t - 1])
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", some(range(200), 50))
 def test_the_cheapest_corner_is_that_of_all_cells(seed: int) -> None:
     """All p x t up to 15 x 15; ties too, of each cost the cells with the least p for their t."""
     rng = np.random.default_rng(seed)
@@ -60,7 +61,7 @@ def test_the_cheapest_corner_is_that_of_all_cells(seed: int) -> None:
     assert found.simulations < len(cells) + MOST
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", some(range(50), 15))
 def test_the_highest_rate_is_that_of_all_splits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     splits = [(int(p), int(t)) for p, t in rng.integers(1, 20, (12, 2))]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shares import some
 
 from benchmarks import vidur_search as benchmark
 from planner.documents.catalog import read_catalog
@@ -74,7 +75,7 @@ def test_a_configuration_that_carries_nothing_has_no_latency() -> None:
     assert frontier([row], 0) == ()
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", some(range(50), 15))
 def test_the_frontier_holds_what_no_other_beats(seed: int) -> None:
     """Small whole numbers, so that many tie; of equal rows one stays."""
     rng = np.random.default_rng(seed)

@@ -139,6 +139,7 @@ def test_what_is_prepared_replays_and_compares_with_what_was_planted(
     assert "| e2e |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_asynchronous_scheduling_is_planned_without_the_host_s_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def a_live(workers: int, heartbeat_s: float = 1.0) -> LiveFleet:
     return live
 
 
+@pytest.mark.slow
 def test_errors_of_predictions_are_aladdins() -> None:
     """Outputs are predicted at 40 tokens, at 60 beyond. One that ends after 10 leaves its worker 30 tokens
     and a sequence short; one that has 40 is 60 tokens and a sequence too many, and 61 more at 60. The next

@@ -71,7 +71,7 @@ def ray() -> Iterator[Executor]:
         yield Executor(name, address)
 
 
-@pytest.mark.parametrize("name", ["dask", "ray"])
+@pytest.mark.parametrize("name", [pytest.param("dask", marks=pytest.mark.slow), "ray"])
 def test_clusters_give_the_same_files(
     name: str, request: pytest.FixtureRequest, expected: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shares import some
 from small_days import SmallDay, billed, cheapest_of_all, random_day, simulated
 
 from planner.controllers.timetable import Timetable
@@ -66,7 +67,7 @@ def test_more_pairs_against_all_sequences(seed: int) -> None:
     check(random_day(100 + seed, disaggregated=True, windows=3 + seed % 2, most=2))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some(range(40), 14))
 def test_no_run_costs_less_than_the_proved_bound(seed: int) -> None:
     """Sizes that change at any moment, not on the grid."""
     rng = np.random.default_rng(seed)

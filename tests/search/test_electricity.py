@@ -26,6 +26,7 @@ H100 = {"h100-80g": 64}
 PAID = {"price": "0.12 usd/kWh", "pue": 1.3}
 
 
+@pytest.mark.slow
 def test_electricity_of_all_is_a_higher_price() -> None:
     """0.7 kW x 0.156 USD/kWh = 0.1092 USD/h on H100 of 3, 0.4 x 0.156 = 0.0624 on A100 of 1.9."""
     gpus, asked = ["a100-80g", "h100-80g"], traffic(rate_rps=10.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from plans import CATALOG
 from questions import question, traffic
 
@@ -39,6 +40,7 @@ def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.ttft_s, found.simulation.ttft_s, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_few_slots_for_many_adapters_take_more_workers() -> None:
     """One slot per worker and adapters drawn from 50: a worker serves one adapter at a time."""
     asked = traffic(requests=60)

@@ -154,6 +154,7 @@ A100: dict[str, Any] = {"slo": {"ttft": {"p90": "500 ms"}}, "fleet": {"gpus": ["
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3))])
+@pytest.mark.slow
 def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     """The cheapest fleet that holds at 28.6 requests/s misses at a rate between that and 26: the worst of
     an interval is not its end. The plan holds at all the rates it names, both ends among them."""
@@ -181,6 +182,7 @@ def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     assert row.objective <= found.certificate.value
 
 
+@pytest.mark.slow
 def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search for what is expected finds a dearer fleet, that of the robust plan, which holds there
     too, is the answer."""

@@ -141,6 +141,7 @@ def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
     assert all(option.type.gpus * count <= 12 < option.type.gpus * (count + 1) for option, count in beside)
 
 
+@pytest.mark.slow
 def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> None:
     """Brute force: every fleet with up to two workers more or fewer of each machine of production, owned ones
     first, that keeps the SLO after any loss in the futures that production was searched in.

@@ -538,6 +538,7 @@ def test_pipelines_are_tried_where_nothing_fits_without(catalog: Catalog) -> Non
 
 
 @pytest.mark.parametrize("seed", some(range(2), 1))
+@pytest.mark.slow
 def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed: int) -> None:
     """Brute force over one mixed pool of every GPU x TP x PP x token budget."""
     slo = {"ttft": {"p90": "1 s"}, "tpot": {"p90": "60 ms"}}

@@ -87,7 +87,7 @@ SEEDS = (
 
 
 def mostly_slow(seeds: Iterable[int]) -> list[Any]:
-    """One in twelve in `make test`, the others in `make test-slow`."""
+    """One in twelve in `make test`, the others in `make test-weekly`."""
     return [
         seed if k % 12 == 0 else pytest.param(seed, marks=pytest.mark.slow) for k, seed in enumerate(seeds)
     ]

@@ -84,6 +84,7 @@ def test_other_ways_to_draw_futures_have_fewer_users_too(traffic_line: dict[str,
     assert set(few.arrival_s) <= set(all_of_it.arrival_s)
 
 
+@pytest.mark.slow
 def test_what_a_model_finds_is_tested_at_full_size() -> None:
     """About as cheap as without a model."""
     problem, paper = searched()

@@ -118,6 +118,7 @@ def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both() 
     assert found.value <= least * 1.01  # of about one price the one that holds furthest
 
 
+@pytest.mark.slow
 def test_each_keeps_its_slo_in_enough_futures_and_all_answers_are_within_the_stock() -> None:
     found = scarce()
     assert found.status == "certified"

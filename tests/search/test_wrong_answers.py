@@ -147,6 +147,7 @@ def test_a_percentile_of_gaps_paces_no_decode_in_the_bound() -> None:
     assert (lower_bound(pose(parse_task(document, CATALOG), trace, CATALOG)) or 0.0) <= 17.32
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not BESIDE.exists(), reason="the Azure traces are not beside the checkout")
 def test_every_prefill_count_is_looked_at() -> None:
@@ -164,6 +165,7 @@ def test_every_prefill_count_is_looked_at() -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not BESIDE.exists(), reason="the Azure traces are not beside the checkout")
+@pytest.mark.slow
 def test_types_too_few_to_serve_alone_get_the_settings_that_suit_them() -> None:
     """Said: 63.88. 16 H100 with steps of 1,024 tokens or so, beside five workers of two H200: 55.90."""
     found = asked(

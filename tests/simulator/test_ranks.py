@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ranks_reference import AsyncRanks, Ranks, SyncRanks, random_ranked_case
+from shares import some
 from simulations import LLM, beside, compare, make_latency, make_pool, make_trace, mixed
 
 from planner.errors import InputError
@@ -34,24 +35,24 @@ def with_engine(fleet: Fleet, seed: int, *, async_scheduling: bool) -> Fleet:
     return fleet.with_types(lambda worker: replace(worker, engine=engine))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", some(range(100), 34))
 def test_kernel_equals_the_plain_simulator(seed: int) -> None:
     """Every request's times, worker, preemptions; every gap; violations; busy time, steps and tokens."""
     compare(*random_ranked_case(seed, dyadic=False), reference=Ranks)
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", some(range(80), 27))
 def test_kernel_equals_the_plain_simulator_where_events_coincide(seed: int) -> None:
     compare(*random_ranked_case(seed, dyadic=True), reference=Ranks)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(60), 20))
 def test_synchronous_engines_agree_with_the_plain_simulator(seed: int) -> None:
     fleet, trace, limits, closed_loop = random_ranked_case(seed, dyadic=False)
     compare(with_engine(fleet, seed, async_scheduling=False), trace, limits, closed_loop, SyncRanks)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", some(range(100), 34))
 def test_asynchronous_engines_agree_with_the_plain_simulator(seed: int) -> None:
     """But for what tests/simulator/test_engine.py leaves out of workers of one rank too."""
     fleet, trace, limits, closed_loop = random_ranked_case(seed, dyadic=False)

@@ -314,6 +314,7 @@ def test_a_worker_of_two_kinds_of_gpu_takes_both_and_is_paid_for_both() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+@pytest.mark.slow
 def test_workers_of_two_kinds_of_gpu_are_the_cheapest_of_all_enumerated(seed: int) -> None:
     """One of both kinds, one of one kind alone; both on spot."""
     rng = np.random.default_rng(seed)
@@ -370,6 +371,7 @@ def test_parts_at_any_prices_cost_no_more_than_the_whole(length: int) -> None:
         compared += 1
 
 
+@pytest.mark.slow
 def test_a_week_of_three_llms_is_within_half_a_percent_of_its_bound() -> None:
     """Two days of it: by windows and prices, as two days are too many for the whole model."""
     spec = importlib.util.spec_from_file_location("schedule_benchmark", BENCHMARK)

@@ -55,6 +55,7 @@ def test_between_two_corners_no_plan_is_cheaper(study: Study) -> None:
         assert step is not None and step.value == pytest.approx(value), limit_s
 
 
+@pytest.mark.slow
 def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Frontier) -> None:
     for step in over_ttft.steps:
         for limit_s, is_held in ((step.corner, True), (step.corner * (1 - 3e-6), False)):

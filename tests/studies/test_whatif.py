@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import CATALOG
 from questions import DOCUMENT, question, traffic
+from shares import some
 from typer.testing import CliRunner
 
 from planner.cli import app
@@ -53,9 +54,7 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize(
-    "text", [*CHANGES[:3], *(pytest.param(each, marks=pytest.mark.slow) for each in CHANGES[3:])]
-)
+@pytest.mark.parametrize("text", some(CHANGES, 2))
 def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> None:
     """The warm start and remembered simulations change the work, not the value."""
     study = Study(traffic(), CATALOG)

@@ -1,6 +1,6 @@
 """Constants of catalogs/engines.yaml, from runs that others published.
 
-    python -m profiling.engines DIR     in a checkout; DIR as of benchmarks/reality.py
+    python benchmarks/engines.py DIR     of benchmarks/reality.py
 
     host       h0 + h1 D + h2 log2 TP   synchronous vLLM: median gap between tokens less what the step times
                                         alone predict, over ML.ENERGY's runs with D requests in flight
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         front_end_s = float(points.fitted()[0])
         sys.stdout.write(said("front_end", [f"{1e3 * front_end_s:.1f} ms"], points))
     except PlannerError as error:
-        sys.stderr.write(f"profiling.engines: {error}\n")
+        sys.stderr.write(f"benchmarks/engines.py: {error}\n")
         return error.exit_code
     return 0
 
