@@ -134,12 +134,19 @@ class Test:
         oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
         return replace(self, oracle=oracle)
 
-    def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
-        """In the first so many of them, fewer where the time ends before."""
+    def of(
+        self, counts: Counts, number: int, *, after_loss: bool = False, enough: int | None = None
+    ) -> KeptIn:
+        """In the first so many of them, fewer where the time ends before, or it is sure whether `enough` of
+        all are kept.
+        """
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
         kept = asked = 0
         while asked < number and not (asked and self.out_of_time()):
-            some = range(asked, min(asked + AT_ONCE, number))
+            if enough is not None and not kept < enough <= kept + number - asked:
+                break
+            at_once = AT_ONCE if enough is None else min(AT_ONCE, enough - kept)
+            some = range(asked, min(asked + at_once, number))
             kept, asked = kept + sum(self._hold(oracle, counts, some)), some.stop
         return replace(self._said(kept, asked), after_loss=after_loss)
 
@@ -188,8 +195,9 @@ class Tried:
         if futures is None or not is_passed(kept_in, test.safety):
             return kept_in, False
         search = Test(self.searched.oracle.alone(), futures, test.safety, 0, test.out_of_time).under(policies)
-        seen = search.of(counts, futures.count)
-        is_kept = seen.futures - seen.kept <= may_miss(test.safety, futures.count)
+        enough = futures.count - may_miss(test.safety, futures.count)
+        seen = search.of(counts, futures.count, enough=enough)
+        is_kept = seen.kept >= enough
         return (kept_in if is_kept else seen), is_kept
 
 
