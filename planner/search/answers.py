@@ -186,14 +186,17 @@ class Tried:
 
     def kept_under(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
         """In how many futures a fleet is kept that works by these policies, and whether those are enough: it
-        must pass the same test, and hold in as many of the futures of the search as a search under these
-        policies would ask for. The first that are too few are what is told.
+        must pass the same test and, where it does worse there than the plan itself, hold in as many of the
+        futures of the search as a search under these policies asks for. The first that are too few are what
+        is told.
         """
         test, futures = self.test.under(policies), self.searched.searched
         counts = test.oracle.counts(fleet)
         kept_in = test.run(counts)
         if futures is None or not is_passed(kept_in, test.safety):
             return kept_in, False
+        if kept_in.kept_frac >= self.kept_in.kept_frac:
+            return kept_in, True
         search = Test(self.searched.oracle.alone(), futures, test.safety, 0, test.out_of_time).under(policies)
         enough = futures.count - may_miss(test.safety, futures.count)
         seen = search.of(counts, futures.count, enough=enough)
