@@ -59,6 +59,7 @@ from planner.documents.described import describes_traffic
 from planner.documents.task import has_several_llms
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.io.streams import hold_places
+from planner.policies import ROUTERS_OF
 
 if TYPE_CHECKING:
     pass
@@ -85,6 +86,14 @@ PerGpuOption = Annotated[
     typer.Option(
         "--per-gpu/--no-per-gpu",
         help="Plan on each GPU type alone too: how many of each? Default: where there are 2 to 4 types.",
+    ),
+]
+
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target", help=f"Plan for the router of one: {', '.join(ROUTERS_OF)}; each: a price for every one."
     ),
 ]
 
@@ -215,6 +224,7 @@ def plan(
     explain: ExplainOption = False,
     prove: ProveOption = False,
     per_gpu: PerGpuOption = None,
+    target: TargetOption = None,
     drop_invalid: DropOption = False,
     png: PngOption = False,
     json_output: JsonOption = False,
@@ -278,6 +288,7 @@ def plan(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
     wish = replace(wish, verbose=verbose, quiet=quiet, resume=resume, executor=executor, address=address)
+    wish = replace(wish, target=target)
     _plan(wish, options)
 
 

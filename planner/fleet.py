@@ -378,6 +378,12 @@ class Fleet:
         """Whether some of its workers prefill alone, and hand over to others."""
         return any(pool.role == "prefill" for pool in self.running)
 
+    @property
+    def leaves_choice(self) -> bool:
+        """Whether a router has two workers or more to choose from, so that routers may differ."""
+        back = sum(pool.count for pool in self.running if pool.role == "decode")
+        return max(back, self.workers - back) > 1
+
     def without_engine(self) -> Fleet:
         """The same fleet, its steps as long as the fits say."""
         return self.with_types(lambda worker: replace(worker, engine=None))

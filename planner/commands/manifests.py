@@ -43,12 +43,19 @@ def write_manifests(
         out, rendered.files, outdated=[pattern for name in names for pattern in manifests.OUTDATED[name]]
     )
     if json_output:
-        found = {"files": list(rendered.files), "refused": rendered.refused, "notes": rendered.notes}
+        found = {
+            "files": list(rendered.files),
+            "refused": rendered.refused,
+            "notes": rendered.notes,
+            "warnings": rendered.warnings,
+        }
         print_json({"directory": str(out), **found})
         return
     console = stdout_console()
     for why in dict.fromkeys(rendered.refused.values()):
         console.print(f"not written: {why}", markup=False)
+    for warning in rendered.warnings.values():
+        console.print(f"WARNING: {warning}", markup=False)
     for note in dict.fromkeys(note for said in rendered.notes.values() for note in said):
         console.print(f"note: {note}", markup=False)
     console.print(f"written to {out}: {', '.join(rendered.files)}", markup=False)

@@ -64,6 +64,7 @@ class Wish:
     resume: bool = False
     executor: str | None = None
     address: str | None = None
+    target: str | None = None
 
     def command(self) -> str:
         from planner.reports.words import command_line, flags
@@ -81,7 +82,7 @@ class Wish:
             self.catalog,
             seed=self.seed,
             time_limit_s=self.time_limit_s,
-            flags=(*self.flags, *asked),
+            flags=(*self.flags, *asked, *(() if self.target is None else ("--target", self.target))),
         )
 
 
@@ -112,6 +113,8 @@ def _plan_one(wish: Wish) -> None:
         question = read_task(wish.slo if wish.asked is None else wish.asked, known)
         if wish.per_gpu is not None:
             question = question.replace({"fleet.per_gpu": wish.per_gpu})
+        if wish.target is not None:
+            question = question.replace({"deploy": {"target": wish.target}})
         described = question.task().described
         how = reading_of(question.document, question.path)
         with stopped_after(wish.time_limit_s, lambda: ": the traffic is not read yet"):
@@ -134,7 +137,8 @@ def _plan_one(wish: Wish) -> None:
             with last_words(told_of(wish.out)):
                 written = replace(found, command=wish.command()).save(wish.out, png=wish.png)
             if wish.asked is not None:
-                write_file(wish.out / ASKED, to_yaml(dict(wish.asked)))
+                deploy = {} if wish.target is None else {"deploy": {"target": wish.target}}
+                write_file(wish.out / ASKED, to_yaml({**wish.asked, **deploy}))
                 written = (*written, ASKED)
         if decided is not None and found.status != "best found":
             decided.remove()
@@ -237,6 +241,8 @@ def plan_several(wish: Wish) -> None:
         raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
     if wish.resume:
         raise InputError("--resume: is for one LLM; run without it, or plan each LLM by itself")
+    if wish.target is not None:
+        raise InputError(f"--target: is for one LLM; write deploy: {{target: {wish.target}}} beside llms")
     if wish.prove:
         raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
     if wish.per_gpu:

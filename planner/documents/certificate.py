@@ -24,6 +24,7 @@ from planner.documents.facts import (
     Binding,
     Commitment,
     Fact,
+    ForTargets,
     FuturesDrawn,
     Neighbour,
     Note,
@@ -117,6 +118,7 @@ class Certificate:
     futures: FuturesDrawn | None = None  # None: planned on paper alone
     deploy: str | None = None  # the deployment target as which fleets were routed
     routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
+    for_targets: tuple[ForTargets, ...] = ()  # of those that do not keep the plan, where they were asked for
     commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
     around: Around | None = None  # what holds around the plan; None where nobody asked
 
@@ -174,7 +176,8 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         "around": None if certificate.around is None else _values(certificate.around),
         "futures": None if certificate.futures is None else _values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
-        "routers": [_values(each) for each in certificate.routers],
+        "routers": [{**_values(each), "keeps": each.keeps} for each in certificate.routers],
+        "for_targets": [_values(each) for each in certificate.for_targets],
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,
     }
@@ -224,10 +227,11 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     """
     level0 = math.inf if row["level0"] is None else row["level0"]
     found = {name: _said(row[name], values[name], name) for name in SAID}
-    around = row.get("around")  # older ones have nothing, or less of it
+    around = row.get("around")  # an older certificate has nothing here, or less than all of it
     if around is not None and not {each.name for each in fields(Around)} <= around.keys():
         around = None
-    given = {**row, **found, "level0": level0, "around": around}
+    routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]
+    given = {"for_targets": [], **row, **found, "level0": level0, "around": around, "routers": routers}
     return dataclass_of(Certificate, given, "certificate")
 
 

@@ -840,7 +840,8 @@ class UnderRouter:
     """The plan's fleet on its traffic, routed as where it is deployed: what the target's router is `told` of
     arrivals and, where there are pairs, of hand-offs, and the routings `simulated` in its place, from which
     it `differs`. `decides` is the limit that is missed by most, or that has the least room; None where none
-    has a figure.
+    has a figure. `kept_in` is of the futures that the plan has passed its test in, and whether it `passes`
+    there under this router; None where there was no such test, or the SLO is missed before it.
     """
 
     target: str
@@ -850,17 +851,32 @@ class UnderRouter:
     differs: tuple[str, ...]
     decides: At | None
     outcome: Outcome
+    kept_in: KeptIn | None = None
+    passes: bool = True
 
     @property
-    def holds(self) -> bool:
-        return self.outcome.holds
+    def keeps(self) -> bool:
+        """Whether the plan is kept there: on what is written, and in as many futures as asked for."""
+        return self.outcome.holds and self.passes
 
 
 @dataclass(frozen=True, slots=True)
 class RoutersMiss:
-    """Under these routers the plan's fleet misses the SLO."""
+    """Under these routers the plan's fleet is not kept."""
 
     missed: tuple[UnderRouter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForTargets:
+    """What `plan` answers with `deploy: {target}` of one of these, whose routers are alike: the fleet and
+    what is paid for it. `usd_per_h` is None where no fleet keeps the SLO there, or none of them can run it.
+    """
+
+    targets: tuple[str, ...]
+    status: str
+    workers: tuple[Workers, ...]
+    usd_per_h: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,12 +354,17 @@ def read_max_model_len(path: Path) -> int | None:
     return file.whole("max_model_len", None, most=MOST)
 
 
-def read_routers(path: Path) -> list[tuple[str, str, str, str]]:
-    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under it."""
+def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
+    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under it, and
+    whether the plan is kept there, which older ones do not say.
+    """
     found = rows(read_yaml(path).get("routers", []), f"{path}: routers")
-    keys = ("target", "router", "simulated", "slo")
+    keys = ("target", "router", "simulated", "slo", "kept")
     return [
-        (row.text(keys[0]), row.text(keys[1]), row.text(keys[2]), row.text(keys[3]))
+        (
+            *(row.text(keys[0]), row.text(keys[1]), row.text(keys[2]), row.text(keys[3])),
+            row.flag("kept", False) if "kept" in row else None,
+        )
         for row in (Section.of(each, f"{path}: routers", keys) for each in found)
     ]
 

@@ -10,7 +10,7 @@
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
     lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora.py
-    deploy: {target: kserve}               # route as its router does
+    deploy: {target: kserve}               # route as its router does; each: a price for every target
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
@@ -91,6 +91,7 @@ SAME_AS_COST = (
 )
 _USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
+EACH_TARGET = "each"  # in place of one: a plan for the routers of every one
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # of a step
 MAX_DP = 64
@@ -202,6 +203,7 @@ class Task:
     robust: Robust = Robust()
     safety: Safety | None = None  # None: the traffic and the step times as they are written
     deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
+    prices_targets: bool = False  # plan anew for every target that does not keep the plan
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -317,7 +319,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     limits = asked.part("limits", ("power", "cost", "gpus"))
     policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing"))
     queues, longest_wait_s = _queues(policies)
-    target = _target(asked)
+    target, prices_targets = _target(asked)
     routings, prefix_cache = _routings(policies, target)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
@@ -381,6 +383,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         robust=_robust(asked.part("robust", ("step_times", "traffic", "spread"))),
         safety=_safety(asked),
         deploy=target,
+        prices_targets=prices_targets,
     )
     _check_throughput(task, where)
     _check_day(asked)
@@ -672,20 +675,22 @@ def _queues(section: Section) -> tuple[tuple[str, ...], float]:
     return queues, longest_wait_s
 
 
-def _target(asked: Section) -> str | None:
-    """`deploy: {target: kserve}`"""
+def _target(asked: Section) -> tuple[str | None, bool]:
+    """`deploy: {target: kserve}`, and whether that is EACH_TARGET."""
     if "deploy" not in asked:
-        return None
+        return None, False
     section = asked.part("deploy", ("target",))
     name = section.written("target")
+    if name == EACH_TARGET:
+        return None, True
     if name not in ROUTERS_OF:
         hint = nearest(name, ROUTERS_OF, 1)
         advice = f"did you mean {hint[0]!r}? " if hint else ""
         raise InputError(
             f"{section.at('target')}: no deployment target {name[:100]!r}; {advice}There are "
-            f"{', '.join(ROUTERS_OF)}"
+            f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
         )
-    return name
+    return name, False
 
 
 def _routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bool]:

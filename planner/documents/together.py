@@ -177,6 +177,8 @@ def _entry(
         own = {key: shared[key] for key in FOR_ALL if key in shared} | own
     beside = {key: value for key, value in shared.items() if key in SHARED}
     task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
+    if task.prices_targets:
+        raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
     if task.described is not None:
         raise InputError(
             f"{where}: traffic: describes requests, which is for one LLM; here give a trace, or plan it alone"

@@ -29,7 +29,7 @@ from planner.search.problem import Conditions, OnPaper, Progress, Watch, silent,
 from planner.search.together import plan_together
 from planner.studies import whatif
 from planner.studies.per_gpu import MOST_UNASKED, gpu_types, with_each_gpu
-from planner.studies.routers import each_under_routers, under_routers
+from planner.studies.routers import each_under_routers, under_routers, with_each_target
 from planner.studies.whatif import Study
 from planner.traffic.trace import Trace
 
@@ -97,9 +97,20 @@ def answered(
     that is the best so far."""
     task = question.task()
     if is_too_long(task, study.trace, study.time_limit_s):
-        return PlanResult(_by_parts(task, study, explain=explain, prove=prove, watch=watch), question)
-    found = beside_each_gpu(study, task, prove=prove, watch=watch)
-    return PlanResult(explained(found, study, task) if explain else found, question)
+        found = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
+    else:
+        found = beside_each_gpu(study, task, prove=prove, watch=watch)
+        found = explained(found, study, task) if explain else found
+    if task.prices_targets:
+
+        def planned_for(target: str) -> Plan:
+            study.progress(f"a plan for {target}")
+            alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
+            anew = replace(study, answers=Answers(decided=study.answers.decided))
+            return answered(alone, anew, prove=prove).plan
+
+        found = with_each_target(found, planned_for)
+    return PlanResult(found, question)
 
 
 def _by_parts(task: Task, study: Study, *, explain: bool, prove: bool, watch: Watch) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Protocol
@@ -69,24 +69,39 @@ OUTDATED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Under:
-    """A row of README.md: what became of the SLO under a target's router, in words."""
+    """A row of README.md: what became of the SLO under a target's router, in words, and whether the plan is
+    kept there; None where plan.yaml does not say.
+    """
 
     target: str
     router: str
     simulated: str
     slo: str
+    kept: bool | None = None
+
+    @property
+    def warning(self) -> str:
+        """The first line of what must not be deployed as it is; empty where the plan is kept."""
+        if self.kept is not False:
+            return ""
+        return (
+            f"NOT KEPT: on {self.target} ({self.router}) this fleet misses its SLO ({self.slo}): plan for it "
+            f"with `plan --target {self.target}`."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
 
-    `notes`: target -> what it routes or queues by that was not simulated.
+    `notes`: target -> what it routes or queues by that was not simulated. `warnings`: target -> that the plan
+    is not kept there.
     """
 
     files: dict[str, str]
     refused: dict[str, str]
     notes: dict[str, list[str]]
+    warnings: dict[str, str] = field(default_factory=dict)
 
 
 def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequence[Under] = ()) -> Rendered:
@@ -105,6 +120,7 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
     files: dict[str, str] = {}
     refused: dict[str, str] = {}
     notes: dict[str, list[str]] = {}
+    warnings: dict[str, str] = {}
     for name in TARGETS if target == "all" else [target]:
         try:
             kv_store.refuse(fleet, name)
@@ -114,10 +130,13 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
                 raise
             refused[name] = str(error)
         else:
-            files |= routing.with_notes(found, said)
+            warning = next((row.warning for row in under if row.target == name), "")
+            files |= routing.with_first_line(routing.with_notes(found, said), engine.one_line(warning))
             notes[name] = said
+            if warning:
+                warnings[name] = warning
     readme = _readme(fleet, max_model_len, notes, refused, under)
-    return Rendered({"README.md": readme, **files}, refused, notes)
+    return Rendered({"README.md": readme, **files}, refused, notes, warnings)
 
 
 @lru_cache(maxsize=32)  # of a plan they are asked for twice: who can run it, and its files
@@ -138,7 +157,9 @@ def _readme(
     under: Sequence[Under],
 ) -> str:
     llm = engine.one_line(fleet.llm.name)
+    missed = [row.target for row in under if row.target in notes and row.kept is False]
     lines = [
+        *([f"NOT KEPT on {', '.join(missed)}: see below.", ""] if missed else []),
         f"# Deploying {llm}",
         "",
         *(
@@ -156,7 +177,9 @@ def _readme(
     for name, said in notes.items():
         target = TARGETS[name]
         versions = f"For {engine.made_for(target.ENGINE, fleet)}"
-        lines += ["", f"## {name}", "", versions, "", *target.steps(fleet)]
+        warning = next((row.warning for row in under if row.target == name), "")
+        lines += ["", f"## {name}", "", *([f"**{_cell(warning)}**", ""] if warning else []), versions]
+        lines += ["", *target.steps(fleet)]
         lines += ["", f"Routing: {' '.join([target.routing(fleet), *said])}"]
     if refused:
         lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]

@@ -50,3 +50,18 @@ def with_notes(files: Mapping[str, str], said: Iterable[str]) -> dict[str, str]:
 def _below_first_comment(text: str, lines: str) -> str:
     first, newline, rest = text.partition("\n")
     return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text
+
+
+def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
+    """A target's files with a comment as their first line, in scripts below the one that names their shell;
+    files that take no comments stay as they are.
+    """
+    if not line:
+        return dict(files)
+    return {
+        path: text if path.endswith(".json") else _first(text, f"# {line}\n") for path, text in files.items()
+    }
+
+
+def _first(text: str, line: str) -> str:
+    return _below_first_comment(text, line) if text.startswith("#!") else line + text

@@ -228,7 +228,14 @@ def router_text(under: facts.UnderRouter) -> str:
 
 
 def decided_text(under: facts.UnderRouter) -> str:
-    """The figure that decides: "ttft p90 6.36 s, limit 5 s"."""
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 futures" where some were asked."""
+    kept_in = under.kept_in
+    futures = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} futures"
+    return _written_text(under) + futures
+
+
+def _written_text(under: facts.UnderRouter) -> str:
+    """The same of the traffic as it is written."""
     outcome, at = under.outcome, under.decides
     if not outcome.holds and not outcome.missed:
         return sentence(outcome)
@@ -240,7 +247,7 @@ def decided_text(under: facts.UnderRouter) -> str:
 
 @sentence.register
 def _(fact: facts.UnderRouter) -> str:
-    return f"{decided_text(fact)}: {'kept' if fact.holds else 'not kept'}"
+    return f"{decided_text(fact)}: {'kept' if fact.keeps else 'not kept'}"
 
 
 @sentence.register

@@ -36,6 +36,7 @@ from planner.reports.facts import alternative_note, prices_text, sentence, sente
 from planner.reports.prefixes import pool_document, warm_up_json
 from planner.reports.report import render as render_report
 from planner.reports.rows import router_rows
+from planner.reports.screen import targets_text
 from planner.search.bill import Bill
 from planner.search.plan import Plan
 from planner.simulator.energy import ExpectedPower
@@ -81,7 +82,12 @@ _CSV_CHUNK = 50_000
 def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, str]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
     Without `pages` all but the report."""
-    under = [manifests.Under(*row) for row in router_rows(plan)[1]]
+    under = [
+        manifests.Under(target, router, simulated, slo, each.keeps)
+        for (target, router, simulated, slo), each in zip(
+            router_rows(plan)[1], plan.certificate.routers, strict=True
+        )
+    ]
     deployments = manifests.render(plan.fleet, plan.max_model_len, under=under).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
@@ -103,9 +109,11 @@ def pictures(found: Iterable[Figure]) -> dict[str, bytes]:
 def plan_yaml(plan: Plan) -> str:
     """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
     fleet, trace = plan.fleet, plan.trace
+    targets = targets_text(plan)
     header = (
         f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {plan.bill.usd_per_h:.2f} USD/h.\n"
-        f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
+        + (f"# {targets}\n" if targets else "")
+        + f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
         "--slo SLO.YAML\n"
     )
     document: Document = {
@@ -190,11 +198,19 @@ def _prefixes(plan: Plan) -> Document:
 def _routers(plan: Plan) -> Document:
     """What routes at each target, and the SLO under it; `plan manifests` writes these lines again."""
     keys = ("target", "router", "simulated", "slo")
-    rows = [dict(zip(keys, row, strict=True)) for row in router_rows(plan)[1]]
+    rows = [
+        {**dict(zip(keys, row, strict=True)), "kept": under.keeps}
+        for row, under in zip(router_rows(plan)[1], plan.certificate.routers, strict=True)
+    ]
     target = plan.certificate.deploy
+    for_targets = [
+        {"targets": list(each.targets), "status": each.status, "usd_per_h": each.usd_per_h}
+        for each in plan.certificate.for_targets
+    ]
     return {
         **({} if target is None else {"deploy": {"target": target}}),
         **({"routers": rows} if rows else {}),
+        **({"for_targets": for_targets} if for_targets else {}),
     }
 
 

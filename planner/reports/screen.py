@@ -13,11 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from planner.documents.around import MORE_FRAC, Around, AtWorkers, Holds, Lost
-from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Answered, Headroom, KeptIn
+from planner.documents.facts import (
+    HEADROOM_MOST_FRAC,
+    HEADROOM_STEP_FRAC,
+    Answered,
+    ForTargets,
+    Headroom,
+    KeptIn,
+)
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answers import workers_text
-from planner.reports.facts import percent
+from planner.reports.facts import decided_text, percent, router_text
 from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, counted, describe, level0_line, listed, usd
 from planner.search.bill import Bill
 from planner.search.oracle import POOL_NAMES
@@ -60,8 +67,36 @@ def verdict(plan: Plan) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
-    said = [f"{buy_text(plan.fleet, plan.bill)}.{carried}{missed}", _how_sure(plan)]
+    said = [f"{buy_text(plan.fleet, plan.bill)}.{carried}{missed}", targets_text(plan), _how_sure(plan)]
     return " ".join(part for part in (*said, basis_text(plan.fleet)) if part)
+
+
+def targets_text(plan: Plan) -> str:
+    """Where the plan is kept when it is deployed, as the routers there do not route as it was simulated: "For
+    llm-d and kserve; NOT kept on vllm and lws: --target NAME plans for one."; nothing where no router has a
+    choice.
+    """
+    rows = plan.certificate.routers
+    if not rows or not plan.fleet.leaves_choice:
+        return ""
+    kept = [row.target for row in rows if row.keeps]
+    missed = [row.target for row in rows if not row.keeps]
+    if not missed and not plan.certificate.for_targets:
+        return f"For {listed(kept) if len(kept) < 3 else f'any of {len(kept)} deployment targets'}."
+    for_ = f"For {listed(kept)}" if kept else "For `plan serve`, our own router, alone"
+    if plan.certificate.deploy is not None:
+        return f"NOT kept on {listed(missed)}, for which it was planned."
+    if plan.certificate.for_targets:
+        return f"{for_}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
+    return f"{for_}; NOT kept on {listed(missed)}: --target NAME plans for one, --target each for all."
+
+
+def for_targets_text(found: ForTargets) -> str:
+    """For instance "on kubernetes and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
+    if found.usd_per_h is None:
+        return f"none found on {listed(found.targets)}"
+    doubt = "" if found.status in ("certified", "on paper") else f", {found.status}"
+    return f"on {listed(found.targets)} {usd(found.usd_per_h)}/h, {workers_text(found.workers)}{doubt}"
 
 
 def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
@@ -237,8 +272,23 @@ def glance(plan: Plan) -> list[Glance]:
         breaks_first(plan),
         _more_traffic(plan),
         _measured(plan),
+        *_routers(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
+
+
+def _routers(plan: Plan) -> list[Glance]:
+    """Where the plan is kept, by router."""
+    rows = plan.certificate.routers
+    if not rows or not plan.fleet.leaves_choice:
+        return []
+    targets: dict[str, list[str]] = {}
+    for row in rows:
+        why = router_text(row) if row.keeps else f"NOT kept, {router_text(row)}: {decided_text(row)}"
+        targets.setdefault(why, []).append(row.target)
+    kept = sum(row.keeps for row in rows)
+    note = "; ".join(f"{', '.join(names)} ({why})" for why, names in targets.items())
+    return [Glance("Routers", f"kept on {kept} of {counted(len(rows), 'target')}", note)]
 
 
 def _committed(plan: Plan) -> list[Glance]:
@@ -434,6 +484,9 @@ def document(plan: Plan) -> dict[str, Any]:
         "cards": [asdict(card) for card in cards(plan)],
         "glance": [asdict(each) for each in glance(plan)],
         "basis": basis(plan),
+        "kept_on": [row.target for row in plan.certificate.routers if row.keeps],
+        "not_kept_on": [row.target for row in plan.certificate.routers if not row.keeps],
+        "for_targets": [asdict(each) for each in plan.certificate.for_targets],
         "usd_per_h": paid.usd_per_h,
         "rate_rps": plan.trace.rate_rps,
         "headroom_traffic_frac": None if room is None else room.traffic_frac,

@@ -26,6 +26,8 @@ def verdict(plan: SharedPlan) -> str:
     said = [f"{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
     if missed := [name for name, one in plan.plans.items() if not one.verdict.holds]:
         said.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
+    targets = {name: screen.targets_text(one) for name, one in plan.plans.items()}
+    said += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
     if (sure := _how_sure(plan)) is not None:
         said.append(sure)
     return " ".join([*said, _basis_text(plan)])

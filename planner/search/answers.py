@@ -22,7 +22,8 @@ import numpy as np
 from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError, MostKept
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Policies
+from planner.policies import ROUTING
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill, bought
@@ -77,12 +78,14 @@ class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
 
     `with_loss` is the fleet that stands the loss of any worker, None where none was found or looked for.
+    `trial` has the futures of its search and of that test, for other routers of the same fleet.
     """
 
     best: Counts
     answers: tuple[Answered, ...]
     futures: FuturesDrawn
     is_tested: bool
+    trial: Tried
     with_loss: Counts | None = None
 
 
@@ -125,12 +128,25 @@ class Test:
             said = self._said(kept, number)
         return said
 
-    def of(self, counts: Counts, number: int, *, after_loss: bool = False) -> KeptIn:
-        """In the first so many of them, fewer where the time ends before."""
+    def under(self, policies: Policies) -> Test:
+        """The same test of fleets that work by these policies."""
+        pinning = self.oracle.pinning if ROUTING[policies.routing].pins else None
+        oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
+        return replace(self, oracle=oracle)
+
+    def of(
+        self, counts: Counts, number: int, *, after_loss: bool = False, enough: int | None = None
+    ) -> KeptIn:
+        """In the first so many of them, fewer where the time ends before, or it is sure whether `enough` of
+        all are kept.
+        """
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
         kept = asked = 0
         while asked < number and not (asked and self.out_of_time()):
-            some = range(asked, min(asked + AT_ONCE, number))
+            if enough is not None and not kept < enough <= kept + number - asked:
+                break
+            at_once = AT_ONCE if enough is None else min(AT_ONCE, enough - kept)
+            some = range(asked, min(asked + at_once, number))
             kept, asked = kept + sum(self._hold(oracle, counts, some)), some.stop
         return replace(self._said(kept, asked), after_loss=after_loss)
 
@@ -167,6 +183,25 @@ class Tried:
     @property
     def searched(self) -> Problem:
         return self.asked if self.model is None else self.model
+
+    def kept_under(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
+        """In how many futures a fleet is kept that works by these policies, and whether those are enough: it
+        must pass the same test and, where it does worse there than the plan itself, hold in as many of the
+        futures of the search as a search under these policies asks for. The first that are too few are what
+        is told.
+        """
+        test, futures = self.test.under(policies), self.searched.searched
+        counts = test.oracle.counts(fleet)
+        kept_in = test.run(counts)
+        if futures is None or not is_passed(kept_in, test.safety):
+            return kept_in, False
+        if kept_in.kept_frac >= self.kept_in.kept_frac:
+            return kept_in, True
+        search = Test(self.searched.oracle.alone(), futures, test.safety, 0, test.out_of_time).under(policies)
+        enough = futures.count - may_miss(test.safety, futures.count)
+        seen = search.of(counts, futures.count, enough=enough)
+        is_kept = seen.kept >= enough
+        return (kept_in if is_kept else seen), is_kept
 
 
 def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried | None:
@@ -274,7 +309,7 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     assert problem.task.safety is not None
     is_tested = is_passed(kept_in, problem.task.safety)
     drawn = _drawn(problem, best, found.searched.oracle)
-    return Production(best, answers, drawn, is_tested, lossy)
+    return Production(best, answers, drawn, is_tested, found, lossy)
 
 
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:

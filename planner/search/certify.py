@@ -198,6 +198,7 @@ def certified(
         if left_s > 0
         else (),
         on_paper=oracle.fleet(found.best),
+        trial=made.trial if made is not None and made.is_tested else None,
     )
 
 

@@ -9,6 +9,7 @@ from planner.documents.certificate import Alternative, Certificate, Status, Thro
 from planner.documents.facts import Price, Warned
 from planner.domain import Slo
 from planner.fleet import Fleet
+from planner.search.answers import Tried
 from planner.search.bill import Bill, bill
 from planner.search.prefix_placing import PoolPrefixes
 from planner.simulator.energy import ExpectedPower, expected_power
@@ -24,7 +25,8 @@ class Plan:
 
     `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
     `on_paper` is the cheapest fleet on what is written, whose value the certificate has; None where the plan
-    was read from a folder.
+    was read from a folder. `trial` has the futures in which the fleet has passed its test, until the routers
+    of deployment targets have been held to them.
     """
 
     status: Status
@@ -44,6 +46,7 @@ class Plan:
     prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
     on_paper: Fleet | None = None
     made: Made | None = None  # when, and by which version
+    trial: Tried | None = field(default=None, repr=False)
     _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)  # once known
 
     @property

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from planner import manifests
-from planner.documents.facts import At, NotDeployable, NotSimulated, OfLlm, RoutersMiss, UnderRouter, Warned
+from planner.documents.facts import (
+    At,
+    ForTargets,
+    KeptIn,
+    NotDeployable,
+    NotSimulated,
+    OfLlm,
+    RoutersMiss,
+    UnderRouter,
+    Warned,
+)
 from planner.documents.together import Question
+from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
-from planner.policies import ROUTING, Deployed, deployed
+from planner.policies import ONE_KIND, ONLY_PAIRS, ROUTERS_OF, ROUTING, Deployed, deployed
+from planner.search.bill import bought
 from planner.search.findings import at, outcome_of
 from planner.search.plan import Plan
 from planner.search.together import SharedPlan
@@ -24,34 +37,40 @@ from planner.simulator.replay import simulate
 
 
 def under_routers(plan: Plan, target: str | None = None, deadline: float = math.inf) -> Plan:
-    """The plan with what its fleet does under each router among its facts, and a warning of those that miss
-    the SLO. With `target` only that one is looked at, and a warning says where it cannot run the plan. What
-    would be simulated beyond `deadline`, on time.monotonic's clock, is left out, and said to be.
+    """The plan with what its fleet does under each router among its facts, and a warning of those that do not
+    keep it: on its traffic as it is written, and in the futures in which the plan has passed its test. With
+    `target` only that one is looked at, and a warning says where it cannot run the plan. What would be
+    simulated beyond `deadline`, on time.monotonic's clock, is left out, and said to be.
     """
     refused = manifests.refused(plan.fleet, plan.max_model_len)
     warnings: list[Warned] = []
     if target is not None and target in refused:
         warnings.append(NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
-    known: dict[Policies, Verdict] = {_matters(plan.fleet, plan.fleet.policies): plan.verdict}
-    found, late = list[UnderRouter](), list[str]()
+    production = plan.certificate.answer("production")
+    own = None if plan.trial is None or production is None else production.kept_in
+    known: dict[Policies, Judged | None] = {
+        _matters(plan.fleet, plan.fleet.policies): Judged(plan.verdict, own, passes=True)
+    }
+    rows, late = list[UnderRouter](), list[str]()
     for name in names:
         routed = deployed(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
         key = _matters(plan.fleet, routed.policies)
-        if key not in known and time.monotonic() > deadline:
-            late.append(name)
-            continue
         if key not in known:
-            known[key] = _verdict(plan, routed.policies)
-        found.append(_under(name, routed, known[key], plan))
-    if missed := tuple(each for each in found if not each.holds):
+            known[key] = _judged(plan, routed.policies, deadline)
+        if (judged := known[key]) is None:
+            late.append(name)
+        else:
+            rows.append(_under(name, routed, judged, plan))
+    if missed := tuple(each for each in rows if not each.keeps):
         warnings.append(RoutersMiss(missed))
     if late:
         warnings.append(NotSimulated(("routers",)))
     return replace(
         plan,
-        certificate=replace(plan.certificate, deploy=target, routers=tuple(found)),
+        certificate=replace(plan.certificate, deploy=target, routers=tuple(rows)),
         warnings=(*plan.warnings, *warnings),
+        trial=None,
     )
 
 
@@ -66,6 +85,33 @@ def each_under_routers(shared: SharedPlan, question: Question) -> SharedPlan:
     return replace(shared, plans=plans, warnings=(*shared.warnings, *new))
 
 
+def with_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
+    """The plan with what is planned for the targets that do not keep it, once for those whose routers are
+    alike. `planned_for` answers the same question for the router of one target.
+    """
+    kept = {each.target for each in plan.certificate.routers if each.keeps}
+    alike: dict[object, list[str]] = {}
+    for name in manifests.TARGETS:
+        if name not in kept:
+            kind = ROUTERS_OF[name], name in ONE_KIND, name in ONLY_PAIRS
+            alike.setdefault(kind, []).append(name)
+    rows = tuple(_for_targets(names, planned_for) for names in alike.values())
+    return replace(plan, certificate=replace(plan.certificate, for_targets=rows))
+
+
+def _for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> ForTargets:
+    try:
+        plan = planned_for(names[0])
+    except InfeasibleError:
+        return ForTargets(tuple(names), "infeasible", (), None)
+    except InputError:  # `policies: routing` names none that the target has
+        return ForTargets(tuple(names), "not possible", (), None)
+    refused = manifests.refused(plan.fleet, plan.max_model_len)
+    able = tuple(name for name in names if name not in refused)
+    usd_per_h = plan.bill.usd_per_h if able else None
+    return ForTargets(able or tuple(names), plan.status, bought(plan.fleet), usd_per_h)
+
+
 def _matters(fleet: Fleet, policies: Policies) -> Policies:
     """The policies, without the routing of those who have no choice."""
     front = sum(pool.count for pool in fleet.pools if pool.role != "decode")
@@ -78,14 +124,32 @@ def _matters(fleet: Fleet, policies: Policies) -> Policies:
     return policies
 
 
-def _verdict(plan: Plan, policies: Policies) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A fleet on the traffic as it is written and, where the plan has passed a test, in its futures."""
+
+    verdict: Verdict
+    kept_in: KeptIn | None
+    passes: bool
+
+
+def _judged(plan: Plan, policies: Policies, deadline: float) -> Judged | None:
+    """The plan's fleet under other policies; None where the time does not suffice to say."""
+    if time.monotonic() > deadline:
+        return None
     pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()  # others' caches keep what is used
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
     has_gaps = slo.every_s is not None or any(limit.metric == "tbt" for limit in slo.limits)
-    return judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
+    verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
+    if plan.trial is None or not verdict.holds:
+        return Judged(verdict, None, passes=True)
+    kept_in, passes = plan.trial.kept_under(policies, fleet)
+    if plan.trial.test.out_of_time():
+        return None
+    return Judged(verdict, kept_in, passes)
 
 
-def _under(target: str, routed: Deployed, verdict: Verdict, plan: Plan) -> UnderRouter:
+def _under(target: str, routed: Deployed, judged: Judged, plan: Plan) -> UnderRouter:
     policies = routed.policies
     simulated = (policies.routing, policies.decode_routing) if len(routed.told) > 1 else (policies.routing,)
     return UnderRouter(
@@ -94,8 +158,10 @@ def _under(target: str, routed: Deployed, verdict: Verdict, plan: Plan) -> Under
         routed.told,
         simulated,
         routed.differs,
-        _decides(verdict),
-        outcome_of(verdict, plan.slo),
+        _decides(judged.verdict),
+        outcome_of(judged.verdict, plan.slo),
+        judged.kept_in,
+        judged.passes,
     )
 
 
