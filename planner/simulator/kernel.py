@@ -122,7 +122,7 @@ from planner.simulator.slots import (
     seat_blocks,
     take_out,
 )
-from planner.simulator.transfer import cut, end_transfer, is_full, known_s, receive, wake, wake_for_kv
+from planner.simulator.transfer import cut, end_transfer, is_full, known_s, receive, receive_late, wake, wake_for_kv
 
 
 @kernel_jit
@@ -132,6 +132,7 @@ def _start_lanes(state, l, time_s):
     for other in range(first, end):
         if state.lanes[other].run_steps == 0:
             start_step(state, other, time_s)
+    receive_late(state, state.lanes[l].worker, time_s)
 
 
 @where_ranked(_start_lanes)
@@ -142,6 +143,7 @@ def start_steps(state, l, time_s):
         _start_lanes(state, l, time_s)
     else:
         start_ranks(state, w, time_s)
+        receive_late(state, w, time_s)
 
 
 @where_rare(lambda state, pool, r: False)
@@ -378,7 +380,8 @@ def _end_lane(state, l, time_s):
         else:
             join(state, l, r)
     lane.prefills = 0
-    receive(state, w, time_s, l)
+    if not kind.is_async:
+        receive(state, w, time_s, l)
 
 
 @where_ranked(_end_lane)
