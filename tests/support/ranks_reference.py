@@ -135,7 +135,7 @@ class Ranks(Reference):
         busy = []
         for rank in group:
             while self.form_step(rank, now) and not rank.decoding and not rank.chunks:
-                pass  # whoever ran was preempted
+                rank.knows_all = True  # whoever ran was preempted
             if not rank.decoding and not rank.chunks and not rank.knows_all:
                 rank.knows_all = True
                 while self.form_step(rank, now) and not rank.decoding and not rank.chunks:

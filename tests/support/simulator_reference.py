@@ -289,9 +289,7 @@ class Reference:
         request.queue_key = float(tokens[policies.queue])
         if not policies.queue_batch and policies.queue_window_s < math.inf:
             longest = max(other.input for other in self.requests)
-            request.queue_key = (
-                request.arrival_s + policies.queue_window_s * tokens[policies.queue] / longest
-            )
+            request.queue_key = request.arrival_s + policies.queue_window_s * tokens[policies.queue] / longest
 
     def reject(self, request: Request) -> None:
         request.status = "rejected"
@@ -310,7 +308,7 @@ class Reference:
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
         while self.form_step(worker, now) and not worker.decoding and not worker.chunks:
-            pass  # whoever ran was preempted
+            worker.knows_all = True  # whoever ran was preempted: a step of nobody looks for KV, too
         if not worker.decoding and not worker.chunks and not worker.knows_all:
             worker.knows_all = True
             while self.form_step(worker, now) and not worker.decoding and not worker.chunks:

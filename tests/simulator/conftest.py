@@ -1,0 +1,25 @@
+"""Whatever a test here simulates, the laws of conservation hold at its end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conservation import check_conservation
+
+from planner.fleet import Fleet
+from planner.simulator import elastic, replay
+from planner.simulator.layout import State
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _nothing_is_left() -> Iterator[None]:
+    results = replay.results
+
+    def checked_results(state: State, fleet: Fleet, *rest: Any, **named: Any) -> replay.Simulation:
+        check_conservation(state, fleet)
+        return results(state, fleet, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "results", checked_results)
+        patch.setattr(elastic, "results", checked_results)
+        yield
