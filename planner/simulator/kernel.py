@@ -204,7 +204,7 @@ def _send(state, r, w, time_s, cause):
 
 @kernel_jit
 def _forget_kv(state, w, r):
-    """The KV of r leaves its prefill worker: of an asynchronous engine too late for the step that is formed."""
+    """The KV of r leaves its prefill worker, too late for the step that an asynchronous engine has formed."""
     worker = state.workers[w]
     is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
     is_formed = is_formed or worker.formed_s < np.inf

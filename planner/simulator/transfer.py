@@ -133,8 +133,8 @@ def _has_room(state, w, r, time_s):
 @kernel_jit
 def _has_room_beside(state, w, r, steps):
     """... of an asynchronous engine, `steps` steps of whose run are begun: the step after them is formed. So
-    everybody there has the blocks of all tokens that come with these steps, those who are handed over if there
-    is a seat for them; and who was preempted goes first.
+    everybody there has the blocks of all tokens that come with these steps, those who are handed over if they
+    find a seat; and who was preempted goes first.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]

@@ -5,8 +5,8 @@ then.
 Whoever has his last token in the step under way keeps seat and blocks until it ends, unless he is preempted.
 
 A hand-off finds room as it comes, or right after a step has begun, or none. The step after the one under way
-is formed then: so those who were there when that began have the blocks of all tokens that they will have as it
-ends, of those who were handed over as many as there were seats free. Who waits there, preempted, goes first.
+is formed then: so those who were there when that began have the blocks of all tokens that they will have as
+it ends, of those who were handed over as many as there were seats. Who waits there, preempted, goes first.
 
 Routers hear that a request was preempted as the step begins which has no room for it.
 """

@@ -31,8 +31,8 @@ class Draws:
     def choose(
         self, routing: str, workers: Sequence[AnyWorker], score: Callable[[AnyWorker], float]
     ) -> AnyWorker | None:
-        """One of the workers that a request fits on, in the order of the fleet. All are taken to have room for
-        it now, which `random` and `power-of-two` ask for first.
+        """One of the workers that a request fits on, in the order of the fleet. All are taken to have room
+        for it now, which `random` and `power-of-two` ask for first.
         """
         if not workers:
             return None
