@@ -49,7 +49,7 @@ def planned(stock: int) -> Any:
 
 
 def test_all_pairs_of_requests_finish_on_a_prefill_and_a_decode_worker() -> None:
-    """As an independent simulator and tests/support/async_reference.py say: TTFT p90 1.14 s, E2E to 9.80 s."""
+    """As an independent simulator and async_reference.py say: TTFT p90 1.14 s, E2E up to 9.80 s."""
     document = pair(("h100-80g", 2), ("a100-80g", 2))
     found = simulate(parse_fleet(document, Path("fleet.yaml"), CATALOG), pairs_of_requests())
     assert (found.status == 0).all()
