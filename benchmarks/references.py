@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from conservation import check_conservation
 from engine_cases import compare_engine_case, random_policies, with_engines
 from simulations import LLM, make_latency, make_pool, make_trace
 
-from planner.fleet import Fleet, Network, Policies
+from planner.fleet import Fleet, Network, Policies, Role
 from planner.simulator import replay
 from planner.simulator.layout import State
 from planner.traffic.trace import Trace
@@ -38,12 +39,17 @@ def random_pair(seed: int) -> tuple[Fleet, Trace]:
     """
     rng = np.random.default_rng([seed, 7])
     pools = []
-    for role, count in (("prefill", int(rng.integers(1, 3))), ("decode", int(rng.integers(1, 3)))):
+    roles: tuple[Role, Role] = ("prefill", "decode")
+    for role in roles:
+        count = int(rng.integers(1, 3))
         latency = make_latency((0.05, 0.2), b=float(rng.uniform(0, 0.01)), h=float(rng.uniform(0, 0.01)))
         kv_tokens, seats = 16 * int(rng.choice([4, 5, 6, 8, 12, 40])), int(rng.choice([1, 2, 8]))
         budget = int(rng.choice([16, 64]))
-        pool = make_pool(latency, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget, name=role)
-        pools.append(replace(pool, role=role))
+        pools.append(
+            make_pool(
+                latency, role=role, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget, name=role
+            )
+        )
     bandwidth = float(10 ** rng.uniform(2, 6))
     fleet = random_policies(Fleet(LLM, tuple(pools), Policies(), Network(bandwidth, 0.01)), rng)
     fleet = replace(fleet, policies=replace(fleet.policies, long_prefill_token_threshold=0))
@@ -86,9 +92,9 @@ def main() -> int:
     asked = parser.parse_args()
     results = replay.results
 
-    def checked_results(state: State, fleet: Fleet, *rest: object, **named: object) -> replay.Simulation:
-        check_conservation(state, fleet)
-        return results(state, fleet, *rest, **named)  # type: ignore[arg-type]
+    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> replay.Simulation:
+        check_conservation(state, fleet, len(trace))
+        return results(state, fleet, trace, *rest)
 
     replay.results = checked_results
     failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)

@@ -13,7 +13,7 @@ from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies
 from planner.models.engine import Engine, HostTime
-from planner.simulator import layout, replay
+from planner.simulator import kernel, layout, replay
 from planner.simulator.layout import State
 from planner.simulator.replay import simulate
 
@@ -252,7 +252,7 @@ def test_requests_that_are_left_with_nothing_to_do_are_a_mistake_of_ours(
     def nothing(state: State, closed_loop: int, stop_early: bool) -> None:
         state.counters[layout.ENTERED] = 2
 
-    monkeypatch.setattr(replay.kernel, "simulate_events", nothing)
+    monkeypatch.setattr(kernel, "simulate_events", nothing)
     with pytest.raises(replay.LostRequests, match="2 of 2 requests are neither finished nor rejected"):
         simulate(mixed(STEP), make_trace([0, 0], [4, 4], [1, 1]))
 
