@@ -96,7 +96,7 @@ def main() -> int:
         check_conservation(state, fleet, len(trace))
         return results(state, fleet, trace, *rest)
 
-    replay.results = checked_results
+    vars(replay)["results"] = checked_results
     failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)
     failures += check_all("fleet", range(asked.first, asked.first + asked.fleets), end_of_pair)
     return int(failures > 0)

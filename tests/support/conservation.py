@@ -22,9 +22,9 @@ LISTS = {
 
 
 def check_conservation(state: State, fleet: Fleet, n: int) -> None:
-    """Every one of n requests has ended, and nothing is left of it: lanes, lists, queues and links are empty, routers
-    see no load, and KV blocks are back but for those of requests whose last token the engine, which has no
-    step to form any more, has not seen.
+    """Every one of n requests has ended, and nothing is left of it: lanes, lists, queues and links are empty,
+    routers see no load, and KV blocks are back but for those of requests whose last token the engine, which
+    has no step to form any more, has not seen.
     """
     if state.counters[layout.DONE] < n or engine_of(fleet) != STEPWISE:
         return  # it was stopped before the end
@@ -36,8 +36,8 @@ def check_conservation(state: State, fleet: Fleet, n: int) -> None:
         assert (workers["head"][:, which] == layout.NONE).all(), name
     assert (workers["first_waiting"] == layout.NONE).all() and not workers["waiting"].any()
     assert (state.link["root"] == layout.NONE).all()
-    for which in (layout.LIMBO, layout.LOST, layout.FREED, layout.HELD):
-        assert state.counters[which] == layout.NONE
+    for counter in (layout.LIMBO, layout.LOST, layout.FREED, layout.HELD):
+        assert state.counters[counter] == layout.NONE
     for load in ("pending_tokens", "assigned", "assigned_tokens", "heavy"):
         assert not workers[load].any(), load
     if len(state.requests) < n:
