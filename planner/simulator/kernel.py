@@ -122,7 +122,16 @@ from planner.simulator.slots import (
     seat_blocks,
     take_out,
 )
-from planner.simulator.transfer import cut, end_transfer, is_full, known_s, receive, wake, wake_for_kv
+from planner.simulator.transfer import (
+    cut,
+    end_transfer,
+    is_full,
+    known_s,
+    receive,
+    receive_late,
+    wake,
+    wake_for_kv,
+)
 
 
 @kernel_jit
@@ -132,6 +141,7 @@ def _start_lanes(state, l, time_s):
     for other in range(first, end):
         if state.lanes[other].run_steps == 0:
             start_step(state, other, time_s)
+    receive_late(state, state.lanes[l].worker, time_s)
 
 
 @where_ranked(_start_lanes)
@@ -142,6 +152,7 @@ def start_steps(state, l, time_s):
         _start_lanes(state, l, time_s)
     else:
         start_ranks(state, w, time_s)
+        receive_late(state, w, time_s)
 
 
 @where_rare(lambda state, pool, r: False)
@@ -192,6 +203,18 @@ def _send(state, r, w, time_s, cause):
 
 
 @kernel_jit
+def _forget_kv(state, w, r):
+    """The KV of r leaves its prefill worker, too late for the step that an asynchronous engine has formed."""
+    worker = state.workers[w]
+    is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
+    is_formed = is_formed or worker.formed_s < np.inf
+    used_blocks, tokens = worker.used_blocks, state.requests[r].length_tokens
+    release(state, w, r, tokens, tokens)
+    if state.types[worker.type].is_async and is_formed:
+        worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
+
+
+@kernel_jit
 def hand_off(state, r, time_s, cause):
     """The KV of r lies on its prefill worker: pick a decode worker, which will fetch it."""
     request = state.requests[r]
@@ -201,7 +224,7 @@ def hand_off(state, r, time_s, cause):
         if _may_return(state, BACK, r):  # its KV stays where it is
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
-        release(state, request.prefill_worker, r, request.length_tokens, request.length_tokens)
+        _forget_kv(state, request.prefill_worker, r)
         reject(state, r)
         return
     request.decode_worker = v
@@ -378,7 +401,8 @@ def _end_lane(state, l, time_s):
         else:
             join(state, l, r)
     lane.prefills = 0
-    receive(state, w, time_s, l)
+    if not kind.is_async:
+        receive(state, w, time_s, l)
 
 
 @where_ranked(_end_lane)
@@ -434,14 +458,8 @@ def arrived(state, r, time_s):
     w, v = request.prefill_worker, request.decode_worker
     if _came_to_nothing(state, r, time_s):
         return
-    prefill_worker = state.workers[w]
-    is_formed = state.lanes[prefill_worker.first_lane].run_steps > 0 and not runs_empty(state, w)
-    is_formed = is_formed or prefill_worker.formed_s < np.inf
-    used_blocks = prefill_worker.used_blocks
-    release(state, w, r, request.length_tokens, request.length_tokens)
+    _forget_kv(state, w, r)
     _note_idle(state, w, time_s)
-    if state.types[prefill_worker.type].is_async and is_formed:
-        prefill_worker.late_blocks += max(used_blocks - prefill_worker.used_blocks, ZERO)
     append(state.requests, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
     if state.workers[w].first_waiting != NONE:

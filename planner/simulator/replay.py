@@ -263,6 +263,7 @@ def _passed(
         except passing.MoreRuns:
             per_request *= 4
             continue
+        _check_done(state)
         rows = np.concatenate([state.runs[:0], *through.sampled])
         state.counters[layout.RUNS] = len(rows)
         told = through.columns(state)
@@ -451,6 +452,29 @@ def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None
         distserve.simulate(state, closed_loop=closed_loop, stop_early=stop_early)
     else:
         kernel.simulate_events(for_kernel(state), closed_loop, stop_early)
+    _check_done(state)
+
+
+class LostRequests(Exception):
+    """Requests are left of which nothing will ever come, though no worker has failed: a mistake of ours."""
+
+
+def _check_done(state: State) -> None:
+    """Raise LostRequests if nothing is left to happen and not all requests are done. Where workers go down
+    requests may wait for ever, and a step that is no number never ends (`results` says so).
+    """
+    counters, n = state.counters, len(state.requests)
+    if counters[layout.DONE] == n or counters[layout.PENDING] > 0 or counters[layout.FREED] != layout.NONE:
+        return
+    if counters[layout.ENTERED] < counters[layout.RELEASED] or (state.lanes["run_steps"] > 0).any():
+        return
+    if (state.disturbances["kind"] != layout.PAUSE).any():
+        return
+    raise LostRequests(
+        f"{n - int(counters[layout.DONE])} of {n} requests are neither finished nor rejected, and no worker "
+        "has anything to do. This is a mistake of the simulator, not of the fleet: please report it with the "
+        "fleet and the trace"
+    )
 
 
 def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:

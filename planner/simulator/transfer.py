@@ -8,25 +8,40 @@ from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import INBOUND, NONE, PARTIAL, ZERO
+from planner.simulator.layout import INBOUND, NONE, PARTIAL, READY, RESTING, ZERO
 from planner.simulator.queues import pop, put, without_root
-from planner.simulator.ranks import event_lane, runs_empty, shorten_ranks
-from planner.simulator.slots import blocks_for, blocks_of, foreseen_blocks, request_blocks, seat_blocks
+from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
+from planner.simulator.slots import (
+    blocks_checked,
+    blocks_for,
+    blocks_of,
+    foreseen_blocks,
+    request_blocks,
+    seat_blocks,
+)
 
 
 @kernel_jit
-def cut(state, w, time_s, cause):
-    """End the current run of w with the step in progress at `time_s`.
+def _steps_begun(state, l, time_s, cause):
+    """Steps of the current run of lane l up to the one in progress at `time_s`, that included.
 
     Of a step that ends just then the next one is in progress if the lane's turn came before that of `cause`:
     a lane, the link, or NONE for an arrival that nothing caused.
     """
-    l = event_lane(state, w)
     lane = state.lanes[l]
-    if lane.run_steps > 1:
-        if l < cause:
-            time_s = np.nextafter(time_s, np.inf)
-        _cut_after(state, l, steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s))
+    if lane.run_steps <= 1:
+        return lane.run_steps
+    if l < cause:
+        time_s = np.nextafter(time_s, np.inf)
+    steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
+    return min(steps, lane.run_steps)
+
+
+@kernel_jit
+def cut(state, w, time_s, cause):
+    """End the current run of w with the step in progress at `time_s` (see `_steps_begun`)."""
+    l = event_lane(state, w)
+    _cut_after(state, l, _steps_begun(state, l, time_s, cause))
 
 
 @kernel_jit
@@ -99,6 +114,8 @@ def _has_room(state, w, r, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     lane = state.lanes[worker.first_lane]
+    if kind.is_async:
+        return _has_room_beside(state, w, r, lane.run_steps)
     coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
     partial = worker.head[PARTIAL] if kind.batching == VLLM_V1 else NONE
     while partial != NONE:
@@ -113,12 +130,78 @@ def _has_room(state, w, r, time_s):
     return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.kv_blocks
 
 
+@kernel_jit
+def _has_room_beside(state, w, r, steps):
+    """... of an asynchronous engine, `steps` steps of whose run are begun: the step after them is formed. So
+    everybody there has the blocks of all tokens that come with these steps, those who are handed over if they
+    find a seat; and who was preempted goes first.
+    """
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    lane = state.lanes[worker.first_lane]
+    if worker.first_waiting != NONE:
+        return False
+    blocks = request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
+    blocks += worker.used_blocks
+    if lane.decodes > 0:
+        blocks += blocks_for(lane, steps + 1)
+    if lane.width > 1:
+        blocks += lane.decodes * blocks_of(lane.width)
+    for i in range(lane.prefills):
+        if state.chunks[worker.first_lane, i].is_last:
+            blocks += _next_blocks(state, w, state.chunks[worker.first_lane, i].request)
+    partial = worker.head[PARTIAL]
+    while partial != NONE:
+        request = state.requests[partial]
+        blocks += blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
+        partial = request.next
+    resting = worker.head[RESTING]
+    while resting != NONE:
+        blocks += _next_blocks(state, w, resting)
+        resting = state.requests[resting].next
+    ready, seats = worker.head[READY], kind.seats - worker.running
+    while ready != NONE and seats > 0 and blocks <= kind.kv_blocks:
+        blocks += _next_blocks(state, w, ready)
+        ready, seats = state.requests[ready].next, seats - 1
+    return blocks <= kind.kv_blocks
+
+
+@small_jit
+def _next_blocks(state, w, r):
+    """KV blocks that request r takes on worker w with its next token, all others being cached."""
+    request, worker = state.requests[r], state.workers[w]
+    tokens = np.int64(request.length_tokens)
+    lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
+    return blocks_checked(kind, lane, request, tokens) - blocks_of(tokens)
+
+
 @small_jit
 def is_full(state, w):
     """Whether the first of the hand-offs to worker w waits for blocks that others have."""
     worker = state.workers[w]
     blocks = worker.used_blocks + worker.asked_blocks
     return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
+
+
+@kernel_jit
+def _cut_for(state, w, r, time_s, cause):
+    """Cut the run of w short for the hand-off r, of an asynchronous engine only if that makes room: it looks
+    for room at the beginning of every run.
+    """
+    if state.types[state.workers[w].type].is_async:
+        if not _has_room_beside(state, w, r, _steps_begun(state, event_lane(state, w), time_s, cause)):
+            return
+    cut(state, w, time_s, cause)
+
+
+@kernel_jit
+def receive_late(state, w, time_s):
+    """What asynchronous engines do as a step begins, or none: who left with the step before has given its
+    blocks back.
+    """
+    if state.types[state.workers[w].type].is_async:
+        for v in range(w, w + rank_count(state, w)):
+            receive(state, v, time_s, event_lane(state, w))
 
 
 @kernel_jit
@@ -130,7 +213,7 @@ def receive(state, w, time_s, cause):
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
         if not _has_room(state, w, r, time_s):
-            cut(state, w, time_s, cause)
+            _cut_for(state, w, r, time_s, cause)
             if not _has_room(state, w, r, time_s):
                 worker.asked_blocks = request_blocks(state, w, state.requests[r].length_tokens)
                 worker.asked_blocks += seat_blocks(state, w, r)

@@ -3,16 +3,22 @@
 It is really formed then, and kept until its turn comes; the kernel forms it at its turn, of what was known
 then.
 Whoever has his last token in the step under way keeps seat and blocks until it ends, unless he is preempted.
+
+A hand-off finds room as it comes, or right after a step has begun, or none. The step after the one under way
+is formed then: so those who were there when that began have the blocks of all tokens that they will have as
+it ends, of those who were handed over as many as there were seats. Who waits there, preempted, goes first.
+
+Routers hear that a request was preempted as the step begins which has no room for it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from simulator_reference import WORKER, Reference, Request, Worker
+from simulator_reference import BLOCK, WORKER, Reference, Request, Worker, blocks_of
 
 from planner.fleet import Fleet
 from planner.traffic.trace import Trace
@@ -28,6 +34,15 @@ class Formed:
     ended: list[Request] = field(default_factory=list)  # prompts, with one of the chunks
 
 
+@dataclass(eq=False)
+class Present:
+    """Who was on a worker when its step began."""
+
+    running: list[Request]
+    ready: deque[Request]
+    is_waited: bool  # somebody waits for his prompt to be computed
+
+
 class AsyncReference(Reference):
     kv_delay_steps = 3
 
@@ -37,19 +52,33 @@ class AsyncReference(Reference):
         self.prepared: dict[int, Formed | None] = defaultdict(lambda: None)
         self.made: dict[int, int] = defaultdict(int)  # tokens of a request, once the step under way has ended
         self.leaving: set[int] = set()  # requests with their last token here in the step under way
+        self.present_at: dict[int, Present] = {}
+        self.hidden: dict[int, list[Request]] = defaultdict(list)  # preempted in the step that is prepared
+        self.is_preparing = False
 
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
+        step = self.next_step(worker, now)
+        if step is not None:
+            heapq.heappush(self.events, (now + step.step_s, WORKER, worker.index))
+            self.launch(worker, step, now)
+        self.receive(worker, now)
+
+    def next_step(self, worker: Worker, now: float) -> Formed | None:
+        """The one that was prepared; where there is none, of all that is known now."""
         step = self.prepared[worker.index]
+        for request in self.hidden.pop(worker.index, []):
+            request.shown = None
         if step is None:
             worker.knows_all = True
             step = self.formed(worker, now, is_prepared=False)
         self.prepared[worker.index] = None
-        if step is None:
-            return
+        return step
+
+    def launch(self, worker: Worker, step: Formed, now: float) -> None:
+        """The step begins, and the one after it is prepared."""
         self.running[worker.index] = step
         worker.step_start_s, worker.knows_all = now, False
-        heapq.heappush(self.events, (now + step.step_s, WORKER, worker.index))
         for request in step.decoding:
             self.advance(worker, request, 1)
         for request, n in step.chunks:
@@ -58,7 +87,41 @@ class AsyncReference(Reference):
                 request.scheduled_s = now
             if self.advance(worker, request, n):
                 step.ended.append(request)
+        self.note_present(worker)
+        self.is_preparing = True
         self.prepared[worker.index] = self.formed(worker, now, is_prepared=True)
+        self.is_preparing = False
+
+    def note_present(self, worker: Worker) -> None:
+        self.present_at[worker.index] = Present(
+            list(worker.running), deque(worker.ready), bool(worker.waiting)
+        )
+
+    def preempt(self, worker: Worker) -> Request:
+        request = worker.running[-1]
+        if self.is_preparing and request.shown is None:
+            request.shown = request.to_prefill
+            self.hidden[worker.index].append(request)
+        return super().preempt(worker)
+
+    def has_room(self, worker: Worker, blocks: int) -> bool:
+        if worker.step_start_s is None:
+            self.note_present(worker)
+        present = self.present_at[worker.index]
+        if present.is_waited:
+            return False
+        came = [request for request in worker.ready if request not in present.ready]
+        seats = max(worker.type.max_num_seqs - len(present.running), 0)
+        for i, request in enumerate([*present.ready, *came]):
+            tokens = request.input + request.generated if i < seats else request.cached
+            blocks += blocks_of(tokens) + worker.beside(request)
+        for request in present.running:
+            tokens = request.input + max(request.generated, self.made[request.index])
+            blocks += blocks_of(tokens) + worker.beside(request)
+        for request in self.link:
+            if request.decode_worker == worker.index:
+                blocks += request.blocks + worker.beside(request)
+        return blocks <= worker.type.kv_tokens // BLOCK
 
     def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:
         unseen = [request for request in worker.waiting if math.isnan(request.scheduled_s)]
@@ -109,5 +172,4 @@ class AsyncReference(Reference):
             self.emit(worker, request, now)
             if worker.role == "prefill" and request.status == "unfinished":
                 self.hand_off(worker, request, now)
-        self.receive(worker, now)
         self.wake(worker, now)

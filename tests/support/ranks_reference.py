@@ -135,7 +135,7 @@ class Ranks(Reference):
         busy = []
         for rank in group:
             while self.form_step(rank, now) and not rank.decoding and not rank.chunks:
-                pass  # whoever ran was preempted
+                rank.knows_all = True  # whoever ran was preempted
             if not rank.decoding and not rank.chunks and not rank.knows_all:
                 rank.knows_all = True
                 while self.form_step(rank, now) and not rank.decoding and not rank.chunks:
@@ -185,33 +185,22 @@ class AsyncRanks(Ranks, AsyncReference):
         worker.is_starting = False
         steps: list[tuple[Worker, Formed]] = []
         for rank in group:
-            step = self.prepared[rank.index]
-            if step is None:
-                rank.knows_all = True
-                step = self.formed(rank, now, is_prepared=False)
-            self.prepared[rank.index] = None
+            step = self.next_step(rank, now)
             self.running.pop(rank.index, None)
             if step is not None:
                 steps.append((rank, step))
-        if not steps:
-            return
-        busy = [
-            (rank, step.step_s, self.tokens_of(step), len(step.decoding) + len(step.chunks))
-            for rank, step in steps
-        ]
-        self.begin(group, now, self.together_s(busy, len(group) - len(busy)))
-        for rank, step in steps:
-            self.running[rank.index] = step
-            rank.knows_all = False
-            for request in step.decoding:
-                self.advance(rank, request, 1)
-            for request, n in step.chunks:
-                request.under_way = n
-                if math.isnan(request.scheduled_s):
-                    request.scheduled_s = now
-                if self.advance(rank, request, n):
-                    step.ended.append(request)
-            self.prepared[rank.index] = self.formed(rank, now, is_prepared=True)
+        if steps:
+            busy = [
+                (rank, step.step_s, self.tokens_of(step), len(step.decoding) + len(step.chunks))
+                for rank, step in steps
+            ]
+            self.begin(group, now, self.together_s(busy, len(group) - len(busy)))
+            for rank in group:
+                self.note_present(rank)
+            for rank, step in steps:
+                self.launch(rank, step, now)
+        for rank in group:
+            self.receive(rank, now)
 
     def step_s(self, worker: Worker) -> float:
         return self.own_s(worker)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from reference_routing import Draws, draws
+
 from planner.domain import Limit, allowed_above
 from planner.fleet import Fleet, WorkerType
 from planner.policies import ROUTING
@@ -41,6 +43,9 @@ class Request:
     preemptions: int = 0
     known_step: int = 0  # first of its decode worker that may hold it
     under_way: int = 0  # prompt tokens of a step that has not ended, if they count as cached already
+    shown: int | None = None  # what routers take for `to_prefill`, where they do not know it yet
+    queue_key: float = 0.0
+    queue_batch: int = 0
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
     last_token_s: float = math.nan
@@ -53,6 +58,11 @@ class Request:
     @property
     def to_prefill(self) -> int:
         return 0 if self.is_prefilled else self.input + self.generated - self.cached
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens that routers take for not computed."""
+        return (self.to_prefill if self.shown is None else self.shown) + self.under_way
 
     @property
     def ttft_s(self) -> float:
@@ -94,6 +104,9 @@ class Worker:
     busy_s: float = 0.0
     steps: int = 0
     tokens: int = 0
+    served_batch: int = 0  # of the prompt admitted last, where prompts are sorted in scheduling batches
+    filled_batch: int = 0  # of the prompt that came last, which was the `filled`-th of it
+    filled: int = 0
 
     def fits(self, request: Request) -> bool:
         return (
@@ -105,7 +118,7 @@ class Worker:
         return self.type.kv_beside.blocks(request.input + request.output)
 
     def score(self) -> float:
-        pending = sum(request.to_prefill + request.under_way for request in self.assigned)
+        pending = sum(request.pending_tokens for request in self.assigned)
         kv_tokens = sum(request.input for request in self.assigned)
         return self.weights[0] * pending + self.weights[1] * len(self.assigned) + self.weights[2] * kv_tokens
 
@@ -135,6 +148,7 @@ class Reference:
         self.front = [worker for worker in self.workers if worker.role != "decode"]
         self.back = [worker for worker in self.workers if worker.role == "decode"]
         self.turns = {"front": 0, "back": 0}
+        self.draws = Draws(fleet.policies.seed)
         self.events: list[tuple[float, int, int]] = []
         self.arrivals: deque[Request] = deque()
         self.parents: dict[int, set[int]] = {}  # those still to be finished
@@ -220,7 +234,12 @@ class Reference:
     def choose(self, side: str, request: Request) -> Worker | None:
         pool = self.front if side == "front" else self.back
         policies = self.fleet.policies
-        if (policies.routing if side == "front" else policies.decode_routing) == "round-robin":
+        routing = policies.routing if side == "front" else policies.decode_routing
+        if draws(routing):
+            return self.draws.choose(
+                routing, [worker for worker in pool if worker.fits(request)], Worker.score
+            )
+        if routing == "round-robin":
             for _ in pool:
                 worker = pool[self.turns[side] % len(pool)]
                 self.turns[side] += 1
@@ -240,13 +259,37 @@ class Reference:
         self.wake(worker, now)
 
     def line_up(self, worker: Worker, request: Request) -> None:
-        """By arrival, and of those that arrive at one moment by number; after all that were preempted."""
+        """In the order of the queue, of equals by number; after all that were preempted."""
+        self.rank(worker, request)
         at = len(worker.waiting)
-        while at and not (last := worker.waiting[at - 1]).preemptions and last.arrival_s == request.arrival_s:
-            if last.index < request.index:
+        while at and not (last := worker.waiting[at - 1]).preemptions:
+            if (last.queue_batch, last.queue_key, last.index) < (
+                request.queue_batch,
+                request.queue_key,
+                request.index,
+            ):
                 break
             at -= 1
         worker.waiting.insert(at, request)
+
+    def rank(self, worker: Worker, request: Request) -> None:
+        """Its place: the smallest batch goes first, and in it the smallest key."""
+        policies = self.fleet.policies
+        if policies.queue == "fcfs":
+            request.queue_key = request.arrival_s
+            return
+        tokens = {"sjf": request.input, "ljf": -request.input, "srpt": request.input + request.output}
+        if policies.queue_batch:
+            if worker.filled_batch <= worker.served_batch:  # that batch is begun: nobody joins it
+                worker.filled_batch, worker.filled = worker.served_batch + 1, 0
+            elif worker.filled == policies.queue_batch:
+                worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
+            worker.filled += 1
+            request.queue_batch = worker.filled_batch
+        request.queue_key = float(tokens[policies.queue])
+        if not policies.queue_batch and policies.queue_window_s < math.inf:
+            longest = max(other.input for other in self.requests)
+            request.queue_key = request.arrival_s + policies.queue_window_s * tokens[policies.queue] / longest
 
     def reject(self, request: Request) -> None:
         request.status = "rejected"
@@ -265,7 +308,7 @@ class Reference:
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
         while self.form_step(worker, now) and not worker.decoding and not worker.chunks:
-            pass  # whoever ran was preempted
+            worker.knows_all = True  # whoever ran was preempted: a step of nobody looks for KV, too
         if not worker.decoding and not worker.chunks and not worker.knows_all:
             worker.knows_all = True
             while self.form_step(worker, now) and not worker.decoding and not worker.chunks:
@@ -348,6 +391,8 @@ class Reference:
             if self.missing_blocks(worker, request) + worker.beside(request) > worker.free:
                 break
             worker.waiting.remove(request)
+            if not request.preemptions:
+                worker.served_batch = request.queue_batch
             worker.free -= worker.beside(request)
             request.beside = worker.beside(request)
             self.take(worker, request)
@@ -477,13 +522,17 @@ class Reference:
         while worker.inbound:
             request = worker.inbound[0]
             blocks = request.blocks + worker.beside(request)  # as many of its tokens as on its prefill worker
-            if blocks + self.promised(worker) > worker.free:
+            if not self.has_room(worker, blocks):
                 break
             worker.inbound.popleft()
             worker.free -= blocks
             heapq.heappush(self.events, (self.transfer_end_s(request, now), LINK, self.transfers))
             self.transfers += 1
             self.link.append(request)
+
+    def has_room(self, worker: Worker, blocks: int) -> bool:
+        """Whether a hand-off may take so many."""
+        return blocks + self.promised(worker) <= worker.free
 
     def promised(self, worker: Worker) -> int:
         """KV blocks that prompts in part still need."""

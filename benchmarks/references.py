@@ -1,0 +1,106 @@
+"""The simulator against plain simulators that share no code with it, on random fleets, by seed.
+
+    python benchmarks/references.py --cases 1000 --fleets 20000
+
+--cases: every number of as many random cases (tests/support/engine_cases.py: engines, orders of prompts,
+routings, mixed or prefill and decode, tight KV caches) equals the plain simulator's to 1e-9.
+--fleets: of as many random prefill and decode fleets every request ends, and what holds at the end of every
+simulation (tests/support/conservation.py) holds. Exit code 1 where something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+
+from conservation import check_conservation
+from engine_cases import compare_engine_case, random_policies, with_engines
+from simulations import LLM, make_latency, make_pool, make_trace
+
+from planner.fleet import Fleet, Network, Policies, Role
+from planner.simulator import replay
+from planner.simulator.layout import State
+from planner.traffic.trace import Trace
+
+
+def random_pair(seed: int) -> tuple[Fleet, Trace]:
+    """One or two prefill and one or two decode workers, most with room for one to three requests; up to
+    eight requests, often two at once with long pauses between. One in four engines is synchronous.
+    """
+    rng = np.random.default_rng([seed, 7])
+    pools = []
+    roles: tuple[Role, Role] = ("prefill", "decode")
+    for role in roles:
+        count = int(rng.integers(1, 3))
+        latency = make_latency((0.05, 0.2), b=float(rng.uniform(0, 0.01)), h=float(rng.uniform(0, 0.01)))
+        kv_tokens, seats = 16 * int(rng.choice([4, 5, 6, 8, 12, 40])), int(rng.choice([1, 2, 8]))
+        budget = int(rng.choice([16, 64]))
+        pools.append(
+            make_pool(
+                latency, role=role, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget, name=role
+            )
+        )
+    bandwidth = float(10 ** rng.uniform(2, 6))
+    fleet = random_policies(Fleet(LLM, tuple(pools), Policies(), Network(bandwidth, 0.01)), rng)
+    fleet = replace(fleet, policies=replace(fleet.policies, long_prefill_token_threshold=0))
+    fleet = with_engines(fleet, seed, async_scheduling=seed % 4 > 0, front_end_s=float(rng.uniform(0, 0.1)))
+    n = int(rng.integers(2, 9))
+    gaps_s = rng.choice([0.0, 0.05, 1.0, 20.0], n)
+    return fleet, make_trace(np.cumsum(gaps_s), rng.integers(1, 40, n), rng.integers(1, 24, n))
+
+
+def end_of_pair(seed: int) -> None:
+    """Raise where a request of the fleet does not end, or something is left."""
+    fleet, trace = random_pair(seed)
+    simulation = replay.simulate(fleet, trace)
+    assert (simulation.status < 2).all(), "unfinished"
+
+
+def check_all(title: str, seeds: range, check: Callable[[int], None]) -> int:
+    """How many of them fail, each of which is printed."""
+    began_s, failures, kinds = time.process_time(), 0, Counter[str]()
+    for seed in seeds:
+        try:
+            check(seed)
+        except Exception as error:
+            failures += 1
+            kinds[type(error).__name__] += 1
+            first = (str(error).strip().splitlines() or ["differs"])[0]
+            print(f"{title} {seed}: {type(error).__name__}: {first}", flush=True)
+    seconds = time.process_time() - began_s
+    print(f"{title}: {failures} of {len(seeds)} wrong {dict(kinds) or ''}, {seconds:.1f} CPU s", flush=True)
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=1000, help="against the plain simulators (1000)")
+    parser.add_argument("--fleets", type=int, default=20_000, help="of prefill and decode workers (20000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
+    asked = parser.parse_args()
+    results = replay.results
+
+    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> replay.Simulation:
+        check_conservation(state, fleet, len(trace))
+        return results(state, fleet, trace, *rest)
+
+    vars(replay)["results"] = checked_results
+    failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)
+    failures += check_all("fleet", range(asked.first, asked.first + asked.fleets), end_of_pair)
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Whatever a test here simulates, the laws of conservation hold at its end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conservation import check_conservation
+
+from planner.fleet import Fleet
+from planner.simulator import elastic, replay
+from planner.simulator.layout import State
+from planner.traffic.trace import Trace
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _nothing_is_left() -> Iterator[None]:
+    results = replay.results
+
+    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> replay.Simulation:
+        check_conservation(state, fleet, len(trace))
+        return results(state, fleet, trace, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "results", checked_results)
+        patch.setattr(elastic, "results", checked_results)
+        yield
