@@ -614,7 +614,7 @@ def _spot(terms: Section) -> Spot:
         raise InputError(f"{terms.at('spot')}: needs spot_interruptions_per_h too, such as 0.05")
     spot = Spot(
         _price(terms.get("spot"), terms.at("spot")),
-        terms.share("spot_interruptions_per_h", most=60.0),
+        terms.share("spot_interruptions_per_h", most=60.0, bare=60.0),
         terms.positive("spot_restart", "s", SPOT_RESTART_S),
     )
     if (down_frac := spot.down_frac) > MOST_DOWN_FRAC:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import InputError
-from planner.io.csvlines import refuse_long_fields
+from planner.io.csvlines import refuse_long_fields, refuse_other_delimiter
 from planner.io.files import open_input
 from planner.io.values import shown
 from planner.units import LARGEST
@@ -51,6 +51,7 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
         raise InputError(f"{where}: is not a CSV with a header ({str(error).strip()[:120]})") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
         raise InputError(f"{where}: is not a CSV with a header (rows have more cells than the header)")
+    refuse_other_delimiter(list(table.columns), where)
     columns = list(columns)
     if missing := [column for column in columns if column not in table.columns]:
         needs = ", ".join(columns)

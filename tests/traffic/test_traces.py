@@ -256,7 +256,7 @@ def test_a_clock_that_starts_again_once_goes_on(read: Read, starts: int) -> None
     trace = read(REQUESTS + "".join(f"{s},8,2\n" for s in (*first, *second)))
     assert trace.duration_s == 5000 - 20 + second[-1] - starts
     assert trace.arrival_s[len(first) - 1] == trace.arrival_s[len(first)]
-    (note,) = trace.notes
+    (note,) = trace.warnings
     assert note.startswith(f"the clock starts again once, from 5000 to {starts}: the 250 requests before")
 
 
