@@ -192,7 +192,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 _TAG = "tag:yaml.org,2002:"
-_TAGS = {f"{_TAG}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge")}
+_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge")
+_TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -216,7 +217,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             is_held = is_text(value) if isinstance(value, str) else True
             if is_held and not (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
                 return value
-        problem = f"{ascii(str(node.value)[:40])} is no {node.tag.rpartition(':')[2]} that can be read"
+        problem = f"{str(node.value)[:40]!a} is no {node.tag.rpartition(':')[2]} that can be read"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -230,7 +231,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add(key)
         own = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
         if len(node.value) - len(own) > 1:
-            raise yaml.constructor.ConstructorError(None, None, "the key '<<' is given twice", node.start_mark)
+            problem = "the key '<<' is given twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         if all(key_node.tag == f"{_TAG}str" for key_node in own):
             return mapping

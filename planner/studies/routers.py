@@ -12,7 +12,16 @@ import time
 from dataclasses import replace
 
 from planner import manifests
-from planner.documents.facts import At, NotDeployable, NotSimulated, OfLlm, RoutersMiss, UnderRouter, Warned
+from planner.documents.facts import (
+    At,
+    NotDeployable,
+    NotSimulated,
+    OfLlm,
+    RoutersMiss,
+    ServicesApart,
+    UnderRouter,
+    Warned,
+)
 from planner.documents.together import Question
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING, Deployed, deployed
@@ -33,6 +42,9 @@ def under_routers(plan: Plan, target: str | None = None, deadline: float = math.
     if target is not None and target in refused:
         warnings.append(NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
+    for name in names:
+        if (services := manifests.services_apart(plan.fleet, name)) > 1:
+            warnings.append(ServicesApart(name, services))
     known: dict[Policies, Verdict] = {_matters(plan.fleet, plan.fleet.policies): plan.verdict}
     found, late = list[UnderRouter](), list[str]()
     for name in names:

@@ -65,12 +65,14 @@ def columns(
                 "write numbers without thousands separators"
             )
         if doubts is not None and not doubts:
-            doubts += _exponents(path, block, [(name, table[places[name]], names.index(name)) for name in figures])
+            in_place = [(name, table[places[name]], names.index(name)) for name in figures]
+            doubts += _exponents(path, block, in_place)
         yield block, {name: table[place] for name, place in places.items()}
 
 
 _SOME_EXPONENT = re.compile(rb"[eE]\+?\d")
-_EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")  # but not 1e-05, as programs write small numbers
+# but not 1e-05, as programs write small numbers
+_EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
 
 
 def _exponents(

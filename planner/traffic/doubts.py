@@ -1,4 +1,4 @@
-"""What is doubtful in a trace that can be read: said as a warning before any answer, never left in silence."""
+"""What is doubtful in a trace that can be read: a warning before any answer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     if not is_long and gap_s <= max(VERY_LONG * others_s, VERY_LONG_GAP_S):
         return ()
     of_s = gap_s + others_s
-    span = f"{gap_s / 3600:.1f} h of {of_s / 3600:.1f} h" if of_s >= 7200 else f"{gap_s:.4g} s of {of_s:.4g} s"
+    each, unit = (3600.0, "h") if of_s >= 7200 else (1.0, "s")
+    span = f"{gap_s / each:.1f} {unit} of {of_s / each:.1f} {unit}"
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "
         "wrong, or are these two logs?",
     )
 
 
-def of_unit(name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
+def of_unit(
+    name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
+) -> tuple[str, ...]:
     """A clock that counts from zero in a unit that its column does not name, at a rate that fits another.
 
     `per_s` ticks are taken for a second; `lengths` are the columns of input and output tokens.
@@ -66,6 +69,6 @@ def of_steps_back(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
         return ()
     at = int(far[0])
     return (
-        f"{name}: column {clock} steps back from {latest[at]:.15g} to {ticks[at]:.15g} at request {at + 1} of "
-        f"{len(ticks)}, more than half of the trace: it is sorted by time; is that time wrong?",
+        f"{name}: column {clock} steps back from {latest[at]:.15g} to {ticks[at]:.15g} at request {at + 1} "
+        f"of {len(ticks)}, more than half of the trace: it is sorted by time; is that time wrong?",
     )

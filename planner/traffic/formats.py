@@ -308,7 +308,8 @@ class Rows:
         self.has_zones = is_zoned
         if (at := np.flatnonzero(zoned != is_zoned)).size:
             kinds = ("without a zone", "with a zone, such as Z,")
-            self._refuse(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", shown(text.iloc[at[0]]))
+            found = shown(text.iloc[at[0]])
+            self._refuse(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", found)
         return dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
 
     def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
@@ -413,7 +414,8 @@ class Rows:
     def _doubts(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
         """Of the clock. A format that others publish has its unit, but for Mooncake's plain names."""
         said = doubts.of_gaps(self.path.name, arrival_s)
-        if not said and self.origin is None and per_s == self.format.ticks_per_s and self.format.name in ("generic", "Mooncake"):
+        counts = self.origin is None and per_s == self.format.ticks_per_s
+        if not said and counts and self.format.name in ("generic", "Mooncake"):
             lengths = self.counts[0], self.counts[1]
             said = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
         return said
@@ -486,13 +488,13 @@ class Rows:
             return ticks, ()  # not from the beginning: rows out of order
         if first > 1 and after >= ticks[first - 2]:
             raise TraceError(
-                f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is {before:.15g}, "
-                f"between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or take the request out"
+                f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is "
+                f"{before:.15g}, between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or drop that row"
             )
         return np.concatenate([ticks[:first], ticks[first:] + (before - after)]), (
-            f"{self.path.name}: the clock starts again once, from {before:g} to {after:g}: the {first} requests "
-            f"before and the {len(ticks) - first} from there on are taken as two logs, the second from where the "
-            "first ends",
+            f"{self.path.name}: the clock starts again once, from {before:g} to {after:g}: the {first} "
+            f"requests before and the {len(ticks) - first} from there on are taken as two logs, the second "
+            "from where the first ends",
         )
 
     def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import InputError, TraceError
+from planner.io.numeric import as_floats
 from planner.io.values import shown
 from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
@@ -64,7 +65,7 @@ def numbers(column: pd.Series[Any]) -> FloatArray:
     """As float64, NaN where it is not a number; true and false are none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
-    found = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    found = as_floats(column)
     if column.dtype == object or column.dtype.kind == "b":
         found = np.where([isinstance(value, bool | np.bool_) for value in column], np.nan, found)
     return found
