@@ -1,9 +1,11 @@
 """Inputs with a mistake in them: does each end in one line, with the right exit code and no file left?
 
-    python benchmarks/mutate.py [--each 1000] [--kind slo ...] [--seed 0] [--reading] [--keep DIR]
+    python benchmarks/mutate.py [--each 1000] [--kind slo ...] [--seed 0] [--reading] [--beyond] [--keep DIR]
 
 Takes good inputs of every kind, changes one to three places of each (a key left out, misspelt or moved, a
-value of another type, size or unit, a row or cell of a table, a few bytes) and runs the real command on them
+value of another type, size or unit, a row or cell of a table, a few bytes; with `--beyond` what is not a
+value at all: other scripts and half characters, YAML tags, merges and anchors, dates, encodings, links,
+archives that are cut off or named otherwise) and runs the real command on them
 in this process. With `--reading` a command ends once all is read and checked, where the first simulation or
 bound would begin: that is where mistakes are found, and a run takes a hundredth of a second. What counts as a
 fault:
@@ -35,6 +37,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -363,6 +366,134 @@ def mutated(name: str, text: str, rng: random.Random) -> bytes:
     return damaged(raw, rng, text.encode("utf-16")) if rng.random() < 0.06 and raw else raw
 
 
+ODD_TEXTS = (
+    *(
+        "\u0661\u0662\u0663",
+        "\uff11\uff12",
+        "1\u00a0000",
+        "1\u2009s",
+        "\u200b7",
+        "\u2212 3",
+        "7\u0301",
+        "\U0001d7d9",
+    ),
+    *(
+        "\ud800",
+        "x\udfff",
+        "\ufeff1",
+        "e\u0301",
+        "K\u0130",
+        "\ufb01t",
+        "1_000",
+        "1,5",
+        "1e3",
+        "0x10",
+        "0o17",
+        "1/2",
+    ),
+    *("2026-02-30", "2026-11-16T18:17:03Z", "2026-11-16 18:17:03", "2026-11-16T18:17:03+01:00", "16/11/2026"),
+    *("2026-W47-1", "20261116", "1700000000", "1700000000000", "00:30", "noon", "9" * 500, "-" + "9" * 500),
+)
+ODD_YAML = (
+    *(
+        "!!set {a, b}",
+        "!!binary aGVsbG8=",
+        "!!omap [a: 1]",
+        "!!pairs [a: 1]",
+        "!!timestamp 2026-01-01",
+        "!!str 3",
+    ),
+    *(
+        "!!int '3'",
+        "!!float 3",
+        "!!null x",
+        "!!bool yes",
+        "!!python/name:os.system",
+        "!own 3",
+        "! 3",
+        "=",
+        "<<",
+    ),
+    *('"\\ud800"', '"\\U0001F600"', "&a 1", "*a", "&a [*a]", "&a {<<: *a}", "{<<: 3}", "{<<: [{a: 1}, 2]}"),
+    *(
+        "{? [1, 2] : 3}",
+        "{? {a: 1} : 3}",
+        "{1: a, 0x1: b}",
+        "{yes: 1, true: 2}",
+        "2026-11-16",
+        "12:30:45",
+        "0b11",
+    ),
+    *("- 1", "|\n  a", ">-\n  a", "'it''s'", "{a: 1, a: 2}", "1_000", "0o17", "017", ".inf", "-.NaN", "~"),
+)
+
+
+def odd(name: str, text: str, rng: random.Random) -> bytes:
+    """The content of a file in which one thing is no plain value, or that is encoded otherwise."""
+    if name.endswith((".gz", ".parquet")):
+        raw = odd(name.removesuffix(".gz"), text, rng) if name.endswith(".gz") else packed(name, text)
+        other = gzip.compress(raw, mtime=0) if name.endswith(".gz") else raw
+        again = gzip.compress(other, mtime=0)
+        return rng.choice(
+            (other, other, other[: rng.randrange(len(other))], again, other + other[:9], raw, zipped(raw))
+        )
+    if rng.random() < 0.25:
+        return encoded(text, rng)
+    if name.endswith((".yaml", ".json")):
+        spans = [each.span(1) for each in re.finditer(r"(?m)(?:[:,\[]\s+|- )([^\s,:\[\]{}]+)", text)]
+        if not spans:
+            return text.encode()
+        start, end = rng.choice(spans)
+        if name.endswith(".json") or rng.random() < 0.4:
+            value = rng.choice(ODD_TEXTS)
+            value = rng.choice((value, json.dumps(value), json.dumps(value, ensure_ascii=False)))
+        else:
+            value = rng.choice(ODD_YAML)
+        text = text[:start] + value + text[end:]
+        if rng.random() < 0.2:
+            text += rng.choice(
+                ("\n---\na: 1\n", "\n...\n", "\n<<: {llm: x}\n", "\n%YAML 1.2\n", "\n\t- 1\n", "\n? x\n")
+            )
+        return text.encode("utf-8", "surrogatepass")
+    rows = [line.split(",") for line in text.splitlines()]
+    at = rng.randrange(len(rows))
+    for row in rows[1:] if rng.random() < 0.15 and rows[1:] else [rows[at]]:
+        row[rng.randrange(len(row))] = rng.choice(ODD_TEXTS)
+    text = "\n".join(",".join(row) for row in rows)
+    if rng.random() < 0.1:
+        text = text.replace(",", rng.choice(";\t|"))
+    return (text + "\n").encode("utf-8", "surrogatepass")
+
+
+def encoded(text: str, rng: random.Random) -> bytes:
+    """The same text in another encoding, or packed and named as if it were not."""
+    how = rng.choice(
+        ("utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252", "twice", "gzip", "zip")
+    )
+    if how == "gzip":
+        return gzip.compress(text.encode(), mtime=0)
+    if how == "zip":
+        return zipped(text.encode())
+    if how == "twice":
+        return b"\xef\xbb\xbf" * 2 + text.encode()
+    marked = text.replace("a", "\u00e4", 1) if how in ("latin-1", "cp1252") else text
+    return marked.encode(how, "replace")
+
+
+def zipped(raw: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("inside", raw)
+    return stream.getvalue()
+
+
+def linked(path: Path, rng: random.Random) -> None:
+    """A link in place of a file: to itself, to nothing, to its folder, to a device, or to what it was."""
+    kept = path.with_name(f"real-{path.name}")
+    path.rename(kept)
+    path.symlink_to(rng.choice((path, path.with_name("nothing"), path.parent, Path("/dev/null"), kept, kept)))
+
+
 def damaged(raw: bytes, rng: random.Random, other: bytes = b"") -> bytes:
     """A file that was cut off, or of which some bytes are others, are there again or were translated."""
     at = rng.randrange(len(raw))
@@ -550,9 +681,18 @@ def fault(code: object, said: str, new: set[str]) -> str:
     return f"files: {sorted(left)}" if left else ""
 
 
-def mutate(name: str, kind: Kind, number: int, seed: int, found: Found, keep: Path | None = None) -> None:
-    """One input of a kind with a mistake in it, and what became of it."""
-    rng = random.Random(f"{seed} {name} {number}")
+def mutate(
+    name: str,
+    kind: Kind,
+    number: int,
+    seed: int,
+    found: Found,
+    keep: Path | None = None,
+    *,
+    beyond: bool = False,
+) -> None:
+    """One input of a kind with a mistake in it, and what became of it; `beyond`: with what is no value."""
+    rng = random.Random(f"{seed} {name} {number}" + (" beyond" if beyond else ""))
     file = rng.choice(kind.changed)
     commands = [line for line in kind.commands if file in line] or list(kind.commands)
     command = rng.choice(commands)
@@ -561,7 +701,9 @@ def mutate(name: str, kind: Kind, number: int, seed: int, found: Found, keep: Pa
         for path, text in kind.files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(packed(path, text))
-        (folder / file).write_bytes(mutated(file, kind.files[file], rng))
+        (folder / file).write_bytes((odd if beyond else mutated)(file, kind.files[file], rng))
+        if beyond and rng.random() < 0.06:
+            linked(folder / file, rng)
         before, began_s = names_in(folder), time.monotonic()
         code, said = run(command, folder)
         took_s = time.monotonic() - began_s
@@ -594,6 +736,7 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reading", action="store_true", help="no simulation")
+    parser.add_argument("--beyond", action="store_true", help="what is no plain value")
     parser.add_argument("--only", help="KIND:NUMBER, once")
     parser.add_argument("--keep", type=Path, help="with --only: a folder for its files")
     told = parser.parse_args()
@@ -610,12 +753,12 @@ def run_all(told: argparse.Namespace, known: Mapping[str, Kind], found: Found) -
     """Those that were asked for."""
     if told.only:
         name, _, number = told.only.partition(":")
-        mutate(name, known[name], int(number), told.seed, found, told.keep)
+        mutate(name, known[name], int(number), told.seed, found, told.keep, beyond=told.beyond)
     else:
         for name in told.kind or known:
             began_s, faults = time.process_time(), len(found.faults)
             for number in range(told.each):
-                mutate(name, known[name], number, told.seed, found)
+                mutate(name, known[name], number, told.seed, found, beyond=told.beyond)
             took_s = time.process_time() - began_s
             print(
                 f"{name}: {told.each} runs, {took_s:.0f} CPU s, {len(found.faults) - faults} faults",

@@ -56,7 +56,7 @@ from planner.commands.ui import show_ui
 from planner.commands.watch import watch
 from planner.commands.whatif import sensitivity, what_if
 from planner.documents.described import describes_traffic
-from planner.documents.task import has_several_llms
+from planner.documents.task import check_keys, has_several_llms
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.io.streams import hold_places
 from planner.policies import ROUTERS_OF
@@ -306,6 +306,8 @@ def _plan(wish: Wish, options: Options) -> None:
         return
     is_shared = slo is not None and wish.out is not None and has_several_llms(slo)
     if slo is None or wish.out is None or not (wish.trace is not None or is_shared or describes_traffic(slo)):
+        if slo is not None:
+            check_keys(slo)  # trafic: describes none
         typer.echo(
             "plan: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo FILE that describes its "
             "traffic and -o DIR, or --llm, --rate, --input, --output and a limit; see plan --help",

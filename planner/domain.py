@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.errors import CatalogError
+from planner.errors import CatalogError, InputError
 from planner.units import percentile_name
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
@@ -147,6 +147,11 @@ class Slo:
         return max(
             (limit.limit_s for limit in self.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
         )
+
+
+def unknown_metric(limit: Limit, who: str) -> InputError:
+    """The error to raise where a part of the planner has no case for a metric, before it answers for it."""
+    return InputError(f"slo: {limit.metric}: {who} does not know this metric; take it out of the SLO")
 
 
 def allowed_above(percentile_frac: float, values: int) -> int:

@@ -457,7 +457,7 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fi
         terms = value if isinstance(value, Mapping) else {"on_demand": value}
         rate = PRICES["interruptions/h"]
         shown[name] = {
-            key: share(terms[key], key, most=60.0)
+            key: share(terms[key], key, most=60.0, bare=60.0)
             if key == rate
             else quantity(terms[key], "usd_per_h", where=key)
             for key in PRICES.values()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from planner.calibrate.engine_fit import without_host
 from planner.calibrate.measured_runs import Calibrated, Engine, calibrate
@@ -24,6 +23,7 @@ from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, parse_runs
 from planner.io.files import to_yaml
+from planner.io.numeric import as_floats
 from planner.io.tables import read_text
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import ON_WALL, Array, StepLatency
@@ -137,7 +137,7 @@ def _measured_host_s(table: StepTable) -> float:
     """The median of the column host_s, kept below the quickest step; 0 where it was not measured."""
     if "host_s" not in table.steps.columns:
         return 0.0
-    host_s = pd.to_numeric(table.steps.host_s, errors="coerce").to_numpy(float)
+    host_s = as_floats(table.steps.host_s)
     known = host_s[np.isfinite(host_s) & (host_s > 0)]
     return min(float(np.median(known)), MOST_HOST_FRAC * float(table.y.min())) if known.size else 0.0
 

@@ -26,14 +26,20 @@ MOST_COLUMNS = 110
 
 def print_first_screen(plan: Plan) -> None:
     """Verdict, the answers, what a buyer asks, why nothing is cheaper, warnings."""
+    from planner.documents.facts import GpusConsidered
     from planner.reports import screen, words
-    from planner.reports.facts import sentences
+    from planner.reports.facts import sentence, sentences
 
     why = screen.why(plan)
     rows = [
         ("Promise", words.promise(plan)),
         *((each.name, f"{each.value}: {each.note}") for each in screen.glance(plan)),
         *([("Why not cheaper", "; ".join(why))] if why else []),
+        *(
+            ("GPUs", sentence(each))
+            for each in plan.certificate.assumptions
+            if isinstance(each, GpusConsidered)
+        ),
     ]
     _print(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))
 

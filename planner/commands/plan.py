@@ -121,7 +121,7 @@ def _plan_one(wish: Wish) -> None:
             requests = requests_of(
                 wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how
             )
-        say_first(requests.warnings)
+        say_first((*requests.warnings, *question.task().doubts))
         progress(f"{len(requests)} requests of {requests.name}")
         decided = _decided(wish, question, requests)
         study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
@@ -255,7 +255,11 @@ def plan_several(wish: Wish) -> None:
     ):
         known = read_catalog(wish.catalog)
         question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
-        say_first(dict.fromkeys(line for part in question.parts for line in part.trace.warnings))
+        say_first(
+            dict.fromkeys(
+                line for part in question.parts for line in (*part.trace.warnings, *part.task.doubts)
+            )
+        )
         folders = (wish.out, *(wish.out / part.name for part in question.parts))
         for given in (wish.slo, *question.files):
             keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)

@@ -80,12 +80,14 @@ def simulate(
     its 95 % interval, and -o writes the first seed's requests. With --autoscale the counts of the fleet are
     those at the beginning; `plan day` compares controllers.
     """
+    from planner.documents.doubtful import of_slo
     from planner.face.inputs import read_catalog, read_fleet
     from planner.face.simulating import simulate
     from planner.io.executors import Executor
     from planner.io.files import check_output_file
     from planner.reports.facts import sentences
-    from planner.search.findings import images
+    from planner.reports.words import rejected_text
+    from planner.search.findings import images, uncounted_prefixes
 
     where = Executor(executor or "processes", address)
     if seeds == 1 and (executor or address):
@@ -106,18 +108,20 @@ def simulate(
         )
         if engines.engine is not None and engines.engine.is_nearest:
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
-        say_first(sentences(images(engines, read)))
+        say_first(sentences((*images(engines, read), *uncounted_prefixes(engines.policies, read))))
         many = "" if seeds == 1 else f"{seeds} seeds of "
         progress(f"simulating {many}{len(read)} requests on {engines.workers} workers")
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
         found = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
         answer = found.to_dict()
+        say_first(() if found.slo is None else of_slo(found.slo))
         if out is not None:
             found.save(out)
     if json_output:
         print_json(answer, read.warnings)
     elif seeds == 1:
-        _print_simulation(answer, found.slo, f"{answer['requests']} requests on {engines.workers} workers")
+        title = f"{answer['requests']} requests on {engines.workers} workers"
+        _print_simulation(answer, found.slo, title, rejected_text(found.outcome.simulation, engines))
     else:
         _print_seeds(answer, found.slo, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
 
@@ -139,7 +143,7 @@ def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
+def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str, rejected: str) -> None:
     from planner.reports.facts import queue_text
 
     rows = []
@@ -164,6 +168,8 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str) 
             "waited for loads": seconds_cell(summary["reload_s"]),
         }
     print_mapping(counts | rates | hits | watts, "")
+    if rejected:
+        print_mapping({"rejected": rejected}, "")
     if costs := summary.get("tenant_costs"):
         dearest = costs[:MOST_TENANTS]
         print_rows(

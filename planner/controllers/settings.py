@@ -67,7 +67,7 @@ class Parameter:
         if self.unit == SECONDS:
             return quantity(value, "s", where=where)
         if self.unit == SHARE:
-            return values.share(value, where, most=self.most)
+            return values.share(value, where, most=self.most, bare=self.most)
         if self.unit == FLAG:
             return values.flag(value, where)
         if self.unit == WHOLE:

@@ -67,11 +67,16 @@ GPU_KEYS = (
     "fp8_tflops",
     "fp4_tflops",
     "unchecked",
+    "price_is",
     "prices",
     "all_reduce",
     "mixed_kv_bandwidth",
 )
 SOLD_AS = ("gpu", "node")
+PRICE_IS = ("listed", "remembered")
+NOT_SAID = (
+    "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
+)
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
@@ -97,6 +102,7 @@ class Provenance:
     date: str
     price_source: str = ""
     price_date: str = ""
+    is_price_remembered: bool = False  # and stands in no list
     offers: tuple[Offer, ...] = ()
 
 
@@ -253,13 +259,27 @@ class Catalog:
         """Whether somebody measured what step times of this LLM on this GPU rest on: kernels of GPUs of this
         kind (its row is not `unchecked`), or this pair, of which there is a fit.
         """
-        return not gpu.unchecked or any(
-            self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base)
-        )
+        return not gpu.unchecked or self.has_fit(llm, gpu)
+
+    def has_fit(self, llm: Llm, gpu: Gpu) -> bool:
+        """Whether step times of this LLM on this GPU are of measured kernels; those of others are estimated,
+        by the roofline.
+        """
+        return any(self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base))
 
     def unchecked(self, llm: Llm) -> tuple[str, ...]:
-        """The GPUs that are considered for this LLM only where they are asked for."""
+        """The GPUs whose step times nobody can judge: considered only where they are asked for."""
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
+
+    def guessed(self, llm: Llm) -> tuple[str, ...]:
+        """The GPUs whose price is remembered and whose step times of this LLM are estimated: likewise, unless
+        somebody gives their price.
+        """
+        return tuple(
+            name
+            for name, gpu in self.gpus.items()
+            if self.provenance[name].is_price_remembered and not self.has_fit(llm, gpu)
+        )
 
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same with the spread that such step times of such LLMs have, where one is known."""
@@ -412,6 +432,8 @@ def _provenance(row: Section, document: Document) -> Provenance:
         date=row.written("date"),
         price_source=str(priced.get("price_source", "")),
         price_date=str(priced.get("price_date", "")),
+        is_price_remembered=Section.of(priced, row.where).one_of("price_is", PRICE_IS, "listed")
+        == "remembered",
         offers=parse_offers(priced["prices"], row.at("prices")) if priced.get("prices") else (),
     )
 
@@ -461,12 +483,20 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         uncapped_w=uncapped_w,
         fp8_flops_per_s=row.number("fp8_tflops") * 1e12 if "fp8_tflops" in row else None,
         fp4_flops_per_s=row.number("fp4_tflops") * 1e12 if "fp4_tflops" in row else None,
-        unchecked=row.written("unchecked") if "unchecked" in row else "",
+        unchecked=_unchecked(row),
         all_reduce=tuple(_all_reduce(row)),
         mixed_kv_bytes_per_s=(
             row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None
         ),
     )
+
+
+def _unchecked(row: Section) -> str:
+    """Why step times of this GPU are unchecked, empty where the row says that they are not."""
+    said = row.get("unchecked")
+    if said is False:
+        return ""
+    return NOT_SAID if said is None or said is True else row.written("unchecked")
 
 
 def _all_reduce(row: Section) -> Iterator[AllReduce]:

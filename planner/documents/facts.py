@@ -484,6 +484,25 @@ class UncheckedLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusConsidered:
+    """The GPUs of the catalog that were considered, as none was named: of which step times of this LLM were
+    measured, and of which they are estimated.
+    """
+
+    measured: tuple[str, ...]
+    estimated: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixesUncounted:
+    """The trace says which prompts begin alike, and the plan counts on no prefix cache: so many of the input
+    tokens stand at the beginning of an earlier prompt.
+    """
+
+    alike_frac: float
+
+
+@dataclass(frozen=True, slots=True)
 class NotOffered:
     """GPUs of the catalog that were not considered: the provider asked for has no such price of them."""
 
@@ -553,7 +572,7 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True)
 class OfTraffic:
-    """What was found when the traffic was read, in the reader's words."""
+    """What was found doubtful when the traffic or the question was read, in the reader's words."""
 
     said: str
 
@@ -880,6 +899,14 @@ class ForTargets:
 
 
 @dataclass(frozen=True, slots=True)
+class ServicesApart:
+    """The target makes so many services with an address each; the plan was simulated behind one router."""
+
+    target: str
+    services: int
+
+
+@dataclass(frozen=True, slots=True)
 class NotDeployable:
     """The target that was asked for cannot run the plan, and why, in its own words."""
 
@@ -1123,6 +1150,7 @@ Assuming = (
     | ObligedWork
     | SmallCaches
     | UncheckedLeftOut
+    | GpusConsidered
     | NotOffered
     | ElectricityCounted
     | SloInSeconds
@@ -1144,6 +1172,7 @@ Warned = (
     NotCertified
     | RoutersMiss
     | NotDeployable
+    | ServicesApart
     | OfTraffic
     | FewKeepAll
     | WorstHour
@@ -1162,6 +1191,7 @@ Warned = (
     | WorkerMoreFails
     | DyingAway
     | EncoderUntimed
+    | PrefixesUncounted
     | Cautioned
     | ExpectedMissed
     | NoneForExpected

@@ -11,7 +11,6 @@ keep 16 bits; so does all that no target names.
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any
 
 from planner.errors import CatalogError, InputError
 from planner.io.files import open_input
+from planner.io.jsontext import parse_json
 from planner.io.values import shown
 from planner.models.llm import WEIGHT_BYTES
 
@@ -122,10 +122,10 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         with open_input(path) as stream:
             raw = stream.read(MAX_CONFIG_BYTES + 1)
-        config = json.loads(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"))
+        config = parse_json(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"), has_nan=True)  # Mamba's
     except InputError as error:
         raise CatalogError(str(error)) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CatalogError(f"{path}: is not JSON ({error}); expected a Hugging Face config.json") from None
     if not isinstance(config, dict):
         raise CatalogError(f"{path}: expected a Hugging Face config.json, found a {type(config).__name__}")

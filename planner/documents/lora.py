@@ -40,7 +40,7 @@ def parse_lora(value: object, where: str) -> Lora | None:
         "targets": _targets(asked),
         "link_bytes_per_s": asked.positive("link", "bytes_per_s", LINK_BYTES_PER_S),
         "disk_bytes_per_s": asked.positive("disk", "bytes_per_s", DISK_BYTES_PER_S),
-        "longer_frac": asked.share("longer", 0.0, most=10.0),
+        "longer_frac": asked.share("longer", 0.0, most=10.0, bare=10.0),
     }
     try:
         return Lora(**settings)

@@ -115,7 +115,7 @@ def _offer(gpu: str, row: object) -> Offer:
         price["on_demand"],
         price["reserved"],
         price["spot"],
-        section.share("interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H),
+        section.share("interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H),
         section.whole("stock", None, least=0, most=MOST_STOCK),
     )
 

@@ -40,10 +40,3 @@ def parse_safety(value: Any, where: str = "safety") -> Safety | None:
             "`safety: none` plans for the traffic and the step times as they are written"
         )
     return Safety(kept_in_frac, section.share("growth", 0.0, most=MOST_GROWTH_FRAC))
-
-
-def safety_document(safety: Safety | None) -> Any:
-    """As slo.yaml says it."""
-    if safety is None:
-        return "none"
-    return {"kept_in": safety.kept_in_frac, "growth": safety.growth_frac}

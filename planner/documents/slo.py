@@ -131,5 +131,10 @@ def _percentile_frac(written: object, where: str) -> float:
             f"{meant} for {100 * float(match[1]):.10g} %"
         )
     if match is None or not 0 < float(match[1]) <= 100:
-        raise refused(where, "expected a percentile in (0, 100] such as p90", str(written))
+        raise refused(where, "expected a percentile from p50 to p100 such as p90", str(written))
+    if float(match[1]) < 50:
+        raise InputError(
+            f"{where}: {str(written)!r} lets {100 - float(match[1]):g} % of the requests be late; expected "
+            f"p50 or more, such as {'p90' if match[1][0] == '9' else 'p50'}"
+        )
     return float(f"{float(match[1]) / 100:.12g}")

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from planner.documents import doubtful
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
@@ -204,6 +205,8 @@ class Task:
     safety: Safety | None = None  # None: the traffic and the step times as they are written
     deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
     prices_targets: bool = False  # plan anew for every target that does not keep the plan
+    considers_all: bool = False  # every GPU of the catalog but `left_out`; none was named
+    doubts: tuple[str, ...] = ()  # what of the question may be meant otherwise; warnings of every answer
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -290,6 +293,12 @@ def read_task(path: Path, catalog: Catalog) -> Task:
 def has_several_llms(path: Path) -> bool:
     """Whether this slo.yaml asks for several LLMs; not for what can be read but once, such as a pipe."""
     return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
+
+
+def check_keys(path: Path) -> None:
+    """Refuse a slo.yaml of one LLM with a key that it does not know, before anything else is asked of it."""
+    if os.path.isfile(path) and "llms" not in (document := read_yaml(path)):  # noqa: PTH113 - as above
+        refuse_unknown(document, _KEYS, str(path))
 
 
 def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
@@ -387,7 +396,18 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     )
     _check_throughput(task, where)
     _check_day(asked)
-    return task
+    return replace(task, considers_all="gpus" not in fleet, doubts=_doubts(task, fleet, catalog))
+
+
+def _doubts(task: Task, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
+    """What of the question may be meant otherwise."""
+    named = None
+    if "gpus" in fleet:
+        named = _named_stock(fleet.get("gpus"), catalog, fleet.at("gpus"), may_be_empty=True)
+    prices, _, spot = _prices(fleet.part("prices"), catalog)
+    prices = {name: terms.price_usd_per_h for name, terms in spot.items()} | prices
+    of_fleet = doubtful.of_fleet(named, task.owned, prices, task.sold_whole, catalog)
+    return (*doubtful.of_slo(task.slo), *of_fleet)
 
 
 def _check_day(asked: Section) -> None:
@@ -503,7 +523,11 @@ def _stock(
     """What may be used, and what is left out because nobody checked it; who names a GPU wants it."""
     document, where = fleet.get("gpus"), fleet.at("gpus")
     if document is None:
-        left = () if fleet.flag("unchecked", False) else catalog.unchecked(llm)
+        left: tuple[str, ...] = ()
+        if not fleet.flag("unchecked", False):
+            priced = _priced(fleet, catalog)
+            guessed = {name for name in catalog.guessed(llm) if not {name, catalog.gpus[name].base} & priced}
+            left = tuple(name for name in catalog.gpus if name in guessed or name in catalog.unchecked(llm))
         if len(left) == len(catalog.gpus):
             raise InputError(
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "
@@ -518,6 +542,20 @@ def _stock(
             f"{fleet.at('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
         )
     return stock, ()
+
+
+def _priced(fleet: Section, catalog: Catalog) -> set[str]:
+    """The GPUs whose price slo.yaml says itself, or has from a provider's list."""
+    own = {catalog.gpu(str(asked)).name for asked in fleet.part("prices").values}
+    provider = fleet.part("price_of", _PRICE_OF_KEYS).get("provider")
+    listed = (
+        name for name, row in catalog.provenance.items() if name in catalog.gpus and provider is not None
+    )
+    return own | {
+        name
+        for name in listed
+        if offer_of(catalog.provenance[name].offers, str(provider), "on-demand") is not None
+    }
 
 
 def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: bool) -> dict[str, int | None]:
@@ -617,7 +655,7 @@ def _spot(terms: Section) -> Spot:
         raise InputError(f"{terms.at('spot')}: needs spot_interruptions_per_h too, such as 0.05")
     spot = Spot(
         _price(terms.get("spot"), terms.at("spot")),
-        terms.share("spot_interruptions_per_h", most=60.0),
+        terms.share("spot_interruptions_per_h", most=60.0, bare=60.0),
         terms.positive("spot_restart", "s", SPOT_RESTART_S),
     )
     if (down_frac := spot.down_frac) > MOST_DOWN_FRAC:

@@ -8,13 +8,13 @@ added to its rows by whoever knows what the blocks stand for.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.io.files import open_input
+from planner.io.jsontext import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
     names = fleet.worker_names
     with open_input(path) as stream:
         try:
-            rows = json.load(stream)
+            rows = parse_json(stream.read())
         except ValueError as error:
             raise InputError(f"{path}: is no JSON ({error}); give a warm-up.json with prompts") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

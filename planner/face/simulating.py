@@ -72,10 +72,14 @@ class SimulationResult(Result):
     def sentences(self) -> list[str]:
         verdict = self.outcome.verdict
         lines = [] if verdict is None else verdict.lines
+        rejected = words.rejected_text(self.outcome.simulation, self.fleet)
         return [
-            f"{line.limit.name}: {words.value_text(line)}, promised {show_s(line.limit.limit_s)}, "
-            f"{100 * line.kept_frac:.2f} % within"
-            for line in lines
+            *([rejected] if rejected else []),
+            *[
+                f"{line.limit.name}: {words.value_text(line)}, promised {show_s(line.limit.limit_s)}, "
+                f"{100 * line.kept_frac:.2f} % within"
+                for line in lines
+            ],
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from planner.documents.catalog import Catalog
 from planner.errors import CatalogError, InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
 from planner.imports.runs import MeasuredRun, MeasuredRuns, loaded
 from planner.imports.silicon import SYSTEMS, silicon_table
+from planner.io.numeric import as_floats
 from planner.io.tables import column, read_csv
 from planner.models.tables import NOT_INCLUDED, StepTable
 
@@ -49,7 +48,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
     llm, gpu, tp = fields.setup(facts, catalog, path)
     system = SYSTEMS.get(gpu)
     table = read_csv(path, COLUMNS)
-    whole = {name: pd.to_numeric(table[name], errors="coerce") for name in ("tp_size", "pp_size")}
+    whole = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
     rows = table[
         (table.backend == "vllm")
         & (table["mode"] == "agg")

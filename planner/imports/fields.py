@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.errors import InputError
+from planner.io import jsontext
 from planner.io.tables import read_text
 from planner.io.values import number as checked_number
 from planner.io.values import refused, rows
@@ -90,8 +90,8 @@ def listed(files: Sequence[str]) -> str:
 
 def parse_json(text: str, where: object) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return jsontext.parse_json(text, has_nan=True)
+    except ValueError as error:
         raise InputError(f"{where}: is not JSON ({str(error)[:120]})") from None
 
 

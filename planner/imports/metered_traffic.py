@@ -11,7 +11,6 @@ UsageTimeBucket and UsageCompletionsResult) holds requests and tokens per bucket
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import re
@@ -27,6 +26,7 @@ from planner.errors import InputError
 from planner.imports.prometheus_range import gauge, histogram, increase, intervals, read_series
 from planner.imports.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
 from planner.io.files import open_input
+from planner.io.jsontext import parse_json
 from planner.io.tables import parse_csv, read_text
 from planner.io.values import shown
 from planner.units import quantity
@@ -325,14 +325,14 @@ def _is_given(row: Mapping[Any, Any]) -> bool:
 def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, float]]:
     """Pages, a line each or one over several lines; or a list of buckets."""
     try:
-        documents = [json.loads(text)]
-    except (ValueError, RecursionError):
+        documents = [parse_json(text, has_nan=True)]
+    except ValueError:
         documents = []
         for number, line in enumerate(io.StringIO(text), start=1):
             if line.strip():
                 try:
-                    documents.append(json.loads(line))
-                except (ValueError, RecursionError) as error:
+                    documents.append(parse_json(line, has_nan=True))
+                except ValueError as error:
                     raise InputError(f"{path}, line {number}: is not JSON ({str(error)[:80]})") from None
     for document in documents:
         buckets = document.get("data") if isinstance(document, dict) and "data" in document else document

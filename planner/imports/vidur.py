@@ -21,6 +21,7 @@ from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.imports import fields
 from planner.imports.fields import Facts
+from planner.io.numeric import as_floats
 from planner.io.tables import column, read_csv
 from planner.models.latency import Array
 from planner.models.llm import Llm
@@ -121,13 +122,11 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
         for name in ("batch_size", "kv_cache_size", "prefill_chunk_size")
     )
     prefill_ms, decode_ms = (
-        pd.to_numeric(attention[name], errors="coerce").to_numpy(float)
-        if name in attention.columns
-        else np.zeros(len(attention))
+        as_floats(attention[name]) if name in attention.columns else np.zeros(len(attention))
         for name in (PREFILL, DECODE)
     )
     if SAVE in attention.columns:
-        saved_ms = pd.to_numeric(attention[SAVE], errors="coerce").fillna(0.0).to_numpy(float)
+        saved_ms = np.nan_to_num(as_floats(attention[SAVE]), nan=0.0, posinf=np.inf)
         prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
     is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most)
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
@@ -169,7 +168,7 @@ def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
     for name, field in SHAPE.items():
         if name in table.columns:
             mine = getattr(shape, field)
-            of_llm = table[pd.to_numeric(table[name], errors="coerce") == mine]
+            of_llm: pd.DataFrame = table[as_floats(table[name]) == mine]
             if of_llm.empty:
                 found = ", ".join(map(str, table[name].unique()[:6]))
                 raise InputError(f"{path}: {name} is {found}, {shape.name} has {mine}; name the LLM it is of")
@@ -180,7 +179,7 @@ def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
 def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
     if name not in table.columns:
         raise InputError(f"{path}: lacks the column {name}")
-    of_tp = table[pd.to_numeric(table[name], errors="coerce") == tp]
+    of_tp: pd.DataFrame = table[as_floats(table[name]) == tp]
     if of_tp.empty:
         raise InputError(f"{path}: holds no rows with {name} = {tp}; measure them, or choose another --tp")
     return of_tp

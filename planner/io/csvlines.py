@@ -133,6 +133,17 @@ def _opens(path: Path, number: int, line: bytes, columns: Sequence[str]) -> str:
     return f"{path}, line {number}: the quote that opens in column {name}"
 
 
+def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
+    """A header of one name that holds semicolons, tabs or bars is of a table that commas do not separate."""
+    name = str(names[0]) if len(names) == 1 else ""
+    for sign, said in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if sign in name.strip(sign):
+            raise InputError(
+                f"{where}: columns are separated by {said} ({shown(name)}), expected commas, and a point in "
+                "numbers; save it as CSV with commas"
+            )
+
+
 def refuse_long_fields(text: str, where: object) -> None:
     """For tables of figures, in which no field has several lines: a quote that is not closed in its line."""
     for number, line in enumerate(text.split("\n"), start=1):

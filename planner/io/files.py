@@ -6,7 +6,6 @@ import codecs
 import fcntl
 import gzip
 import io
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ import yaml
 
 from planner.errors import InputError
 from planner.io import interrupts
+from planner.io.jsontext import MOST_DIGITS, is_text, parse_json
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20  # of a line that is a whole document
@@ -178,36 +178,36 @@ def yaml_value(text: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file whose top level is an object; a key given twice or a number that is none is refused."""
+    """A JSON file whose top level is an object, read as jsontext.py says."""
     with open_text(path) as stream:
         raw = stream.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
         raise InputError(f"{path}: is larger than {MAX_JSON_BYTES // 2**20} MiB, which no JSON of ours is")
     try:
-        document = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(raw)
+    except ValueError as error:
         raise InputError(f"{path}: is not valid JSON ({error})") from None
     if not isinstance(document, dict):
         raise InputError(f"{path}: the top level is a {type(document).__name__}, expected an object")
     return document
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
-    return document
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+_TAG = "tag:yaml.org,2002:"
+_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge")
+_TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML that refuses a key given twice instead of keeping the last, and values it cannot hold."""
+    """Safe YAML of mappings, lists and plain values. It refuses a key given twice instead of keeping the
+    last, values that it cannot hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours
+    has.
+    """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in _TAGS:
+            kind = f"!!{node.tag.removeprefix(_TAG)}" if node.tag.startswith(_TAG) else node.tag
+            problem = f"expected a mapping, a list, text, a number, true or false, found {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
@@ -215,9 +215,10 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         else:
             if isinstance(node, yaml.ScalarNode) and (meant := _misread(node, value)):
                 raise yaml.constructor.ConstructorError(None, None, meant, node.start_mark)
-            if not isinstance(value, int) or abs(value) < 10**100:
+            is_held = is_text(value) if isinstance(value, str) else True
+            if is_held and not (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
                 return value
-        problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]} that can be read"
+        problem = f"{str(node.value)[:40]!a} is no {node.tag.rpartition(':')[2]} that can be read"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -229,7 +230,18 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
                 )
             seen.add(key)
+        own = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
+        if len(node.value) - len(own) > 1:
+            problem = "the key '<<' is given twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        if all(key_node.tag == f"{_TAG}str" for key_node in own):
+            return mapping
+        keys = [self.construct_object(key_node, deep=True) for key_node in own]
+        if len(set(keys)) < len(keys):  # 1 and 0x1
+            twice = next(key for key in keys if keys.count(key) > 1)
+            mark = own[len(keys) - 1 - keys[::-1].index(twice)].start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", mark)
         return mapping
 
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import InputError
-from planner.io.csvlines import refuse_long_fields
+from planner.io.csvlines import refuse_long_fields, refuse_other_delimiter
 from planner.io.files import open_input
+from planner.io.numeric import as_floats
 from planner.io.values import shown
 from planner.units import LARGEST
 
@@ -51,6 +52,7 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
         raise InputError(f"{where}: is not a CSV with a header ({str(error).strip()[:120]})") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
         raise InputError(f"{where}: is not a CSV with a header (rows have more cells than the header)")
+    refuse_other_delimiter(list(table.columns), where)
     columns = list(columns)
     if missing := [column for column in columns if column not in table.columns]:
         needs = ", ".join(columns)
@@ -60,7 +62,7 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
 
 def column(table: pd.DataFrame, name: str, where: object, *, least: float = 0.0) -> npt.NDArray[np.float64]:
     """A column of numbers; raises InputError naming the first row at fault (1 = below the header)."""
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
+    values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:
         found = shown(table[name].astype(object).iloc[int(bad[0])])

@@ -168,8 +168,8 @@ def whole(value: object, where: object, *, least: int = 1, most: int = MOST, wor
     return value
 
 
-def share(value: object, where: object, *, most: float = 1.0) -> float:
-    """0.1 or "10 %"."""
+def share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
+    """0.1 or "10 %". A bare number above `bare` is refused even where more is possible: 10 may mean 10 %."""
     written = str(value).strip()
     is_percent = written.endswith("%")
     try:
@@ -178,8 +178,12 @@ def share(value: object, where: object, *, most: float = 1.0) -> float:
         found = float(written.removesuffix("%")) / (100 if is_percent else 1)
     except ValueError:
         found = float("nan")
+    valid = f"expected a number from 0 to {min(most, 1.0):g} such as 0.1"
+    if not is_percent and bare < found <= 100:
+        meant = f"'{found:g} %'" if found <= 100 * most else "a share"
+        raise refused(where, f"{valid}, or a percentage; write {meant}", value)
     if not 0 <= found <= most:
-        raise refused(where, f"expected a number from 0 to {most:g} such as 0.1", value)
+        raise refused(where, valid.replace(" to 1 ", f" to {most:g} ") if most > 1 else valid, value)
     return found
 
 
@@ -285,9 +289,9 @@ class Section:
         )
 
     def share(
-        self, key: str, default: Default | _Required = _REQUIRED, *, most: float = 1.0
+        self, key: str, default: Default | _Required = _REQUIRED, *, most: float = 1.0, bare: float = 1.0
     ) -> float | Default:
-        return self._read(key, lambda value, where: share(value, where, most=most), default)
+        return self._read(key, lambda value, where: share(value, where, most=most, bare=bare), default)
 
     def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
         """Of any sign."""

@@ -57,6 +57,7 @@ TARGETS: dict[str, Target] = {
     "ray-serve": ray_serve,
     "production-stack": production_stack,
 }
+APART = ("kserve",)  # a service, with an address of its own, per mixed pool or pair
 # of an earlier plan, that this one may not need: someone would start its workers
 OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
@@ -142,6 +143,11 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
 @lru_cache(maxsize=32)  # of a plan they are asked for twice: who can run it, and its files
 def _of_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, str]:
     return MappingProxyType(TARGETS[target].render(fleet, max_model_len))
+
+
+def services_apart(fleet: Fleet, target: str) -> int:
+    """How many services with an address each a target makes of a fleet that it can run; 1: one router."""
+    return len(engine.services(fleet, target)) if target in APART else 1
 
 
 def refused(fleet: Fleet, max_model_len: int) -> dict[str, str]:

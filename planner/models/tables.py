@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import InputError
+from planner.io.numeric import as_floats
 from planner.io.tables import parse_csv, read_text
 from planner.models.latency import Array
 
@@ -88,7 +89,8 @@ class StepTable:
             for column in self.steps.columns
             if column.startswith("op_") and column.endswith("_s")
         }
-        seconds = self.steps[list(names)].apply(pd.to_numeric, errors="coerce").rename(columns=names)
+        columns = {name: as_floats(self.steps[column]) for column, name in names.items()}
+        seconds = pd.DataFrame(columns, index=self.steps.index)
         return None if seconds.empty or seconds.isna().any(axis=None) else seconds
 
     @property
@@ -123,7 +125,7 @@ def check(steps: pd.DataFrame, *, where: str) -> None:
     if steps.empty:
         raise InputError(f"{where}: holds no steps")
     for column in COLUMNS:
-        values = pd.to_numeric(steps[column], errors="coerce").to_numpy(float)
+        values = as_floats(steps[column])
         least, bound = (0.0, "> 0") if column == "t_s" else (-0.5, ">= 0")
         _refuse(~(np.isfinite(values) & (values > least)), steps, column, f"must be a number {bound}", where)
     work = steps.prefill_tokens + steps.n_decode

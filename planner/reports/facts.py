@@ -251,6 +251,15 @@ def _(fact: facts.UnderRouter) -> str:
 
 
 @sentence.register
+def _(fact: facts.ServicesApart) -> str:
+    return (
+        f"deploy: {fact.target} makes {fact.services} services with an address each: the SLO is kept only "
+        "behind a balancer that routes among all workers as was simulated; put one in front, which no "
+        "manifest does"
+    )
+
+
+@sentence.register
 def _(fact: facts.NotDeployable) -> str:
     return f"deploy: {fact.target} cannot run this plan: {fact.because.removeprefix(f'{fact.target}: ')}"
 
@@ -600,6 +609,26 @@ def _(fact: facts.SmallCaches) -> str:
 @sentence.register
 def _(fact: facts.UncheckedLeftOut) -> str:
     return left_out_text(fact.gpus)
+
+
+@sentence.register
+def _(fact: facts.GpusConsidered) -> str:
+    each = [
+        f"{name} {said}"
+        for said, names in (("measured", fact.measured), ("estimated", fact.estimated))
+        for name in names
+    ]
+    head = "GPUs that were considered, and whether the kernels of their step times were measured"
+    return f"{head}: {', '.join(each)}"
+
+
+@sentence.register
+def _(fact: facts.PrefixesUncounted) -> str:
+    return (
+        f"prefix caches are not counted: {percent(fact.alike_frac)} of the input tokens stand at the "
+        "beginning of an earlier prompt, by the block ids of the trace; `policies: {prefix_cache: true}` "
+        "counts what is found cached"
+    )
 
 
 @sentence.register

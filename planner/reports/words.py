@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
+from planner.documents.facts import RequestTooLong
 from planner.domain import Limit
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine import is_capped
@@ -15,13 +16,16 @@ from planner.policies import BATCHING, ROUTING
 from planner.reports.facts import percent, queue_text, sentences
 from planner.search.bill import Bill
 from planner.search.plan import Plan
+from planner.simulator.layout import REJECTED
 from planner.simulator.metrics import Line
+from planner.simulator.replay import Simulation
 from planner.units import show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
+MOST_NAMED = 6  # worker types in a sentence
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 WHAT = {
     "ttft": "of requests get their first token within",
@@ -159,6 +163,21 @@ def policies_line(fleet: Fleet) -> str:
     )
 
 
+def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
+    """How many requests no worker takes, and why; empty where all are taken."""
+    rejected = simulation.status == REJECTED
+    if not rejected.any():
+        return ""
+    tokens = int((simulation.input_tokens + simulation.output_tokens)[rejected].max())
+    room = max(pool.type.kv_tokens for pool in fleet.running)
+    why = (
+        f"the longest has {tokens:,} tokens, and the KV memory of the largest worker holds {room:,}"
+        if tokens > room
+        else "they, or requests that they wait for, find no worker whose memory or step holds them"
+    )
+    return f"{int(rejected.sum()):,} of {len(rejected):,} requests are rejected and miss every limit: {why}"
+
+
 def measured_line(plan: Plan) -> str:
     """Whether the queue grows, who was turned away, and when was measured."""
     verdict = plan.verdict
@@ -182,6 +201,15 @@ def excluded_text(cheaper: int | None, simulated: int) -> str:
     return f"of {cheaper:,} cheaper ones with the workers that the work takes {fails}"
 
 
+def too_small_text(certificate: Certificate) -> str:
+    """Which worker types were left out since the longest request does not fit their KV memory."""
+    small = [each.label for each in certificate.refuted if isinstance(each.because, RequestTooLong)]
+    if not small:
+        return ""
+    more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
+    return f" (without those too small for the longest request: {', '.join(small[:MOST_NAMED])}{more})"
+
+
 def value_text(line: Line) -> str:
     return seconds_text(line.value_s) if line.value_s == line.value_s else "not recorded"
 
@@ -192,7 +220,7 @@ def seconds_text(seconds: float) -> str:
 
 def level0_line(certificate: Certificate) -> str:
     """The best fleet with one worker type per pool: how it was found, and how far that goes."""
-    fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
+    fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
         return f"none was found; {fails}"
     best = f"the best is {amount(certificate.level0, certificate.unit)} {certificate.unit}"

@@ -12,6 +12,7 @@ from planner.documents.facts import (
     ElectricityCounted,
     EngineModelled,
     EngineSettings,
+    GpusConsidered,
     HostOverheads,
     KvLink,
     NotOffered,
@@ -23,6 +24,7 @@ from planner.documents.facts import (
     UncheckedEngine,
     UncheckedLeftOut,
 )
+from planner.domain import row_of
 from planner.fleet import Fleet
 from planner.search.findings import window_of
 from planner.search.problem import Problem
@@ -63,6 +65,15 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
         for pool in fleet.running
         if (spread := pool.type.latency.spread) is not None
     ]
+    if task.considers_all:
+        measured = {row_of(worker.gpu.name) for worker in problem.types if worker.latency.is_measured}
+        every = dict.fromkeys(row_of(worker.gpu.name) for worker in problem.types)
+        found.append(
+            GpusConsidered(
+                tuple(name for name in every if name in measured),
+                tuple(name for name in every if name not in measured),
+            )
+        )
     if task.left_out:
         found.append(UncheckedLeftOut(task.left_out))
     if task.not_offered:

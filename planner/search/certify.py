@@ -175,7 +175,7 @@ def certified(
         warnings=(
             *not_certified(problem, made),
             *(() if made is None else findings.one_trace(problem)),
-            *map(OfTraffic, trace.warnings),
+            *map(OfTraffic, (*trace.warnings, *problem.task.doubts)),
             *(
                 findings.holding_hours(problem, found.best if made is None else made.best, each, clock)
                 if isinstance(each, WorstHour)
@@ -183,6 +183,7 @@ def certified(
                 for each in findings.warnings(fleet, simulation, problem.slo, verdict)
             ),
             *findings.images(fleet, problem.trace),
+            *(findings.uncounted_prefixes(fleet.policies, trace) if not problem.task.prefix_cache else ()),
             *beyond.warnings,
         ),
         throughput=throughput,

@@ -47,6 +47,7 @@ from planner.simulator.replay import Simulation
 from planner.solvers.master import Limits
 from planner.solvers.placement import Placement, as_dealt, place
 from planner.traffic.kinds import quarters_apart
+from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 
 FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
@@ -65,6 +66,8 @@ LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more,
 _NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
 
 PLACEMENT_S = 10.0
+
+ALIKE_FRAC = 0.01  # of the input tokens: fewer that prompts have in common are not worth a line
 
 
 @dataclass(slots=True)
@@ -544,6 +547,17 @@ def images(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
     image_frac = float(tokens.sum() / trace.input_tokens.sum())
     least_s = 2 * parameters * mean / gpu.dense_flops_per_s
     return (facts.EncoderUntimed(image_frac, mean, least_s, gpu.name),)
+
+
+def uncounted_prefixes(policies: Policies, trace: Trace) -> tuple[Warned, ...]:
+    """What is said of a trace with block ids where prefix caches are not counted."""
+    if (
+        policies.prefix_cache
+        or not trace.has_prefixes
+        or (alike_frac := alike_tokens_frac(trace)) < ALIKE_FRAC
+    ):
+        return ()
+    return (facts.PrefixesUncounted(alike_frac),)
 
 
 def shared_copies(problem: Problem) -> tuple[Warned, ...]:

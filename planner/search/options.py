@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.speculative import drafter, drafting
 from planner.documents.task import TOKEN_BUDGETS, Task
-from planner.domain import OWNED, Gpu, Limit, Metric, Slo
+from planner.domain import OWNED, Gpu, Limit, Metric, Slo, unknown_metric
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
 from planner.models.all2all import (
@@ -410,6 +410,8 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: Lengths) -> float:
         return percentile_s(ttft_s + decoding_s, percentile_frac, requests)
     if limit.metric == "tpot":
         return percentile_s(decoding_s[several] / gaps[several], percentile_frac, requests[several])
+    if limit.metric != "tbt":
+        raise unknown_metric(limit, "the time of an idle worker")
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
     if worker.speculation is not None:
         if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
@@ -500,6 +502,8 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     if limit.metric == "e2e":
         ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
         return percentile(ttft_s + decoding_s, of.requests, of.perhaps)
+    if limit.metric != "tpot":
+        raise unknown_metric(limit, "the least time of a worker")
     several = gaps > 0
     return percentile(decoding_s[several] / gaps[several], of.requests[several], of.perhaps_decoded)
 

@@ -110,8 +110,9 @@ def _(because: facts.SmallerHolds) -> str:
 
 
 def left_out_text(gpus: Sequence[str]) -> str:
-    """Which GPUs nobody asked for by name and nobody checked, and how they are allowed."""
+    """Which GPUs nobody asked for by name and nobody can judge, and how they are allowed."""
     return (
-        f"not considered, as nobody measured kernels of such GPUs: {', '.join(gpus)}; allow them all with "
+        "not considered, as nobody measured kernels of such GPUs, or their step times are estimated and "
+        f"their price remembered: {', '.join(gpus)}; allow them all with "
         "fleet: {unchecked: true}, or some by naming them under fleet: gpus"
     )

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above, nearest_rank
 from planner.io.columns import let_go
 from planner.simulator import counting
-from planner.simulator.layout import run_seconds
+from planner.simulator.layout import REJECTED, run_seconds
 from planner.simulator.replay import Simulation
-from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
+from planner.traffic.trace import last_tenth_s, no_ids, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,7 +73,8 @@ class Verdict:
     last would have arrived had answers taken no time: later no session begins, and any queue gets shorter.
 
     With `slo: {every: ...}` the limits and the attainment are judged in each of the `windows`, the backlog
-    over the whole. `attainment_worst` is the window in which the fewest keep all limits.
+    over the whole. A fleet that rejects a request does not hold. `attainment_worst` is the window in which
+    the fewest keep all limits.
     """
 
     lines: tuple[Line, ...]
@@ -93,7 +94,8 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        return all(line.holds for line in self.lines) and self.attainment_holds and self.is_steady
+        lines_hold = all(line.holds for line in self.lines)
+        return lines_hold and self.attainment_holds and self.is_steady and not self.rejected
 
 
 def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
@@ -305,11 +307,16 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
     edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
     lines = []
+    is_rejected = simulation.status == REJECTED
+    # a request that no worker takes misses every gap between its tokens
+    lost = simulation.output_tokens[is_rejected & measured(simulation)] - 1 if is_rejected.any() else no_ids()
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
         if limit.metric != "tbt":  # requests that never got that far violate too
             seen_s = request_values_s(simulation, limit.metric)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
+        elif lost.size:
+            counted, violations = counted + int(lost.sum()), violations + int(lost.sum())
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
@@ -329,7 +336,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         attainment_holds=slo.attainment_frac is None
         or (attainment >= needed_frac and all(each.holds for each in attained)),
         is_steady=patient_frac >= STEADY_FRAC,
-        rejected=int((simulation.status == 1).sum()),
+        rejected=int(is_rejected.sum()),
         patient_frac=patient_frac,
         patience_s=patience_s,
         windows=max(len(edges_s) - 1, 0),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
+from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above, unknown_metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.io.columns import let_go
@@ -128,8 +128,10 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
         values = int((trace.output_tokens - 1).sum())
     elif limit.metric == "tpot":
         values = int((inside & (trace.output_tokens > 1)).sum())
-    else:
+    elif limit.metric in ("ttft", "e2e"):
         values = int(inside.sum())
+    else:
+        raise unknown_metric(limit, "the simulator")
     return allowed_above(limit.percentile_frac, values)
 
 

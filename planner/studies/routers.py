@@ -21,6 +21,7 @@ from planner.documents.facts import (
     NotSimulated,
     OfLlm,
     RoutersMiss,
+    ServicesApart,
     UnderRouter,
     Warned,
 )
@@ -53,6 +54,9 @@ def under_routers(plan: Plan, target: str | None = None, deadline: float = math.
         _matters(plan.fleet, plan.fleet.policies): Judged(plan.verdict, own, passes=True)
     }
     rows, late = list[UnderRouter](), list[str]()
+    for name in names:
+        if (services := manifests.services_apart(plan.fleet, name)) > 1:
+            warnings.append(ServicesApart(name, services))
     for name in names:
         routed = deployed(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
         key = _matters(plan.fleet, routed.policies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.io import csvlines
+from planner.io.values import shown
 
 
 def columns(
@@ -23,11 +25,13 @@ def columns(
     figures: Collection[str],
     *,
     as_text: Collection[str] = (),
+    doubts: list[str] | None = None,
 ) -> Iterator[tuple[csvlines.Block, dict[str, pd.Series[Any]]]]:
     """The columns `wanted` of the rows below the header `names` in line `at`, each block with its lines.
 
     `figures` are columns of numbers or dates, which tell a row from a part of one; those `as_text` are not
-    made numbers. Raises TraceError naming the lines that are no rows of such a table.
+    made numbers. `doubts` takes a sentence on the first figure with an exponent (1e3) in a column whose other
+    figures have none. Raises TraceError naming the lines that are no rows of such a table.
     """
     own = [f"c{i}" for i in range(len(names) + 1)]  # and one more, where a field too many is seen
     places = {name: own[names.index(name)] for name in wanted}
@@ -60,4 +64,44 @@ def columns(
                 f"{path}, line {here[extra[0]]}: has more than the {len(names)} fields of the header; "
                 "write numbers without thousands separators"
             )
+        if doubts is not None and not doubts:
+            in_place = [(name, table[places[name]], names.index(name)) for name in figures]
+            doubts += _exponents(path, block, in_place)
         yield block, {name: table[place] for name, place in places.items()}
+
+
+_SOME_EXPONENT = re.compile(rb"[eE]\+?\d")
+# but not 1e-05, as programs write small numbers
+_EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
+
+
+def _exponents(
+    path: Path, block: csvlines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
+) -> list[str]:
+    """The first figure with an exponent where the rest of its column, in this block, has none."""
+    if not _SOME_EXPONENT.search(block.text):
+        return []
+    likely = [(name, at) for name, column, at in figures if _may_have_exponents(column)]
+    if not likely:
+        return []
+    rows = block.text.decode(errors="replace").splitlines()
+    for name, at in likely:
+        cells = [cells[at] if len(cells := row.split(",")) > at else "" for row in rows]
+        with_one = [k for k, cell in enumerate(cells) if _EXPONENT.fullmatch(cell)]
+        if 0 < len(with_one) <= len(cells) / 2:
+            first = with_one[0]
+            written = cells[first].strip()
+            line = block.starts[0] + first
+            return [
+                f"{path.name}, line {line}, column {name}: {shown(written)} is read as "
+                f"{float(written.strip(chr(34))):.15g}; most of the column is written without an exponent"
+            ]
+    return []
+
+
+def _may_have_exponents(column: pd.Series[Any]) -> bool:
+    """Cheaply: pandas makes whole numbers of a column without any."""
+    if column.dtype.kind == "f":
+        return True
+    text = "" if column.dtype.kind in "iub" else "".join([each for each in column if isinstance(each, str)])
+    return "e" in text or "E" in text

@@ -14,6 +14,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.io.values import shown
+from planner.traffic import doubts
 from planner.traffic.sessions import nominal
 from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
 from planner.traffic.trace import (
@@ -28,6 +29,7 @@ from planner.traffic.trace import (
     no_ids,
     several_llms,
 )
+from planner.traffic.zones import says_zone
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
@@ -112,6 +114,8 @@ class Rows:
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
+        self.has_zones: bool | None = None  # whether these say their zone
+        self.doubts: list[str] = []  # what whoever feeds the rows found doubtful in them
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
@@ -276,7 +280,7 @@ class Rows:
             expected = f"{kinds[not is_date]} as in the lines before"
             self._refuse(line[0], self.clock, expected, _found(first))
         if is_date:
-            dates = pd.to_datetime(column.astype(str), format="ISO8601", utc=True, errors="coerce")
+            dates = self._dates(line, column.astype(str))
             bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # within 64 bits of nanoseconds
             expected = "a date such as 2023-11-16 18:17:03.9799600"
         else:
@@ -289,6 +293,24 @@ class Rows:
             self.origin = self.origin or dates.iloc[0]
             ticks = (dates.dt.as_unit("ns") - self.origin).to_numpy().astype(np.int64) / 1e9
         return ticks
+
+    def _dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
+        """In UTC, NaT where one is none. Either all say their zone, or none does, which is then UTC."""
+        form: dict[str, Any] = {"format": "ISO8601", "cache": False}
+        try:
+            dates = pd.to_datetime(text, **form)
+            zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
+        except (ValueError, TypeError, OverflowError):  # several zones, none beside others, or no dates
+            dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
+            zoned = np.array([says_zone(one) for one in text])
+            zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])  # what is no date is refused as such
+        is_zoned = bool(zoned[0]) if self.has_zones is None else self.has_zones
+        self.has_zones = is_zoned
+        if (at := np.flatnonzero(zoned != is_zoned)).size:
+            kinds = ("without a zone", "with a zone, such as Z,")
+            found = shown(text.iloc[at[0]])
+            self._refuse(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", found)
+        return dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
 
     def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
         where = f"{self.path}, {self.counted} {line}, column {name}"
@@ -314,12 +336,13 @@ class Rows:
 
     def trace(self) -> Trace:
         """What was gathered, in order of arrival."""
-        warnings = self._warnings()
+        warnings = (*self._warnings(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        ticks, notes = self._restarted(joined(self.ticks))
-        order, sorting = self._order(ticks)
-        notes += sorting
+        ticks, restarted = self._restarted(joined(self.ticks))
+        warnings += restarted
+        order, notes = self._order(ticks)
         if order is not None:
+            warnings += doubts.of_steps_back(self.path.name, self.clock, ticks)
             ticks = ticks[order]
         per_s = self._per_s(float(ticks[0]), notes)
         if self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s:
@@ -330,6 +353,7 @@ class Rows:
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
                 "more than 100 years; give times in seconds"
             )
+        warnings += self._doubts(arrival_s, per_s)
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
         tenant, tenants = self._named(self.tenant)
         llm, llms = self._named(self.llm)
@@ -387,6 +411,15 @@ class Rows:
             )
         return found
 
+    def _doubts(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
+        """Of the clock. A format that others publish has its unit, but for Mooncake's plain names."""
+        said = doubts.of_gaps(self.path.name, arrival_s)
+        counts = self.origin is None and per_s == self.format.ticks_per_s
+        if not said and counts and self.format.name in ("generic", "Mooncake"):
+            lengths = self.counts[0], self.counts[1]
+            said = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
+        return said
+
     def _per_s(self, first: float, notes: list[str]) -> float:
         """Ticks of the clock in a second; those of a clock that counts from 1970 are told by its size."""
         if self.origin is not None or self.format.ticks_per_s != 1.0:
@@ -436,8 +469,8 @@ class Rows:
         places = np.array([-1 if i == base else i - (i > base) for i in range(len(names))])
         return places[codes], tuple(name for name in names if name)
 
-    def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, list[str]]:
-        """Times that go on where a clock of numbers starts again, once, and a note on it.
+    def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
+        """Times that go on where a clock of numbers starts again, once, and a warning of it.
 
         Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). What lies between
         them is not known; the second is taken to start where the first ends.
@@ -448,15 +481,21 @@ class Rows:
         is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # a few late rows are sorted
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
         if len(back) != 1 or is_rare or not is_counter:
-            return ticks, []
+            return ticks, ()
         first = int(back[0]) + 1
         before, after = float(ticks[first - 1]), float(ticks[first])
         if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
-            return ticks, []  # not from the beginning: rows out of order
-        return np.concatenate([ticks[:first], ticks[first:] + (before - after)]), [
-            f"the clock starts again once, from {before:g} to {after:g}: the {first} requests before and the "
-            f"{len(ticks) - first} from there on are taken as two logs, the second from where the first ends"
-        ]
+            return ticks, ()  # not from the beginning: rows out of order
+        if first > 1 and after >= ticks[first - 2]:
+            raise TraceError(
+                f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is "
+                f"{before:.15g}, between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or drop that row"
+            )
+        return np.concatenate([ticks[:first], ticks[first:] + (before - after)]), (
+            f"{self.path.name}: the clock starts again once, from {before:g} to {after:g}: the {first} "
+            f"requests before and the {len(ticks) - first} from there on are taken as two logs, the second "
+            "from where the first ends",
+        )
 
     def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
         """Positions in order of arrival, None where the file has that order, and a note on it."""
@@ -547,14 +586,20 @@ def _numbers(column: pd.Series[Any]) -> FloatArray:
         return column.to_numpy(dtype=np.float64)
     try:
         if not any(isinstance(value, bool) for value in column):
-            return column.to_numpy(dtype=object).astype(np.float64)
+            found = column.to_numpy(dtype=object).astype(np.float64)
+            text = "".join([value for value in column if isinstance(value, str)])
+            if "_" not in text and text.isascii():
+                return found
     except (ValueError, TypeError, OverflowError):
         pass
     return np.array([_number(value) for value in column], dtype=np.float64)
 
 
 def _number(value: object) -> float:
+    """Python's float() without its digits of other scripts and the underscores between digits."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return np.nan
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
         return np.nan
     try:
         return float(value)

@@ -29,6 +29,7 @@ compiled = cached_jit(nogil=True)
 
 GAP_PERCENTILES = (10, 50, 90, 99)
 WINDOW_S = 180.0
+MOST_LOOKED_AT = 5_000_000  # block ids of a trace, where a share is enough: a second
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
 
@@ -144,6 +145,18 @@ def block_uses(trace: Trace) -> Blocks:
     filled = trace.input_tokens - (blocks - 1) * trace.prefix_block_tokens
     tokens[last] = np.minimum(filled[blocks > 0], trace.prefix_block_tokens)
     return Blocks(trace.prefix_offsets, node, parent, tokens)
+
+
+def alike_tokens_frac(trace: Trace) -> float:
+    """The share of input tokens in blocks that stood at the same place of an earlier prompt: what one prefix
+    cache without end would find. Of long traces the first MOST_LOOKED_AT block ids count.
+    """
+    within = int(np.searchsorted(trace.prefix_offsets, MOST_LOOKED_AT, "right")) - 1
+    if within < len(trace):
+        trace = trace.select(np.arange(max(within, 1)))
+    blocks = block_uses(trace)
+    first = np.unique(blocks.node, return_index=True)[1]
+    return float((blocks.tokens.sum() - blocks.tokens[first].sum()) / trace.input_tokens.sum())
 
 
 def prefix_tree(blocks: Blocks) -> PrefixTree:

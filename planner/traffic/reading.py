@@ -110,7 +110,9 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
     rows = Rows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
     figures = (rows.clock, *rows.counts)
     as_text = [name for name in rows.needed if name not in rows.counts]  # float() keeps every digit of a time
-    for block, table in csvtables.columns(path, stream, at, names, rows.needed, figures, as_text=as_text):
+    for block, table in csvtables.columns(
+        path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
+    ):
         here = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
         if blank.any():  # but not where another column holds something: that row lacks what we need

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy.typing as npt
 
 from planner.errors import TraceError
 from planner.io.files import open_text
+from planner.io.jsontext import TwiceError, parse_json
 from planner.io.values import shown
 from planner.traffic.trace import MAX_TOKENS, IntArray
 
@@ -72,23 +71,13 @@ def text_lengths(trace: Path) -> dict[int, int]:
 
 def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(text, object_pairs_hook=_once)
-    except KeyError as twice:
-        raise TraceError(
-            f"{path}, line {line}: column {shown(twice.args[0])} is given twice; keep one"
-        ) from None
-    except (ValueError, RecursionError) as error:
+        request = parse_json(text, has_nan=True, counts_digits=False)
+    except TwiceError as twice:
+        raise TraceError(f"{path}, line {line}: column {shown(twice.key)} is given twice; keep one") from None
+    except ValueError as error:
         raise TraceError(
             f"{path}, line {line}: is not JSON ({error}); expected one object per line"
         ) from None
     if not isinstance(request, dict):
         raise TraceError(f"{path}, line {line}: expected a JSON object, found {shown(request)}")
     return request
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises KeyError with a key that is given twice."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise KeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
-    return row

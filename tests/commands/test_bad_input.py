@@ -43,6 +43,7 @@ GPU = """a-gpu:
   link_bandwidth: 450 GB/s
   power: 700 W
   gpus_per_node: 8
+  unchecked: false
   price: 2.99 usd/h
   price_source: a price list
   price_date: 2025-07

@@ -13,6 +13,7 @@ KINDS = (
     "slo described map several fleet plan schedule trace packed catalog engines config imports allocate tree"
 ).split()
 READ = range(50)  # and checked, not simulated; `make test-weekly` reads 500
+BEYOND = range(50)  # of what is no plain value, likewise
 WHOLE = range(1000, 1003)  # thousands: python benchmarks/mutate.py
 
 
@@ -25,11 +26,11 @@ def test_every_kind_is_tried(known: dict[str, Kind]) -> None:
     assert list(known) == KINDS
 
 
-def tried(known: dict[str, Kind], name: str, numbers: range) -> Found:
+def tried(known: dict[str, Kind], name: str, numbers: range, *, beyond: bool = False) -> Found:
     found = Found()
     with made_once():
         for number in numbers:
-            mutate(name, known[name], number, 0, found)
+            mutate(name, known[name], number, 0, found, beyond=beyond)
     assert found.runs[name] == len(numbers)
     return found
 
@@ -41,6 +42,14 @@ def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
         found = tried(known, name, READ)
     assert found.faults == []
     assert found.codes[0] >= 1 and found.codes[1] >= 15
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_no_plain_value_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
+    with reading_alone():
+        found = tried(known, name, BEYOND, beyond=True)
+    assert found.faults == []
+    assert found.codes[1] >= 10
 
 
 @pytest.mark.parametrize("name", KINDS)

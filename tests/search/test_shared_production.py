@@ -164,7 +164,7 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
 def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beyond, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
     with pytest.raises(InfeasibleError, match=r"llm-\d, even with all .*: safety: kept_in: no fleet"):
-        stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": 3.0}
+        stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": "300 %"}
         plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
 
 

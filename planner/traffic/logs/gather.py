@@ -14,6 +14,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.io.values import shown
+from planner.traffic import doubts
 from planner.traffic.formats import (
     MAX_SPAN_S,
     MOST_DROPPED_FRAC,
@@ -32,7 +33,6 @@ HALVES = "further rows of a request that is counted (halves of a stream, retries
 BLANK = "blank lines"
 _NO_LOAD = (FROM_CACHE, HALVES, BLANK)  # what engines never see, beside other kinds of calls
 _HASHED = 16  # hex digits of an id's hash
-_FEWEST = 20  # requests of which a gap can be judged
 _SECRET = ("api_key", "apikey", "authorization", "token", "key")
 
 
@@ -49,6 +49,7 @@ class Gatherer:
     drop_invalid: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     clock: Clock = field(init=False)
     _at_ns: list[IntArray] = field(default_factory=list)
     _requests: int = 0
@@ -185,7 +186,7 @@ class Gatherer:
         """What was gathered, in order of arrival. The lists are emptied on the way."""
         self._find_halves()
         kept = sum(map(len, self._at_ns))
-        warnings = self._warnings(name, kept)
+        warnings = (*self._warnings(name, kept), *self.doubts)
         at_ns = joined(self._at_ns)
         inputs, outputs = (joined(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
@@ -197,7 +198,7 @@ class Gatherer:
         if arrival_s[-1] > MAX_SPAN_S:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
         coarse_s = _tick_s(at_ns) or clock_quantum_s(arrival_s) or 0.0
-        warnings += _gaps(name, arrival_s)
+        warnings += doubts.of_gaps(name, arrival_s)
         del at_ns
         named = {role: self._named(role, codes[role][order]) for role in codes}
         tenant, tenants = named.get("tenant", (no_ids(), ()))
@@ -282,26 +283,12 @@ class Gatherer:
 
 def _tick_s(at_ns: IntArray) -> float:
     """The step of a clock that writes whole seconds or minutes, and more than one request to some; else 0."""
-    if len(at_ns) < _FEWEST or not (np.diff(at_ns) == 0).any():
+    if len(at_ns) < doubts.FEWEST_JUDGED or not (np.diff(at_ns) == 0).any():
         return 0.0
     for tick_s in (60, 1):
         if not (at_ns % (tick_s * 10**9)).any():
             return float(tick_s)
     return 0.0
-
-
-def _gaps(name: str, arrival_s: npt.NDArray[np.float64]) -> tuple[str, ...]:
-    """A gap that is longer than all else together is a broken time, or two logs."""
-    if len(arrival_s) < _FEWEST:
-        return ()
-    gaps = np.diff(arrival_s)
-    longest = int(gaps.argmax())
-    if gaps[longest] <= max(arrival_s[-1] / 2, 3600.0):
-        return ()
-    return (
-        f"{name}: nothing arrives for {gaps[longest] / 3600:.1f} h of {arrival_s[-1] / 3600:.1f} h, after "
-        f"{longest + 1} of {len(arrival_s)} requests: is a time wrong, or are these two logs?",
-    )
 
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import InputError, TraceError
+from planner.io.jsontext import parse_json
 from planner.io.values import shown
 from planner.traffic import csvtables
 from planner.traffic.logs import access, known, otlp, tables, vllm
@@ -97,7 +97,9 @@ class Source:
 
 @dataclass(slots=True)
 class _Log:
-    """A log that is known: its format, its columns, its blocks, and what to say of it afterwards."""
+    """A log that is known: its format, its columns, its blocks, and what to say of it afterwards; `doubts`
+    are warnings.
+    """
 
     name: str
     columns: Columns
@@ -105,6 +107,7 @@ class _Log:
     counted: str = "line"
     is_guess: bool = False
     say: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ def read_logs(sources: list[Source], how: Reading = ANY, *, drop_invalid: bool =
         for line, columns in log.blocks:
             gatherer.add(line, columns, f"{source.path}, {log.counted}")
         gatherer.notes += [note for note in log.say if note not in gatherer.notes]
+        gatherer.doubts += log.doubts
     assert gatherer is not None and log is not None
     if len(sources) > 1 and gatherer.clock.since_zero:
         raise TraceError(
@@ -233,16 +237,17 @@ def _parquet(path: Path, how: Reading) -> _Log:
 
 def _csv(source: Source, how: Reading) -> _Log:
     names = tables.csv_names(source.path, source.first, source.at)
+    doubts: list[str] = []
     table = _table(names, how)
     where = f"{source.path}, line {source.at}"
     if table is not None:
         columns = table.columns(names)
         assert columns is not None
         wanted = _read_columns(columns, table, names)
-        blocks = _csv_blocks(source, names, wanted, [columns.arrival])
+        blocks = _csv_blocks(source, names, wanted, [columns.arrival], doubts)
         if table.prepare is not None:
             blocks = _prepared(blocks, columns, table)
-        return _Log(table.name, columns, blocks)
+        return _Log(table.name, columns, blocks, doubts=doubts)
     _refuse_format(how, where)
     _refuse_sums(names, where)
     if how.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
@@ -251,14 +256,15 @@ def _csv(source: Source, how: Reading) -> _Log:
     _check_there(columns, names, where)
     given = columns.given()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
-    blocks = _csv_blocks(source, names, set(given.values()), figures)
-    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=_not_read(names))
+    blocks = _csv_blocks(source, names, set(given.values()), figures, doubts)
+    say = _not_read(names)
+    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=say, doubts=doubts)
 
 
 def _csv_blocks(
-    source: Source, names: list[str], wanted: Collection[str], figures: Collection[str]
+    source: Source, names: list[str], wanted: Collection[str], figures: Collection[str], doubts: list[str]
 ) -> Iterator[tables.Block]:
-    found = csvtables.columns(source.path, source.stream, source.at, names, wanted, figures)
+    found = csvtables.columns(source.path, source.stream, source.at, names, wanted, figures, doubts=doubts)
     return ((block.starts, columns) for block, columns in found)
 
 
@@ -388,14 +394,14 @@ def _document(source: Source) -> Iterator[tables.Row] | None:
     line is an object of its own.
     """
     try:
-        first = json.loads(source.first)
-    except (ValueError, RecursionError):
+        first = parse_json(source.first, has_nan=True, counts_digits=False)
+    except ValueError:
         if source.first.rstrip().endswith(b"}"):
             return None
         rest = source.stream.read(_MOST_BYTES)
         try:
-            first = json.loads(source.first + b"\n" + rest)
-        except (ValueError, RecursionError) as error:
+            first = parse_json(source.first + b"\n" + rest, has_nan=True, counts_digits=False)
+        except ValueError as error:
             raise TraceError(f"{source.path}, line {source.at}: is not JSON ({str(error)[:100]})") from None
         return iter(_inner(first) or [first])
     if not isinstance(first, dict) or _inner(first) is None:

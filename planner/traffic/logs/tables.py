@@ -19,7 +19,9 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import InputError, TraceError
-from planner.io.values import shown
+from planner.io import jsontext
+from planner.io.csvlines import refuse_other_delimiter
+from planner.io.values import errors_as, shown
 from planner.traffic.texts import json_object
 from planner.traffic.trace import IntArray
 
@@ -43,6 +45,8 @@ def csv_names(path: Path, header: bytes, at: int) -> list[str]:
         names = [name.strip() for name in next(csv.reader([header.decode()]))]
     except csv.Error as error:
         raise TraceError(f"{path}, line {at}: is no CSV header ({error})") from None
+    with errors_as(TraceError):
+        refuse_other_delimiter(names, f"{path}, line {at}")
     twice = next((name for name in names if names.count(name) > 1 and name), None)
     if twice is not None:
         raise TraceError(f"{path}, line {at}: column {shown(twice)} is given twice; keep one")
@@ -100,7 +104,7 @@ def json_lines(path: Path, first: bytes, at: int, stream: io.BufferedReader) -> 
 
 def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
     """The objects of one JSON list, numbered from 1; a list of any length costs one object's memory."""
-    decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder, utf8 = jsontext.decoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
     text, number, at = utf8.decode(first + b"\n"), 0, 0
     at = text.index("[") + 1
 

@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import InputError, TraceError
+from planner.io.numeric import as_floats
 from planner.io.values import shown
 from planner.traffic.trace import FloatArray, IntArray
+from planner.traffic.zones import says_zone
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0  # the years 2000 to 2100, in which a log was written
@@ -25,8 +27,6 @@ _ENDINGS = {
 }
 _UNIT_OF = {ending: unit for unit, endings in _ENDINGS.items() for ending in endings}
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
-_ZONE = re.compile(r"(?:[zZ]|[+-]\d\d(?::?\d\d)?)\s*$")
-_OFFSET = re.compile(r"\d\d:\d\d.*(?:[zZ]|[+-]\d\d(?::?\d\d)?)\s*$|\d{8}T\d+.*[zZ]\s*$")
 _APACHE = "%d/%b/%Y:%H:%M:%S %z"
 _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")
@@ -65,7 +65,7 @@ def numbers(column: pd.Series[Any]) -> FloatArray:
     """As float64, NaN where it is not a number; true and false are none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
-    found = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    found = as_floats(column)
     if column.dtype == object or column.dtype.kind == "b":
         found = np.where([isinstance(value, bool | np.bool_) for value in column], np.nan, found)
     return found
@@ -219,7 +219,7 @@ class Clock:
             self._refuse(where, line[0], "a time such as 2026-11-16T18:17:03Z", column.iloc[0])
         if (at := np.flatnonzero(dates.isna().to_numpy())).size:
             self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
-        zoned = np.array([bool(_OFFSET.search(one) or _ZONE.search(one[10:])) for one in plain])
+        zoned = np.array([says_zone(one) for one in plain])
         if self.unit == _APACHE:
             zoned[:] = True
         if (at := np.flatnonzero(zoned != zoned[0])).size:

@@ -1,0 +1,118 @@
+"""Questions that could be meant otherwise: refused in one line, or a doubt that every answer says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from plans import CATALOG
+
+from planner.documents.catalog import NOT_SAID, read_catalog
+from planner.documents.llm import llm_from_config
+from planner.documents.task import parse_task
+from planner.domain import Limit
+from planner.errors import CatalogError, InputError
+from planner.io.files import read_yaml, repository_dir
+from planner.io.jsontext import parse_json
+from planner.simulator.replay import allowed_violations
+from planner.traffic.trace import Trace
+
+QUESTION: dict[str, Any] = {
+    "llm": "llama-3.1-8b",
+    "slo": {"ttft": {"p90": "2 s"}},
+    "fleet": {"gpus": {"h100-80g": 6}},
+}
+
+
+def doubts(*, slo: Any = None, **fleet: Any) -> tuple[str, ...]:
+    document = QUESTION | {"slo": slo or QUESTION["slo"], "fleet": QUESTION["fleet"] | fleet}
+    return parse_task(document, CATALOG).doubts
+
+
+def test_a_plain_question_is_not_doubted() -> None:
+    assert doubts() == doubts(owned={"h100-80g": 2}, prices={"h100-80g": 2.5}) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"slo": {"ttft": {"p100": "2 s"}}}, "ttft p100 is the slowest of all requests"),
+        ({"slo": {"ttft": {"p50": "3 s", "p90": "2 s"}}}, "ttft p50 <= 3.00 s says nothing beside ttft p90"),
+        ({"prices": {"h100-80g": 0}}, "h100-80g costs 0 USD/h"),
+        ({"prices": {"a100-80g": 1}}, "a100-80g is not among gpus .* its price changes nothing"),
+        ({"owned": {"a100-80g": 8}}, "a100-80g is not among gpus .* the 8 that you own may be used"),
+        ({"sold_as": {"h100-80g": "node"}}, "no whole number of nodes of 8.* 8 are paid for those 6"),
+    ],
+)
+def test_what_may_be_meant_otherwise_is_said(said: dict[str, Any], meant: str) -> None:
+    (found,) = doubts(**said)
+    assert re.search(meant, found), found
+
+
+def test_a_percentile_that_lets_most_be_late_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"'p9' lets 91 % of the requests be late; expected p50 .* such as p90"
+    ):
+        doubts(slo={"ttft": {"p9": "2 s"}})
+
+
+@pytest.mark.parametrize(
+    "tag", ["!!set {a, b}", "!!binary aGk=", "!!omap [a: 1]", "!own 3", "{1: a, 0x1: b}"]
+)
+def test_yaml_of_no_plain_kind_is_refused(tmp_path: Path, tag: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: {tag}\n")
+    with pytest.raises(InputError, match=r"a.yaml, line 1: is not valid YAML .(expected a mapping|the key)"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"a": 1, "a": 2}', "'a' is given twice"),
+        (f'{{"a": {"9" * 500}}}', "has 500 digits"),
+        ('{"a": ["\\ud800"]}', "half a character"),
+        ('{"a": NaN}', "NaN is no number"),
+        ("[" * 100_000, "nested too deep|Expecting value"),
+    ],
+)
+def test_json_that_others_read_differently_is_refused(text: str, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        parse_json(text)
+    assert parse_json('{"a": "\\ud83d\\ude00", "b": 1}') == {"a": "\U0001f600", "b": 1}
+
+
+def test_a_key_twice_in_a_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 32, "num_hidden_layers": 16}')
+    with pytest.raises(CatalogError, match="'num_hidden_layers' is given twice"):
+        llm_from_config(tmp_path)
+
+
+def test_a_row_that_does_not_say_it_is_unchecked(tmp_path: Path) -> None:
+    rows = yaml.safe_load((repository_dir("catalogs") / "gpus.yaml").read_text())
+    row = {key: value for key, value in rows["h200-141g"].items() if key != "unchecked"}
+    both = {"a": row | {"aliases": []}, "b": row | {"aliases": [], "unchecked": False}}
+    (tmp_path / "gpus.yaml").write_text(yaml.safe_dump(both))
+    gpus = read_catalog(tmp_path).gpus
+    assert (gpus["a"].unchecked, gpus["b"].unchecked) == (NOT_SAID, "")
+
+
+def test_an_estimated_gpu_with_a_remembered_price_is_not_bought_unasked() -> None:
+    """Nobody measured Llama 8B on H100 NVL, whose price is in no list; who prices it asks for it."""
+    plain = {key: value for key, value in QUESTION.items() if key != "fleet"}
+    any_gpu = parse_task(plain, CATALOG)
+    assert "h100-nvl-94g" in any_gpu.left_out and "h100-nvl-94g" not in any_gpu.stock
+    priced = parse_task(plain | {"fleet": {"prices": {"h100-nvl": 2.8}}}, CATALOG)
+    assert "h100-nvl-94g" in priced.stock
+    assert "h100-80g" in any_gpu.stock
+
+
+def test_a_metric_without_a_case_is_refused() -> None:
+    """Before, it was counted as requests, as E2E is."""
+    unknown = Limit("joules", 0.9, 1.0)  # type: ignore[arg-type]
+    one = Trace("t", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+    with pytest.raises(InputError, match="joules: the simulator does not know this metric"):
+        allowed_violations(unknown, one, (0.0, 1.0))

@@ -1,0 +1,110 @@
+"""Traces that could be meant otherwise: refused in one line, or read with a warning that says how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InputError
+from planner.traffic.prefixes import alike_tokens_frac
+from planner.traffic.reading import read_trace
+from planner.traffic.trace import Trace
+
+HEADER = "timestamp,input_tokens,output_tokens\n"
+TIMES = [i / 2 for i in range(24)]
+
+
+def table(times: list[object], inputs: dict[int, str] | None = None) -> str:
+    given = inputs or {}
+    return HEADER + "".join(f"{at},{given.get(i, '200')},3\n" for i, at in enumerate(times))
+
+
+def read(folder: Path, text: str, name: str = "t.csv") -> Trace:
+    (folder / name).write_text(text)
+    return read_trace(folder / name)
+
+
+def with_one(value: object, times: list[float] = TIMES) -> list[object]:
+    return [*times[:6], value, *times[7:]]
+
+
+def test_milliseconds_from_zero_are_not_seconds_in_silence(tmp_path: Path) -> None:
+    """Two requests a second, counted in ms: read as seconds these are 0.002 requests/s."""
+    (said,) = read(tmp_path, table([round(1000 * at) for at in TIMES])).warnings
+    assert "read as seconds" in said and "0.00209 requests/s" in said and "arrival=timestamp:ms" in said
+
+
+def test_a_plain_clock_is_not_doubted(tmp_path: Path) -> None:
+    assert read(tmp_path, table([*TIMES])).warnings == ()
+    assert read(tmp_path, table([*range(24)])).warnings == ()
+
+
+def test_seconds_in_a_column_of_mooncakes_are_doubted(tmp_path: Path) -> None:
+    """Its clock counts ms, so 0.5 is half of one: 2,000 requests/s."""
+    rows = [{"timestamp": at, "input_length": 200, "output_length": 3} for at in TIMES]
+    (said,) = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "t.jsonl").warnings
+    assert "read as milliseconds" in said and "arrival=timestamp:s" in said
+
+
+@pytest.mark.parametrize("value", ["1000000", "1e3"])
+def test_one_wild_time_among_twelve_is_refused(tmp_path: Path, value: str) -> None:
+    """It is not a clock that starts again: the next one goes on where the one before stopped."""
+    with pytest.raises(InputError, match=r"time of request 7 of 12 is .*, between 2.5 and 3.5"):
+        read(tmp_path, table(with_one(value, TIMES[:12])))
+
+
+def test_a_wild_last_time_is_a_gap_that_is_said(tmp_path: Path) -> None:
+    (said,) = read(tmp_path, table([*TIMES[:11], 1_000_000])).warnings
+    assert "nothing arrives for 277.8 h of 277.8 h, after 11 of 12 requests" in said
+
+
+def test_a_clock_that_starts_again_is_said_first(tmp_path: Path) -> None:
+    (said,) = read(tmp_path, table([*TIMES, *TIMES])).warnings
+    assert "taken as two logs" in said
+
+
+def test_an_exponent_in_one_row_is_said(tmp_path: Path) -> None:
+    (said,) = read(tmp_path, table([*TIMES], {12: "1e3"})).warnings
+    assert "line 14, column input_tokens: '1e3' is read as 1000" in said
+    assert read(tmp_path, table([*TIMES], dict.fromkeys(range(24), "2e2"))).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (table(with_one("1_000")), "line 8, column timestamp: expected a number"),
+        (table([*TIMES], {6: "1_000"}), "line 8, column input_tokens: expected a whole number"),
+        (table([*TIMES], {6: "\u0661\u0662"}), "line 8, column input_tokens: expected a whole number"),
+        (table([*TIMES]).replace(",", ";"), "separated by semicolons"),
+        (table([*TIMES]).replace(",", "\t"), "separated by tabs"),
+        (table([f"2026-01-01T00:00:{i:02}{'Z' * (i % 2)}" for i in range(24)]), "line 3.*without a zone"),
+        (table([f"2026-01-01T00:00:{i:02}Z"[: 20 - (i == 9)] for i in range(24)]), "line 11.*with a zone"),
+    ],
+)
+def test_what_people_and_programs_read_differently_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    with pytest.raises(InputError, match=found) as error:
+        read(tmp_path, text)
+    assert "\n" not in str(error.value)
+
+
+def test_dates_of_several_zones_are_one_clock(tmp_path: Path) -> None:
+    times: list[object] = ["2026-01-01T00:00:00Z", "2026-01-01T01:00:01+01:00", "2026-01-01T00:00:02Z"]
+    assert read(tmp_path, table(times)).arrival_s.tolist() == [0, 1, 2]
+
+
+def test_half_a_character_in_a_name_is_refused(tmp_path: Path) -> None:
+    row = '{"timestamp": 0, "input_length": 9, "output_length": 3, "tenant": "\\ud800"}\n'
+    with pytest.raises(InputError, match=r"line 1: is not JSON .*half a character"):
+        read(tmp_path, row, "t.jsonl")
+
+
+def test_what_one_endless_cache_would_find(tmp_path: Path) -> None:
+    """Of 3 prompts of 3 blocks the first two are everybody's: 4 of 9 blocks were there before."""
+    rows = [
+        {"timestamp": i, "input_length": 1536, "output_length": 2, "hash_ids": [0, 1, 5 + i]}
+        for i in range(3)
+    ]
+    trace = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "t.jsonl")
+    assert alike_tokens_frac(trace) == pytest.approx(4 / 9)
