@@ -1,9 +1,10 @@
 """The command line: files in, one library call, files and a short answer out.
 
 stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
-0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 not finished in time: a plan is written but level 0
-not exhausted, or nothing was found; 5 validation ran and the engines missed the SLO, or a watched plan no
-longer holds; 6 the prediction was off, or a watched plan's traffic has drifted; 130 interrupted.
+0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 a plan is written that is less than was asked for:
+not finished in time, or on paper as there is none for production; or nothing was found; 5 validation ran and
+the engines missed the SLO, or a watched plan no longer holds; 6 the prediction was off, or a watched plan's
+traffic has drifted; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
+UNFINISHED = ("best found", "not for production")  # what a plan that ends with exit code 4 is called
 ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
 
 
@@ -136,7 +137,7 @@ def _plan_one(wish: Wish) -> None:
             if wish.asked is not None:
                 write_file(wish.out / ASKED, to_yaml(dict(wish.asked)))
                 written = (*written, ASKED)
-        if decided is not None and found.status != "best found":
+        if decided is not None and found.status not in UNFINISHED:
             decided.remove()
     if wish.json_output:
         print_json(found.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
@@ -152,7 +153,7 @@ def _plan_one(wish: Wish) -> None:
         if wish.out is not None:
             _print_written(wish.out, written)
         print_next(wish.out, verbose=wish.verbose)
-    if found.status == "best found":
+    if found.status in UNFINISHED:
         raise typer.Exit(4)
 
 
@@ -266,7 +267,7 @@ def plan_several(wish: Wish) -> None:
         print_json(found.to_dict() | {"directory": str(wish.out)})
     else:
         _print_several(found.shared, wish.out, verbose=wish.verbose)
-    if found.status == "best found":
+    if found.status in UNFINISHED:
         raise typer.Exit(4)
 
 

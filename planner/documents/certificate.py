@@ -45,11 +45,14 @@ SAID = ("binding", "assumptions", "assumed")
 
 Written = TypeVar("Written")
 
-Status = Literal["certified", "not certified", "on paper", "best found"]
+Status = Literal["certified", "not certified", "on paper", "not for production", "best found"]
 """certified      level 0 was exhausted, the step times have a measured spread, and the fleet kept the SLO in
                enough futures that the search had not seen
 not certified  futures were asked for, and one of the last two is missing
 on paper       `safety: none`: level 0 was exhausted, and nothing is known of any future
+not for production
+               futures were asked for, and no fleet was found that keeps the SLO in enough of them: the
+               plan is the cheapest fleet on paper
 best found     the time was over before level 0 was exhausted"""
 
 

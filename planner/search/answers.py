@@ -19,7 +19,15 @@ from functools import partial
 
 import numpy as np
 
-from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
+from planner.documents.facts import (
+    Answered,
+    AnswerName,
+    FuturesDrawn,
+    IdleMisses,
+    KeptIn,
+    NotCertified,
+    TooFewKept,
+)
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
@@ -29,6 +37,7 @@ from planner.search.bill import bill, bought
 from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
+from planner.search.idle_futures import idle_misses, out_of_reach_in_futures
 from planner.search.one_pool import StoppedError, in_time
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
@@ -77,6 +86,7 @@ class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
 
     `with_loss` is the fleet that stands the loss of any worker, None where none was found or looked for.
+    `on_paper` says why there is no fleet for production, where `best` is the cheapest on paper.
     """
 
     best: Counts
@@ -84,6 +94,7 @@ class Production:
     futures: FuturesDrawn
     is_tested: bool
     with_loss: Counts | None = None
+    on_paper: TooFewKept | IdleMisses | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +185,8 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried 
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
+    if (idle := idle_misses(problem)) is not None:
+        raise out_of_reach_in_futures(idle)
     model = scale_model(problem, paper.best)
     found = None if model is problem else _tried(problem, model, paper, start)
     return found if found is not None or problem.out_of_time() else _tried(problem, problem, paper, start)
@@ -277,6 +290,27 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     return Production(best, answers, drawn, is_tested, lossy)
 
 
+def production_or_paper(problem: Problem, paper: Found) -> Production | None:
+    """As `production`; where no fleet keeps enough futures the cheapest on paper, and why it is that one."""
+    try:
+        return production(problem, paper)
+    except InfeasibleError as error:
+        idle = idle_misses(problem)
+        if idle is None and error.most_kept is None:
+            raise
+        why = TooFewKept(error.most_kept) if idle is None and error.most_kept is not None else idle
+    assert problem.searched is not None and problem.task.safety is not None
+    test = Test(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
+    is_small = scale_model(problem, paper.best) is problem
+    kept_in = test.of(paper.best, problem.searched.count if is_small else test.beside)
+    answers = (
+        _answered(problem, "on-paper", paper.best, kept_in),
+        Answered("production", (), None, None, None),
+    )
+    drawn = _drawn(problem, paper.best, in_production(problem).oracle)
+    return Production(paper.best, answers, drawn, is_tested=False, on_paper=why)
+
+
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
     """In the futures that production was searched in, and the fleet on paper was not; beside a scale model in
     the first ones of the test, as those it was searched in are drawn as a whole for nothing else.
@@ -327,6 +361,8 @@ def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertifi
         return ()
     if made is None:
         return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
+    if made.on_paper is not None:
+        return (made.on_paper,)
     if made.is_tested and made.futures.have_spread:
         return ()
     kept_in = next(each.kept_in for each in made.answers if each.name == "production")

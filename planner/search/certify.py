@@ -17,13 +17,14 @@ from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives, as_on_paper
-from planner.search.answers import TRIES, Production, not_certified, production
+from planner.search.answers import TRIES, Production, not_certified, production, production_or_paper
 from planner.search.around import around, priced_others
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bill import commitments
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
+from planner.search.idle_futures import idle_misses, out_of_reach_in_futures
 from planner.search.most_traffic import at_rate, falling, most_kept, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.owned import paid, paid_at_least
@@ -31,7 +32,7 @@ from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
-from planner.search.stages import Stage
+from planner.search.stages import Stage, Urgent
 from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
@@ -70,9 +71,10 @@ def plan(
     if task.safety is not None:
         problem, paper = best_of(searched)
         conditions.on_paper(problem, problem.oracle.fleet(paper.best))
-    made = None if task.safety is None else production(*best_of(searched))
+    made = None if task.safety is None else production_or_paper(*best_of(searched))
     found = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
-    return with_around(found, best_of(searched), made) if conditions.around else found
+    is_on_paper = made is not None and made.on_paper is not None
+    return with_around(found, best_of(searched), made) if conditions.around and not is_on_paper else found
 
 
 def with_around(found: Plan, searched: tuple[Problem, Found], made: Production | None) -> Plan:
@@ -124,6 +126,8 @@ def search_llm(
 ) -> list[tuple[Problem, Found]]:
     """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for."""
     problem = pose(task, trace, catalog, seed=seed, conditions=conditions, asked=asked)
+    if task.safety is not None and (idle := idle_misses(problem)) is not None:
+        problem.progress(Urgent(f"{out_of_reach_in_futures(idle)}; planned is on paper alone"))
     problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     return search_policies(replace(problem, lower=lower), prove=prove)
@@ -210,6 +214,8 @@ def _alternatives(
 
 
 def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
+    if made is not None and made.on_paper is not None:
+        return "not for production"
     if not certificate.level0_exhausted:
         return "best found"
     if made is None and problem.task.safety is None:
