@@ -140,14 +140,15 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The most traffic that the limits allow, and the next rate, at which no fleet of level 0 was found.
+    """The most traffic that the limits allow, and the next rate, at which no fleet of level 0 was found; None
+    where the time was over before a rate was refuted.
 
     With safety a fleet keeps the SLO in enough futures at `rate_rps`; `on_paper_rps` and
     `on_paper_refuted_rps` are then the two rates on paper, else None.
     """
 
     rate_rps: float
-    refuted_rps: float
+    refuted_rps: float | None
     on_paper_rps: float | None = None
     on_paper_refuted_rps: float | None = None
 

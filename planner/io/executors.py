@@ -498,6 +498,25 @@ def _ray(executor: Executor) -> Iterator[_Ray]:
 # -- Dask
 
 
+class _OnDask:
+    """What lies with the workers, or is computed there from what does, and how to lay it there once more: a
+    value that was scattered is gone with the last worker that has it, and all that waits for it is cancelled.
+    """
+
+    def __init__(self, lay: Callable[[], Any], source: _OnDask | None = None) -> None:
+        self._lay, self._source, self._lock = lay, source, threading.Lock()
+        self.future = lay()
+
+    def lay_again(self, lost: Any) -> None:
+        """Unless somebody has since `lost` was; first what it is computed from, where that is gone too."""
+        with self._lock:
+            if self.future is not lost:
+                return
+            if self._source is not None and (source := self._source.future).status in ("cancelled", "lost"):
+                self._source.lay_again(source)
+            self.future = self._lay()
+
+
 class _Dask:
     def __init__(self, client: Any, executor: Executor) -> None:
         self.client, self.executor = client, executor
@@ -512,21 +531,28 @@ class _Dask:
         self.workers = max(1, sum(client.nthreads().values()))
         self._known: set[str] = set()
 
-    def hold(self, value: Any) -> Any:
+    def hold(self, value: Any) -> _OnDask:
         with self._told():
-            return self.client.scatter(value, broadcast=True, hash=False)
+            return _OnDask(lambda: self.client.scatter(value, broadcast=True, hash=False))
 
-    def make(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Any:
+    def make(self, function: Callable[[Any, Any], Any], held: _OnDask, item: Any) -> _OnDask:
         with self._told():
             self._may(function)
-            return self.client.submit(_work, versions(), function, held, item, pure=False)
+            return _OnDask(
+                lambda: self.client.submit(_work, versions(), function, held.future, item, pure=False), held
+            )
 
-    def start(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Callable[[], Any]:
+    def start(self, function: Callable[[Any, Any], Any], held: _OnDask, item: Any) -> Callable[[], Any]:
         pending = self.make(function, held, item)
 
         def wait() -> Any:
             with self._told():
-                return pending.result()
+                for _ in range(TRIES - 1):
+                    future = pending.future
+                    with suppress(CancelledError):
+                        return future.result()
+                    pending.lay_again(future)
+                return pending.future.result()
 
         return wait
 

@@ -260,12 +260,13 @@ def tested(asked: Problem, paper: Found, best: Counts, test: Test) -> tuple[Coun
     return _shrunk(asked, test, best, test.run(best))
 
 
-def production(problem: Problem, paper: Found) -> Production | None:
+def production(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Production | None:
     """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
+    Fleets of `start` may be better than what else is known.
 
     Raises InfeasibleError as `tried` does.
     """
-    found = tried(problem, paper)
+    found = tried(problem, paper, start)
     return None if found is None else with_answers(problem, paper, found)
 
 
@@ -290,10 +291,10 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     return Production(best, answers, drawn, is_tested, lossy)
 
 
-def production_or_paper(problem: Problem, paper: Found) -> Production | None:
+def production_or_paper(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Production | None:
     """As `production`; where no fleet keeps enough futures the cheapest on paper, and why it is that one."""
     try:
-        return production(problem, paper)
+        return production(problem, paper, start)
     except InfeasibleError as error:
         idle = idle_misses(problem)
         if idle is None and error.most_kept is None:
