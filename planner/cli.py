@@ -4,7 +4,7 @@ stdout carries the answer (a table, or one JSON object with --json), stderr prog
 0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 a plan is written that is less than was asked for:
 not finished in time, or on paper as there is none for production; or nothing was found; 5 validation ran and
 the engines missed the SLO, or a watched plan no longer holds; 6 the prediction was off, or a watched plan's
-traffic has drifted; 130 interrupted.
+traffic has drifted; 130 interrupted, 143 by SIGTERM.
 """
 
 from __future__ import annotations

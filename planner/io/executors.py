@@ -302,7 +302,10 @@ class _Processes:
     def _fresh(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),))
+        with _deaf_to_interrupts():
+            return ProcessPoolExecutor(
+                self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),)
+            )
 
     def hold(self, value: Any) -> _File:
         from joblib import dump
@@ -406,11 +409,16 @@ def _sweep(where: Path) -> None:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them."""
-    resource_tracker.ensure_running()  # its start would undo it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them. So do
+    the trackers of what processes share, which tell of what an interrupt leaves, and tidy it up.
+    """
+    from joblib.externals.loky.backend import resource_tracker as of_loky
+
     known = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = f"{known},{NO_LEAKS_TOLD}" if known else NO_LEAKS_TOLD
+    for tracker in (resource_tracker, of_loky):  # their start would undo what follows
+        tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

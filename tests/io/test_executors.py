@@ -146,6 +146,26 @@ def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
     assert results == [(item, total + item) for item in range(6)]
 
 
+ENDS_AT_ONCE = """
+import operator, os
+from planner.io.executors import Executor, crew, working_on
+
+if __name__ == "__main__":
+    with working_on(Executor("processes:2")):
+        assert crew().start(operator.add, crew().hold(3), 4)() == 7
+        os._exit(0)
+"""
+
+
+def test_processes_whose_parent_ends_at_once_say_nothing(tmp_path: Path) -> None:
+    """As after an interrupt that nothing heard for seconds: the trackers of what processes share tidy up."""
+    (tmp_path / "ends.py").write_text(ENDS_AT_ONCE)
+    done = subprocess.run(
+        [sys.executable, "ends.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_items_give_no_results(executor: Executor) -> None:
     assert run(refuse, [], shared=0, executor=executor) == []
 
@@ -197,14 +217,6 @@ def test_what_lay_on_a_dead_dask_worker_is_laid_out_again() -> None:
         waits = [workers.start(slow_first_sum, one, item) for item in range(4, 7) for one in (held, made)]
         sums = [499_500, 999_000]
         assert [wait() for wait in waits] == [(i, total + i) for i in range(4, 7) for total in sums]
-
-
-@pytest.mark.parametrize("name", ["processes", "ray", "dask"])
-def test_workers_that_go_on_dying_end_in_one_error(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    with pytest.raises(PlannerError, match=f"^--executor {name}: .* died"):
-        run(die, range(3), shared=tmp_path, executor=the(name, request))
 
 
 @pytest.mark.parametrize("name", ["processes", "ray", "dask"])
@@ -292,3 +304,12 @@ def test_a_missing_package_is_named(name: str, module: str, monkeypatch: pytest.
         InputError, match=rf"^--executor {name}: {name} is not installed; pip install .*cluster"
     ):
         run(refuse, [1], shared=1, executor=Executor(name, "127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("name", ["processes", "ray", "dask"])
+def test_workers_that_go_on_dying_end_in_one_error(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Last of all, as a cluster needs a while to get over it."""
+    with pytest.raises(PlannerError, match=f"^--executor {name}: .* died"):
+        run(die, range(3), shared=tmp_path, executor=the(name, request))
