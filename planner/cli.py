@@ -57,6 +57,7 @@ from planner.documents.described import describes_traffic
 from planner.documents.task import has_several_llms
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.io.streams import hold_places
+from planner.io.wants import want_of
 
 if TYPE_CHECKING:
     pass
@@ -155,9 +156,11 @@ def main() -> None:
         sys.exit(_say(error))
     except PlannerError as error:
         sys.exit(_say(error))
-    except MemoryError as error:
+    except BaseException as error:
+        if (want := want_of(error)) is None:
+            raise
         why = f" ({error})" if str(error) else ""
-        sys.exit(_say(PlannerError(f"the memory of this machine does not suffice{why}; ask for less")))
+        sys.exit(_say(PlannerError(f"the {want} of this machine does not suffice{why}; ask for less")))
 
 
 def _fill_closed_streams() -> None:

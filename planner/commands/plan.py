@@ -23,7 +23,7 @@ from planner.commands.common import (
     stopped_after,
 )
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.search.stages import Stage
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def _plan_one(wish: Wish) -> None:
     from planner.face.questions import read_task
     from planner.io.files import to_yaml, write_file
     from planner.io.interrupts import last_words
+    from planner.io.wants import want_of
     from planner.reports import output
     from planner.search.long_traces import searched_requests
     from planner.search.oracle import Answers
@@ -127,8 +128,16 @@ def _plan_one(wish: Wish) -> None:
         study.taken_s = progress.taken_s()
         study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
         best = BestSoFar(wish.out)
-        with last_words(best.save):
-            found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
+        try:
+            with last_words(best.save):
+                found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
+        except BaseException as error:
+            if (want := want_of(error)) is None:
+                raise
+            raise PlannerError(
+                f"this machine, or a limit on the process, does not give enough: the {want} is short; "
+                f"{best.save()}; give it more, or ask for less (traffic: window, --executor serial)"
+            ) from None
         written: tuple[str, ...] = ()
         if wish.out is not None:
             progress(Stage("writing the report", "report"))

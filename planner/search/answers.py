@@ -180,19 +180,24 @@ class Tried:
         return self.asked if self.model is None else self.model
 
 
-def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried | None:
-    """The cheapest fleet found that passes its test, or that of the last try; None where the time was over.
+def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES) -> Tried | None:
+    """The cheapest fleet found that passes its test, or that of the last of `tests`; None where the time was
+    over.
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
     if (idle := idle_misses(problem)) is not None:
         raise out_of_reach_in_futures(idle)
     model = scale_model(problem, paper.best)
-    found = None if model is problem else _tried(problem, model, paper, start)
-    return found if found is not None or problem.out_of_time() else _tried(problem, problem, paper, start)
+    found = None if model is problem else _tried(problem, model, paper, start, tests)
+    if found is not None or problem.out_of_time():
+        return found
+    return _tried(problem, problem, paper, start, tests)
 
 
-def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet]) -> Tried | None:
+def _tried(
+    problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet], tests: int
+) -> Tried | None:
     """As `tried`, searched on a scale model of the question, or on the question itself; None also where the
     model has no fleet.
     """
@@ -205,7 +210,7 @@ def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet
     problem.progress(Stage(stage, "production"))
     asked, least = cheapest_kept(asked, paper, start)
     is_searched = True
-    for attempt in range(TRIES):
+    for attempt in range(tests):
         if least is None and (model is not problem or problem.out_of_time()):
             return found
         if least is None:
@@ -221,7 +226,7 @@ def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet
                 break
         best, kept_in = _shrunk(asked, test, best, kept_in)
         found = Tried(best, kept_in, at_full_size(problem, asked), test, asked)
-        if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
+        if is_passed(kept_in, safety) or attempt + 1 == tests or problem.out_of_time():
             break
         futures = (*futures, *(model.tested[first + i] for i in range(kept_in.futures)))
         asked = in_most(model, futures, may_miss(safety, len(futures)))
@@ -260,13 +265,15 @@ def tested(asked: Problem, paper: Found, best: Counts, test: Test) -> tuple[Coun
     return _shrunk(asked, test, best, test.run(best))
 
 
-def production(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Production | None:
+def production(
+    problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES
+) -> Production | None:
     """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
     Fleets of `start` may be better than what else is known.
 
     Raises InfeasibleError as `tried` does.
     """
-    found = tried(problem, paper, start)
+    found = tried(problem, paper, start, tests=tests)
     return None if found is None else with_answers(problem, paper, found)
 
 
@@ -291,10 +298,12 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     return Production(best, answers, drawn, is_tested, lossy)
 
 
-def production_or_paper(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Production | None:
+def production_or_paper(
+    problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES
+) -> Production | None:
     """As `production`; where no fleet keeps enough futures the cheapest on paper, and why it is that one."""
     try:
-        return production(problem, paper, start)
+        return production(problem, paper, start, tests=tests)
     except InfeasibleError as error:
         idle = idle_misses(problem)
         if idle is None and error.most_kept is None:

@@ -13,11 +13,10 @@ from planner.documents.certificate import Alternative, Certificate, Status, Thro
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
 from planner.documents.task import Task
 from planner.domain import FleetLimit
-from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives, as_on_paper
-from planner.search.answers import TRIES, Production, not_certified, production, production_or_paper
+from planner.search.answers import TRIES, Production, not_certified, production_or_paper
 from planner.search.around import around, priced_others
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
@@ -114,10 +113,7 @@ def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions
         is_last = attempt == last or time.monotonic() > conditions.deadline
         at, now = at_rate(task, trace, throughput.rate_rps, seed), _at_least(conditions)
         searched = search_llm(at, trace, catalog, seed=seed, conditions=now, start=[fleet])
-        try:
-            made = (production_or_paper if is_last else production)(*best_of(searched), [fleet])
-        except InfeasibleError:
-            continue
+        made = production_or_paper(*best_of(searched), [fleet], tests=1)  # else it is less traffic's turn
         if is_last or made is None or made.is_tested:
             plan = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
             is_around = conditions.around and not (made is not None and made.on_paper is not None)

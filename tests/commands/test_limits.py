@@ -1,0 +1,42 @@
+"""Where a limit on the process is too low for the plan or its report: one line, and what was found is there."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_interrupts import SLO, TRACE
+
+FROM_TRACEBACKS = ("Traceback", "panicked", "Error:", "vl_convert.abi3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "most", "said", "written"),
+    [
+        (resource.RLIMIT_NOFILE, 16, "the plan is written, its report is not", "plan.yaml"),
+        (resource.RLIMIT_AS, 2_000_000 * 1024, "the plan is written, its report is not", "plan.yaml"),
+        (resource.RLIMIT_AS, 1_000_000 * 1024, "does not give enough", "best-so-far.yaml"),
+    ],
+    ids=["16 files", "2 GB", "1 GB"],
+)
+def test_a_limit_of_the_process_ends_in_one_line_with_what_was_found(
+    tmp_path: Path, limit: int, most: int, said: str, written: str
+) -> None:
+    (tmp_path / "slo.yaml").write_text(SLO)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    line = ["--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetplan", *line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(limit, (most, most)),
+    )
+    assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
+    assert not any(each in done.stderr for each in FROM_TRACEBACKS), done.stderr
+    assert (tmp_path / "out" / written).exists()
