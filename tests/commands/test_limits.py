@@ -1,4 +1,4 @@
-"""Where a limit on the process is too low for the plan or its report: one line, and what was found is there."""
+"""Where a limit on the process is too low for the plan or its report: one line, and what was found."""
 
 from __future__ import annotations
 
