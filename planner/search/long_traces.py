@@ -3,8 +3,9 @@
 A search simulates hundreds of fleets, and production as many futures, so a fleet is looked for on the part of
 the trace with the most tokens, and simulated once on the whole trace. Where it fails there, the part in which
 the most requests are late is planned in place of the first, ROUNDS times at most. Too long are more than
-LONG_REQUESTS, for production a share of these, as every fleet is simulated in dozens of futures, or so many that WHOLE_SIMULATIONS of them would take longer than the time limit: that goes by
-the limit as it is given, not by the clock, so that equal questions give equal answers.
+LONG_REQUESTS, for production a share of these, as every fleet is simulated in dozens of futures; or so many
+that WHOLE_SIMULATIONS of them would take longer than the time limit: that goes by the limit as it is given,
+not by the clock, so that equal questions give equal answers.
 
 A fleet that keeps a percentile in the busiest part may be more than the whole trace asks for: there the late
 requests of a busy hour are few among many. So on paper the plan is then made smaller, as long as the whole
