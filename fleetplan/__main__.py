@@ -70,7 +70,7 @@ def main() -> None:
             _hear(_leave)  # Python's own end takes time too, and nothing is around it
 
 
-def _hear(act: Callable[..., object]) -> None:
+def _hear(act: Callable[..., object] | signal.Handlers) -> None:
     """From now on this is what an interrupt does."""
     for number in HEARD:
         signal.signal(number, act)

@@ -34,7 +34,16 @@ from planner.fleet import Fleet
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill, bought
-from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
+from planner.search.fleets import (
+    FEWER_FRAC,
+    Counts,
+    by_gpu,
+    counts_named,
+    counts_of,
+    in_order,
+    named,
+    objective,
+)
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
 from planner.search.idle_futures import idle_misses, out_of_reach_in_futures
@@ -181,23 +190,20 @@ class Tried:
 
 
 def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES) -> Tried | None:
-    """The cheapest fleet found that passes its test, or that of the last of `tests`; None where the time was
-    over.
+    """The cheapest fleet found that passes its test, or that of the last try; None where the time was over.
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
     if (idle := idle_misses(problem)) is not None:
         raise out_of_reach_in_futures(idle)
     model = scale_model(problem, paper.best)
-    found = None if model is problem else _tried(problem, model, paper, start, tests)
+    found = None if model is problem else _tried(problem, model, paper, start)
     if found is not None or problem.out_of_time():
         return found
-    return _tried(problem, problem, paper, start, tests)
+    return _tried(problem, problem, paper, start)
 
 
-def _tried(
-    problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet], tests: int
-) -> Tried | None:
+def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet]) -> Tried | None:
     """As `tried`, searched on a scale model of the question, or on the question itself; None also where the
     model has no fleet.
     """
@@ -210,7 +216,7 @@ def _tried(
     problem.progress(Stage(stage, "production"))
     asked, least = cheapest_kept(asked, paper, start)
     is_searched = True
-    for attempt in range(tests):
+    for attempt in range(TRIES):
         if least is None and (model is not problem or problem.out_of_time()):
             return found
         if least is None:
@@ -226,7 +232,7 @@ def _tried(
                 break
         best, kept_in = _shrunk(asked, test, best, kept_in)
         found = Tried(best, kept_in, at_full_size(problem, asked), test, asked)
-        if is_passed(kept_in, safety) or attempt + 1 == tests or problem.out_of_time():
+        if is_passed(kept_in, safety) or attempt + 1 == TRIES or problem.out_of_time():
             break
         futures = (*futures, *(model.tested[first + i] for i in range(kept_in.futures)))
         asked = in_most(model, futures, may_miss(safety, len(futures)))
@@ -265,15 +271,29 @@ def tested(asked: Problem, paper: Found, best: Counts, test: Test) -> tuple[Coun
     return _shrunk(asked, test, best, test.run(best))
 
 
-def production(
-    problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES
-) -> Production | None:
+def tested_alone(problem: Problem, paper: Found, fleet: Fleet) -> Tried | None:
+    """How a fleet that is known to keep enough of the futures that a search sees does in others, or one of
+    about its price that holds further; None where this question has no such workers.
+    """
+    counts = counts_of(fleet, paper.level0.options)
+    if not counts:
+        return None
+    assert problem.task.safety is not None and problem.tested is not None
+    problem.progress(Stage("production: on futures that the search has not seen", "test"))
+    asked = in_production(problem)
+    asked = replace(asked, oracle=replace(asked.oracle, until=problem.deadline))
+    test = Test(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
+    best = in_time(partial(_roomier, asked, paper, counts), counts)
+    best, kept_in = _shrunk(asked, test, best, test.run(best))
+    return Tried(best, kept_in, asked, test)
+
+
+def production(problem: Problem, paper: Found) -> Production | None:
     """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
-    Fleets of `start` may be better than what else is known.
 
     Raises InfeasibleError as `tried` does.
     """
-    found = tried(problem, paper, start, tests=tests)
+    found = tried(problem, paper)
     return None if found is None else with_answers(problem, paper, found)
 
 
@@ -298,12 +318,10 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     return Production(best, answers, drawn, is_tested, lossy)
 
 
-def production_or_paper(
-    problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES
-) -> Production | None:
+def production_or_paper(problem: Problem, paper: Found) -> Production | None:
     """As `production`; where no fleet keeps enough futures the cheapest on paper, and why it is that one."""
     try:
-        return production(problem, paper, start, tests=tests)
+        return production(problem, paper)
     except InfeasibleError as error:
         idle = idle_misses(problem)
         if idle is None and error.most_kept is None:
@@ -365,7 +383,9 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     return sorted(found, key=objective)[:MOST_NEARLY]
 
 
-def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:
+def not_certified(
+    problem: Problem, made: Production | None
+) -> tuple[NotCertified | TooFewKept | IdleMisses, ...]:
     """A warning where production was asked for and the word certified is not earned."""
     if (safety := problem.task.safety) is None:
         return ()

@@ -16,7 +16,15 @@ from planner.domain import FleetLimit
 from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives, as_on_paper
-from planner.search.answers import TRIES, Production, not_certified, production_or_paper
+from planner.search.answers import (
+    TRIES,
+    Production,
+    is_passed,
+    not_certified,
+    production_or_paper,
+    tested_alone,
+    with_answers,
+)
 from planner.search.around import around, priced_others
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
@@ -108,17 +116,19 @@ def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions
     on_paper, fleet = most_traffic(task, trace, catalog, seed=seed, conditions=until[0])
     kept = most_kept(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until[1])
     rates, fleet = (on_paper, fleet) if kept is None else kept
-    conditions, last = _at_least(conditions), TRIES if kept is not None else 1
+    conditions, made = _at_least(conditions), None
     for attempt, throughput in enumerate(falling(rates), start=1):
-        is_last = attempt == last or time.monotonic() > conditions.deadline
         at, now = at_rate(task, trace, throughput.rate_rps, seed), _at_least(conditions)
         searched = search_llm(at, trace, catalog, seed=seed, conditions=now, start=[fleet])
-        made = production_or_paper(*best_of(searched), [fleet], tests=1)  # else it is less traffic's turn
-        if is_last or made is None or made.is_tested:
-            plan = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
-            is_around = conditions.around and not (made is not None and made.on_paper is not None)
-            return with_around(plan, best_of(searched), made) if is_around else plan
-    raise AssertionError("falling() has no end")
+        problem, paper = best_of(searched)
+        known = None if kept is None else tested_alone(problem, paper, fleet)
+        is_over = known is None or is_passed(known.kept_in, known.test.safety) or problem.out_of_time()
+        if is_over or attempt == TRIES:
+            break
+    if known is not None:
+        made = with_answers(problem, paper, known)
+    found = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+    return with_around(found, (problem, paper), made) if conditions.around else found
 
 
 def _share_of_time(conditions: Conditions, share: float) -> Conditions:

@@ -89,7 +89,7 @@ def test_workers_are_taken_as_far_as_they_go_before_all_others_are_asked() -> No
         among = ends_rps if workers_of is None else [workers_of]
         return next((name for name in among if rate_rps <= ends_rps[name]), None)
 
-    climb = Climb(carries, 0.01, 0.1)
+    climb: Any = Climb(carries, 0.01, 0.1)
     climb.from_rate(3.0)
     assert climb.fleet == "fast" and 24.7 < climb.holds_rps <= 25.0 < climb.failed_rps < 25.3
     assert asked.count("all") <= 4 and asked.count("slow") <= 12
