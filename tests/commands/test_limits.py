@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_interrupts import SLO, TRACE
 
+TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
+    f"{i / 20},{200 + 10 * (i % 70)},{20 + i % 50}\n" for i in range(4000)
+)
+SLO = """llm: llama-3.1-8b
+slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}}
+fleet: {gpus: {h100-80g: 20, a100-80g: 20, l40s-48g: 20}}
+"""
 FROM_TRACEBACKS = ("Traceback", "panicked", "Error:", "vl_convert.abi3")
 
 
