@@ -17,11 +17,13 @@ from fleetplan import check_planner
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
     from typing import Any, NoReturn
 else:
     import _signal as signal
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+HEARD = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and how a service manager or a scheduler ends a program
+_came: list[int] = []  # those of them that came, the first of which decides the exit code
 _silent = [True]  # until the interrupt has been said
 _began_s = time.monotonic()
 PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
@@ -29,9 +31,10 @@ PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a sol
 
 def main() -> None:
     """Load the command and run it."""
-    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and & have it ignored
+    ordinary = (signal.default_int_handler, signal.SIG_DFL)  # nohup and & have them ignored
+    is_heard = all(signal.getsignal(number) in ordinary for number in HEARD)
     if is_heard:
-        signal.signal(signal.SIGINT, _leave)
+        _hear(_leave)
         atexit.register(_end)  # runs after all others, as the first to be registered
     try:
         check_planner()
@@ -53,43 +56,62 @@ def main() -> None:
     try:
         if is_heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, _raise)
         run()
     except BaseException as error:
         if is_heard:
-            signal.signal(signal.SIGINT, _leave)
+            _hear(_leave)
         if not _is_interrupt(error):
             raise
         _say()
-        sys.exit(INTERRUPTED)
+        sys.exit(_exit_code())
     finally:
         if is_heard:
-            signal.signal(signal.SIGINT, _leave)  # Python's own end takes time too, and nothing is around it
+            _hear(_leave)  # Python's own end takes time too, and nothing is around it
 
 
-def _leave(*_: object) -> NoReturn:
+def _hear(act: Callable[..., object] | signal.Handlers) -> None:
+    """From now on this is what an interrupt does."""
+    for number in HEARD:
+        signal.signal(number, act)
+
+
+def _raise(number: int, _frame: object) -> NoReturn:
+    """As Python does of Ctrl-C."""
+    _came.append(number)
+    raise KeyboardInterrupt
+
+
+def _exit_code() -> int:
+    """As shells count: 130 after SIGINT, 143 after SIGTERM."""
+    return 128 + int(_came[0] if _came else signal.SIGINT)
+
+
+def _leave(*came: Any) -> NoReturn:
     """Where nothing is under way that would have to be put back."""
+    _came.extend(came[:1])
     _say()
-    os._exit(INTERRUPTED)
+    os._exit(_exit_code())
 
 
 def _end() -> None:
     """All is done. Python would give the signal back now, and send it where a library's code that it ran from
     text had been interrupted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _hear(signal.SIG_IGN)
     if not _silent:
         try:
             sys.stdout.flush()
         except (OSError, ValueError):  # it is closed
             pass
-        os._exit(INTERRUPTED)
+        os._exit(_exit_code())
 
 
 def _watch(pipe: int) -> None:
     """Ends what does not end itself soon after an interrupt: files are written whole or not at all."""
-    while signal.SIGINT not in os.read(pipe, 1):
+    while (number := os.read(pipe, 1)[0]) not in HEARD:
         pass
     time.sleep(PATIENCE_S)
-    _leave()
+    _leave(number)
 
 
 def _say() -> None:

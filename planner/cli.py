@@ -1,9 +1,10 @@
 """The command line: files in, one library call, files and a short answer out.
 
 stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
-0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 not finished in time: a plan is written but level 0
-not exhausted, or nothing was found; 5 validation ran and the engines missed the SLO, or a watched plan no
-longer holds; 6 the prediction was off, or a watched plan's traffic has drifted; 130 interrupted.
+0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 a plan is written that is less than was asked for:
+not finished in time, or on paper as there is none for production; or nothing was found; 5 validation ran and
+the engines missed the SLO, or a watched plan no longer holds; 6 the prediction was off, or a watched plan's
+traffic has drifted; 130 interrupted, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from planner.documents.described import describes_traffic
 from planner.documents.task import check_keys, has_several_llms
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.io.streams import hold_places
+from planner.io.wants import want_of
 from planner.policies import ROUTERS_OF
 
 if TYPE_CHECKING:
@@ -178,9 +180,11 @@ def main() -> None:
         sys.exit(_say(error))
     except PlannerError as error:
         sys.exit(_say(error))
-    except MemoryError as error:
+    except BaseException as error:
+        if (want := want_of(error)) is None:
+            raise
         why = f" ({error})" if str(error) else ""
-        sys.exit(_say(PlannerError(f"the memory of this machine does not suffice{why}; ask for less")))
+        sys.exit(_say(PlannerError(f"the {want} of this machine does not suffice{why}; ask for less")))
 
 
 def _fill_closed_streams() -> None:

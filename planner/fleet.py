@@ -396,7 +396,7 @@ class Fleet:
 
     def within(self, z_prefill: float, z_decode: float) -> Fleet:
         """The same fleet, step times so many standard deviations of their spread above the medians."""
-        return self.with_types(lambda worker: _within(worker, z_prefill, z_decode))
+        return self.with_types(lambda worker: slowed_by_spread(worker, z_prefill, z_decode))
 
     @property
     def lora(self) -> Lora | None:
@@ -427,5 +427,6 @@ class Fleet:
 
 
 @lru_cache(maxsize=4096)  # a search asks about the same few types in the same few futures
-def _within(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
+def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
+    """The same worker, its step times so many standard deviations of their spread above the medians."""
     return replace(worker, latency=worker.latency.within(z_prefill, z_decode))

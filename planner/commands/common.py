@@ -23,7 +23,7 @@ from planner.documents.described import describes_traffic
 from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
 from planner.io.files import is_path
-from planner.search.stages import Stage, left_s
+from planner.search.stages import Stage, Urgent, left_s
 from planner.traffic.scaling import Asked
 from planner.units import clock, show_s
 
@@ -122,7 +122,9 @@ class Progress:
     def __call__(self, message: str) -> None:
         elapsed_s = time.monotonic() - self.start_s
         text = self._how_far(message, elapsed_s) + message
-        if self.status is not None:
+        if isinstance(message, Urgent):
+            self.console.print(text, markup=False, soft_wrap=True)
+        elif self.status is not None:
             self.status.update(escape(text))
             self.status.start()
         elif elapsed_s > QUIET_S:

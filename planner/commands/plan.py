@@ -23,7 +23,7 @@ from planner.commands.common import (
     stopped_after,
 )
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.search.stages import Stage
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
+UNFINISHED = ("best found", "not for production")  # what a plan that ends with exit code 4 is called
 ASKED = "slo.yaml"  # the question, beside the answer, where it came from options
 
 
@@ -101,6 +102,7 @@ def _plan_one(wish: Wish) -> None:
     from planner.face.questions import read_task
     from planner.io.files import to_yaml, write_file
     from planner.io.interrupts import last_words
+    from planner.io.wants import want_of
     from planner.reports import output
     from planner.search.long_traces import searched_requests
     from planner.search.oracle import Answers
@@ -129,8 +131,16 @@ def _plan_one(wish: Wish) -> None:
         study.taken_s = progress.taken_s()
         study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
         best = BestSoFar(wish.out)
-        with last_words(best.save):
-            found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
+        try:
+            with last_words(best.save):
+                found = answered(question, study, explain=wish.explain, prove=wish.prove, watch=best.see)
+        except BaseException as error:
+            if (want := want_of(error)) is None:
+                raise
+            raise PlannerError(
+                f"this machine, or a limit on the process, does not give enough: the {want} is short; "
+                f"{best.save()}; give it more, or ask for less (traffic: window, --executor serial)"
+            ) from None
         written: tuple[str, ...] = ()
         if wish.out is not None:
             progress(Stage("writing the report", "report"))
@@ -140,7 +150,7 @@ def _plan_one(wish: Wish) -> None:
                 deploy = {} if wish.target is None else {"deploy": {"target": wish.target}}
                 write_file(wish.out / ASKED, to_yaml({**wish.asked, **deploy}))
                 written = (*written, ASKED)
-        if decided is not None and found.status != "best found":
+        if decided is not None and found.status not in UNFINISHED:
             decided.remove()
     if wish.json_output:
         print_json(found.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
@@ -156,7 +166,7 @@ def _plan_one(wish: Wish) -> None:
         if wish.out is not None:
             _print_written(wish.out, written)
         print_next(wish.out, verbose=wish.verbose)
-    if found.status == "best found":
+    if found.status in UNFINISHED:
         raise typer.Exit(4)
 
 
@@ -276,7 +286,7 @@ def plan_several(wish: Wish) -> None:
         print_json(found.to_dict() | {"directory": str(wish.out)})
     else:
         _print_several(found.shared, wish.out, verbose=wish.verbose)
-    if found.status == "best found":
+    if found.status in UNFINISHED:
         raise typer.Exit(4)
 
 

@@ -46,11 +46,14 @@ SAID = ("binding", "assumptions", "assumed")
 
 Written = TypeVar("Written")
 
-Status = Literal["certified", "not certified", "on paper", "best found"]
+Status = Literal["certified", "not certified", "on paper", "not for production", "best found"]
 """certified      level 0 was exhausted, the step times have a measured spread, and the fleet kept the SLO in
                enough futures that the search had not seen
 not certified  futures were asked for, and one of the last two is missing
 on paper       `safety: none`: level 0 was exhausted, and nothing is known of any future
+not for production
+               futures were asked for, and no fleet was found that keeps the SLO in enough of them: the
+               plan is the cheapest fleet on paper
 best found     the time was over before level 0 was exhausted"""
 
 
@@ -139,14 +142,15 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The most traffic that the limits allow, and the next rate, at which no fleet of level 0 was found.
+    """The most traffic that the limits allow, and the next rate, at which no fleet of level 0 was found; None
+    where the time was over before a rate was refuted.
 
     With safety a fleet keeps the SLO in enough futures at `rate_rps`; `on_paper_rps` and
     `on_paper_refuted_rps` are then the two rates on paper, else None.
     """
 
     rate_rps: float
-    refuted_rps: float
+    refuted_rps: float | None
     on_paper_rps: float | None = None
     on_paper_refuted_rps: float | None = None
 

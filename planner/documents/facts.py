@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain import FleetLimit, Limit
+from planner.errors import MostKept
 from planner.simulator.repeats import Decision, Repeats
 
 # -- what a simulation says --------------------------------------------------------------------------------
@@ -1167,9 +1168,38 @@ class NotCertified:
     asked_frac: float
     have_spread: bool
 
+    @property
+    def is_on_paper(self) -> bool:
+        """Whether the time was over before a fleet for production was found."""
+        return self.kept_in is None and self.have_spread
+
+
+@dataclass(frozen=True, slots=True)
+class TooFewKept:
+    """No fleet within the limits was found that keeps the SLO in enough futures: the plan is on paper."""
+
+    most_kept: MostKept
+
+
+@dataclass(frozen=True, slots=True)
+class IdleMisses:
+    """Even an idle worker misses a limit in `missed` of `futures`, more than may be missed: no number of
+    workers keeps the SLO in the share of futures that was asked for, and the plan is on paper. The fastest
+    worker type is named; with a limit of `enough_s` it keeps that limit in enough of them.
+    """
+
+    limit: Limit
+    missed: int
+    futures: int
+    asked_frac: float
+    enough_s: float
+    fastest: str
+
 
 Warned = (
     NotCertified
+    | TooFewKept
+    | IdleMisses
     | RoutersMiss
     | NotDeployable
     | ServicesApart

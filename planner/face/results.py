@@ -16,6 +16,7 @@ from planner.errors import InputError, PlannerError
 from planner.face.questions import TaskDocument
 from planner.fleet import Fleet
 from planner.io.files import check_output_directory, write_files
+from planner.io.wants import want_of
 from planner.reports import figures, output, together, words
 from planner.reports.facts import sentences
 from planner.reports.report import render as render_report
@@ -124,13 +125,15 @@ class PlanFiles(Result):
         check_output_directory(Path(folder))
         try:
             written = self.files(png=png)
-        except (KeyboardInterrupt, MemoryError) as error:
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) and want_of(error) is None:
+                raise
             write_files(Path(folder), self.files(pages=False), outdated=self._outdated())
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise PlannerError(
-                f"{folder}: the plan is written, its report is not, as memory does not suffice; "
-                f"`plan report {folder}` draws it"
+                f"{folder}: the plan is written, its report is not, as memory or open files do not suffice "
+                f"(ulimit -v, ulimit -n); with more of them `plan report {folder}` draws it"
             ) from None
         write_files(Path(folder), written, outdated=self._outdated())
         return tuple(written)

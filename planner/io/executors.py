@@ -302,7 +302,10 @@ class _Processes:
     def _fresh(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),))
+        with _deaf_to_interrupts():
+            return ProcessPoolExecutor(
+                self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),)
+            )
 
     def hold(self, value: Any) -> _File:
         from joblib import dump
@@ -406,11 +409,16 @@ def _sweep(where: Path) -> None:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them."""
-    resource_tracker.ensure_running()  # its start would undo it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them. So do
+    the trackers of what processes share, which tell of what an interrupt leaves, and tidy it up.
+    """
+    from joblib.externals.loky.backend import resource_tracker as of_loky
+
     known = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = f"{known},{NO_LEAKS_TOLD}" if known else NO_LEAKS_TOLD
+    for tracker in (resource_tracker, of_loky):  # their start would undo what follows
+        tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -498,6 +506,25 @@ def _ray(executor: Executor) -> Iterator[_Ray]:
 # -- Dask
 
 
+class _OnDask:
+    """What lies with the workers, or is computed there from what does, and how to lay it there once more: a
+    value that was scattered is gone with the last worker that has it, and all that waits for it is cancelled.
+    """
+
+    def __init__(self, lay: Callable[[], Any], source: _OnDask | None = None) -> None:
+        self._lay, self._source, self._lock = lay, source, threading.Lock()
+        self.future = lay()
+
+    def lay_again(self, lost: Any) -> None:
+        """Unless somebody has since `lost` was; first what it is computed from, where that is gone too."""
+        with self._lock:
+            if self.future is not lost:
+                return
+            if self._source is not None and (source := self._source.future).status in ("cancelled", "lost"):
+                self._source.lay_again(source)
+            self.future = self._lay()
+
+
 class _Dask:
     def __init__(self, client: Any, executor: Executor) -> None:
         self.client, self.executor = client, executor
@@ -512,21 +539,28 @@ class _Dask:
         self.workers = max(1, sum(client.nthreads().values()))
         self._known: set[str] = set()
 
-    def hold(self, value: Any) -> Any:
+    def hold(self, value: Any) -> _OnDask:
         with self._told():
-            return self.client.scatter(value, broadcast=True, hash=False)
+            return _OnDask(lambda: self.client.scatter(value, broadcast=True, hash=False))
 
-    def make(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Any:
+    def make(self, function: Callable[[Any, Any], Any], held: _OnDask, item: Any) -> _OnDask:
         with self._told():
             self._may(function)
-            return self.client.submit(_work, versions(), function, held, item, pure=False)
+            return _OnDask(
+                lambda: self.client.submit(_work, versions(), function, held.future, item, pure=False), held
+            )
 
-    def start(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Callable[[], Any]:
+    def start(self, function: Callable[[Any, Any], Any], held: _OnDask, item: Any) -> Callable[[], Any]:
         pending = self.make(function, held, item)
 
         def wait() -> Any:
             with self._told():
-                return pending.result()
+                for _ in range(TRIES - 1):
+                    future = pending.future
+                    with suppress(CancelledError):
+                        return future.result()
+                    pending.lay_again(future)
+                return pending.future.result()
 
         return wait
 

@@ -11,10 +11,12 @@ import gzip
 import json
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from planner.io.files import cached_text
+from planner.io.wants import is_limited, survives
 
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
@@ -93,7 +95,19 @@ def svg_of(spec: dict[str, Any]) -> str:
     """The same of what `chart_spec` gave."""
     import vl_convert
 
+    _check_drawing()
     return themed(vl_convert.vegalite_to_svg(spec))
+
+
+@cache
+def _check_drawing() -> None:
+    """The engine that draws ends the process where memory or open files are short: where they are limited a
+    copy of this process draws first. Raises MemoryError where it does not survive that.
+    """
+    import vl_convert
+
+    if is_limited() and not survives(lambda: vl_convert.vegalite_to_svg({"mark": "bar", "data": {}})):
+        raise MemoryError
 
 
 def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:

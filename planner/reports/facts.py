@@ -790,6 +790,28 @@ def _(fact: facts.NotCertified) -> str:
 
 
 @sentence.register
+def _(fact: facts.TooFewKept) -> str:
+    most, kept = fact.most_kept, percent(fact.most_kept.kept_frac)
+    return (
+        f"not for production: no fleet within the limits was found that keeps the SLO in "
+        f"{percent(most.asked_frac)} of futures; the most that one does is {kept}, for {most.value:.2f} "
+        f"{most.unit}. Planned is the cheapest on paper: raise the stock or the limits, ask for "
+        f"safety: {{kept_in: {int(100 * most.kept_frac) / 100:g}}}, or relax the SLO"
+    )
+
+
+@sentence.register
+def _(fact: facts.IdleMisses) -> str:
+    return (
+        f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "
+        f"in {fact.missed} of {fact.futures} futures, as steps may take longer than predicted. No number of "
+        f"workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what {fact.fastest}, the "
+        "fastest, needs), measure the steps (plan profile), or add a faster GPU. Planned is the cheapest "
+        "fleet on paper"
+    )
+
+
+@sentence.register
 def _(fact: facts.NotSimulated) -> str:
     left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
     return f"not simulated, out of time: {left_out}; raise --time-limit"

@@ -19,7 +19,10 @@ from planner.documents.facts import (
     Answered,
     ForTargets,
     Headroom,
+    IdleMisses,
     KeptIn,
+    NotCertified,
+    TooFewKept,
 )
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
@@ -67,7 +70,11 @@ def verdict(plan: Plan) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
-    said = [f"{buy_text(plan.fleet, plan.bill)}.{carried}{missed}", targets_text(plan), _how_sure(plan)]
+    said = [
+        f"{_not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
+        targets_text(plan),
+        _how_sure(plan),
+    ]
     return " ".join(part for part in (*said, basis_text(plan.fleet)) if part)
 
 
@@ -97,6 +104,15 @@ def for_targets_text(found: ForTargets) -> str:
         return f"none found on {listed(found.targets)}"
     doubt = "" if found.status in ("certified", "on paper") else f", {found.status}"
     return f"on {listed(found.targets)} {usd(found.usd_per_h)}/h, {workers_text(found.workers)}{doubt}"
+
+
+def _not_for_production(plan: Plan) -> str:
+    """What comes before a fleet on paper where production was asked for and none was found."""
+    is_on_paper = any(
+        isinstance(said, TooFewKept | IdleMisses) or (isinstance(said, NotCertified) and said.is_on_paper)
+        for said in plan.warnings
+    )
+    return "NOT for production, on paper alone: " if is_on_paper else ""
 
 
 def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
@@ -310,6 +326,7 @@ STATUS_WORDS = {
     "certified": "tested on futures that the search had not seen, step times with a measured spread",
     "not certified": "the test on unseen futures or the step times do not say enough; see the warnings",
     "on paper": "kept on the traffic as it is written; nothing is known of other traffic",
+    "not for production": "no fleet was found for production; this is the cheapest on paper",
     "best found": "the search is NOT exhausted, the time limit came first: a cheaper fleet may exist",
 }
 

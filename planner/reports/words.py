@@ -233,17 +233,26 @@ def level0_line(certificate: Certificate) -> str:
 
 def throughput_line(found: Throughput) -> str:
     """The most traffic, in production beside that on paper."""
-    most = f"{found.rate_rps:g} requests/s. At {found.refuted_rps:g}"
     assumed = "that more traffic is never easier to carry is assumed"
     if found.on_paper_rps is None:
+        none = "the search over one worker type per pool found none"
         return (
-            f"Most traffic within the limits: {most} the search over one worker type per pool found none; "
-            f"{assumed}."
+            f"Most traffic within the limits: {_up_to(found.rate_rps, found.refuted_rps, none)}; {assumed}."
         )
+    most = _up_to(found.rate_rps, found.refuted_rps, "no fleet was found")
+    on_paper = _up_to(found.on_paper_rps, found.on_paper_refuted_rps, "none")
     return (
-        f"Most traffic within the limits that is kept in enough futures: {most} no fleet was found; "
-        f"{assumed}. On paper: {found.on_paper_rps:g} requests/s, at {found.on_paper_refuted_rps:g} none."
+        f"Most traffic within the limits that is kept in enough futures: {most}; {assumed}. "
+        f"On paper: {on_paper}."
     )
+
+
+def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
+    """A rate, and the one at which there was none."""
+    beyond = (
+        "the time was over before more was refuted" if refuted_rps is None else f"at {refuted_rps:g} {none}"
+    )
+    return f"{rate_rps:g} requests/s, {beyond}"
 
 
 def proof_lines(plan: Plan) -> list[str]:

@@ -19,7 +19,15 @@ from functools import partial
 
 import numpy as np
 
-from planner.documents.facts import Answered, AnswerName, FuturesDrawn, KeptIn, NotCertified
+from planner.documents.facts import (
+    Answered,
+    AnswerName,
+    FuturesDrawn,
+    IdleMisses,
+    KeptIn,
+    NotCertified,
+    TooFewKept,
+)
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet, Policies
@@ -27,9 +35,19 @@ from planner.policies import ROUTING
 from planner.search.best_fleet import Found, search_again
 from planner.search.beyond import best_settings
 from planner.search.bill import bill, bought
-from planner.search.fleets import FEWER_FRAC, Counts, by_gpu, counts_named, in_order, named, objective
+from planner.search.fleets import (
+    FEWER_FRAC,
+    Counts,
+    by_gpu,
+    counts_named,
+    counts_of,
+    in_order,
+    named,
+    objective,
+)
 from planner.search.futures import Futures, drawn_by
 from planner.search.headroom import ends, holds_with
+from planner.search.idle_futures import idle_misses, out_of_reach_in_futures
 from planner.search.one_pool import StoppedError, in_time
 from planner.search.options import OBJECTIVE_UNITS, hardware
 from planner.search.oracle import Oracle
@@ -78,15 +96,17 @@ class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
 
     `with_loss` is the fleet that stands the loss of any worker, None where none was found or looked for.
-    `trial` has the futures of its search and of that test, for other routers of the same fleet.
+    `trial` has the futures of its search and of that test, for other routers of the same fleet; None on paper.
+    `on_paper` says why there is no fleet for production, where `best` is the cheapest on paper.
     """
 
     best: Counts
     answers: tuple[Answered, ...]
     futures: FuturesDrawn
     is_tested: bool
-    trial: Tried
+    trial: Tried | None
     with_loss: Counts | None = None
+    on_paper: TooFewKept | IdleMisses | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -204,14 +224,18 @@ class Tried:
         return (kept_in if is_kept else seen), is_kept
 
 
-def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = ()) -> Tried | None:
+def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES) -> Tried | None:
     """The cheapest fleet found that passes its test, or that of the last try; None where the time was over.
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
     """
+    if (idle := idle_misses(problem)) is not None:
+        raise out_of_reach_in_futures(idle)
     model = scale_model(problem, paper.best)
     found = None if model is problem else _tried(problem, model, paper, start)
-    return found if found is not None or problem.out_of_time() else _tried(problem, problem, paper, start)
+    if found is not None or problem.out_of_time():
+        return found
+    return _tried(problem, problem, paper, start)
 
 
 def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet]) -> Tried | None:
@@ -282,6 +306,23 @@ def tested(asked: Problem, paper: Found, best: Counts, test: Test) -> tuple[Coun
     return _shrunk(asked, test, best, test.run(best))
 
 
+def tested_alone(problem: Problem, paper: Found, fleet: Fleet) -> Tried | None:
+    """How a fleet that is known to keep enough of the futures that a search sees does in others, or one of
+    about its price that holds further; None where this question has no such workers.
+    """
+    counts = counts_of(fleet, paper.level0.options)
+    if not counts:
+        return None
+    assert problem.task.safety is not None and problem.tested is not None
+    problem.progress(Stage("production: on futures that the search has not seen", "test"))
+    asked = in_production(problem)
+    asked = replace(asked, oracle=replace(asked.oracle, until=problem.deadline))
+    test = Test(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
+    best = in_time(partial(_roomier, asked, paper, counts), counts)
+    best, kept_in = _shrunk(asked, test, best, test.run(best))
+    return Tried(best, kept_in, asked, test)
+
+
 def production(problem: Problem, paper: Found) -> Production | None:
     """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
 
@@ -310,6 +351,27 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
     is_tested = is_passed(kept_in, problem.task.safety)
     drawn = _drawn(problem, best, found.searched.oracle)
     return Production(best, answers, drawn, is_tested, found, lossy)
+
+
+def production_or_paper(problem: Problem, paper: Found) -> Production | None:
+    """As `production`; where no fleet keeps enough futures the cheapest on paper, and why it is that one."""
+    try:
+        return production(problem, paper)
+    except InfeasibleError as error:
+        idle = idle_misses(problem)
+        if idle is None and error.most_kept is None:
+            raise
+        why = TooFewKept(error.most_kept) if idle is None and error.most_kept is not None else idle
+    assert problem.searched is not None and problem.task.safety is not None
+    test = Test(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
+    is_small = scale_model(problem, paper.best) is problem
+    kept_in = test.of(paper.best, problem.searched.count if is_small else test.beside)
+    answers = (
+        _answered(problem, "on-paper", paper.best, kept_in),
+        Answered("production", (), None, None, None),
+    )
+    drawn = _drawn(problem, paper.best, in_production(problem).oracle)
+    return Production(paper.best, answers, drawn, is_tested=False, trial=None, on_paper=why)
 
 
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
@@ -356,12 +418,16 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
     return sorted(found, key=objective)[:MOST_NEARLY]
 
 
-def not_certified(problem: Problem, made: Production | None) -> tuple[NotCertified, ...]:
+def not_certified(
+    problem: Problem, made: Production | None
+) -> tuple[NotCertified | TooFewKept | IdleMisses, ...]:
     """A warning where production was asked for and the word certified is not earned."""
     if (safety := problem.task.safety) is None:
         return ()
     if made is None:
         return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
+    if made.on_paper is not None:
+        return (made.on_paper,)
     if made.is_tested and made.futures.have_spread:
         return ()
     kept_in = next(each.kept_in for each in made.answers if each.name == "production")

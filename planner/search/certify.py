@@ -13,17 +13,25 @@ from planner.documents.certificate import Alternative, Certificate, Status, Thro
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
 from planner.documents.task import Task
 from planner.domain import FleetLimit
-from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search import draws, findings, shortcuts
 from planner.search.alternatives import alternatives, as_on_paper
-from planner.search.answers import TRIES, Production, not_certified, production
+from planner.search.answers import (
+    TRIES,
+    Production,
+    is_passed,
+    not_certified,
+    production_or_paper,
+    tested_alone,
+    with_answers,
+)
 from planner.search.around import around, priced_others
 from planner.search.asked import Asked
 from planner.search.assumptions import assumptions
 from planner.search.best_fleet import Found, best_of, search_policies
 from planner.search.bill import commitments
 from planner.search.bounds import checked_bound, lower_bound, shadow_prices
+from planner.search.idle_futures import idle_misses, out_of_reach_in_futures
 from planner.search.most_traffic import at_rate, falling, most_kept, most_traffic
 from planner.search.options import OBJECTIVE_UNITS
 from planner.search.owned import paid, paid_at_least
@@ -31,11 +39,13 @@ from planner.search.plan import Plan
 from planner.search.pose import pose
 from planner.search.prefix_placing import pool_prefixes
 from planner.search.problem import Conditions, Problem, on_all_draws
-from planner.search.stages import Stage
+from planner.search.stages import Stage, Urgent
 from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
 
+RATE_FRAC = 2 / 3  # of the time, for the rate of the objective throughput
+LEAST_S = 5.0  # of a search at the rate that was found, where that took all of the time
 PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
 
 
@@ -61,18 +71,27 @@ def plan(
     """
     deadline = time.monotonic() + time_limit_s
     conditions, throughput = replace(conditions or Conditions(), deadline=deadline), None
+    start: list[Fleet] = []
     if task.objective == "throughput":
         if task.safety is not None:
             return _most_kept(task, trace, catalog, seed, conditions)
-        throughput = most_traffic(task, trace, catalog, seed=seed, conditions=conditions)
-        task = at_rate(task, trace, throughput.rate_rps, seed)
-    searched = search_llm(task, trace, catalog, seed=seed, conditions=conditions, asked=asked, prove=prove)
+        until = _share_of_time(conditions, RATE_FRAC)
+        throughput, fleet = most_traffic(task, trace, catalog, seed=seed, conditions=until)
+        task, start, conditions = (
+            at_rate(task, trace, throughput.rate_rps, seed),
+            [fleet],
+            _at_least(conditions),
+        )
+    searched = search_llm(
+        task, trace, catalog, seed=seed, conditions=conditions, asked=asked, start=start, prove=prove
+    )
     if task.safety is not None:
         problem, paper = best_of(searched)
         conditions.on_paper(problem, problem.oracle.fleet(paper.best))
-    made = None if task.safety is None else production(*best_of(searched))
+    made = None if task.safety is None else production_or_paper(*best_of(searched))
     found = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
-    return with_around(found, best_of(searched), made) if conditions.around else found
+    is_on_paper = made is not None and made.on_paper is not None
+    return with_around(found, best_of(searched), made) if conditions.around and not is_on_paper else found
 
 
 def with_around(found: Plan, searched: tuple[Problem, Found], made: Production | None) -> Plan:
@@ -89,26 +108,37 @@ def with_around(found: Plan, searched: tuple[Problem, Found], made: Production |
 
 def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions) -> Plan:
     """The plan for the most traffic that a fleet keeps in enough futures, less of it where none passes its
-    test. The rate must be found in two thirds of the time.
+    test; for the most on paper where no fleet for production is found. The rate on paper must be found in a
+    third of the time, that in production in two thirds.
     """
-    left_s = max(conditions.deadline - time.monotonic(), 0.0)
-    until = replace(conditions, deadline=conditions.deadline - left_s / 3)
-    on_paper = most_traffic(task, trace, catalog, seed=seed, conditions=until)
-    found = most_kept(task, trace, catalog, on_paper, seed=seed, conditions=until)
-    for attempt, throughput in enumerate(falling(found), start=1):
-        is_last = attempt == TRIES or time.monotonic() > conditions.deadline
-        at = at_rate(task, trace, throughput.rate_rps, seed)
-        searched = search_llm(at, trace, catalog, seed=seed, conditions=conditions)
-        try:
-            made = production(*best_of(searched))
-        except InfeasibleError:
-            if is_last:
-                raise
-            continue
-        if is_last or made is None or made.is_tested:
-            plan = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
-            return with_around(plan, best_of(searched), made) if conditions.around else plan
-    raise AssertionError("falling() has no end")
+    until = [_share_of_time(conditions, part * RATE_FRAC) for part in (0.5, 1.0)]
+    on_paper, fleet = most_traffic(task, trace, catalog, seed=seed, conditions=until[0])
+    kept = most_kept(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until[1])
+    rates, fleet = (on_paper, fleet) if kept is None else kept
+    conditions, made = _at_least(conditions), None
+    for attempt, throughput in enumerate(falling(rates), start=1):
+        at, now = at_rate(task, trace, throughput.rate_rps, seed), _at_least(conditions)
+        searched = search_llm(at, trace, catalog, seed=seed, conditions=now, start=[fleet])
+        problem, paper = best_of(searched)
+        known = None if kept is None else tested_alone(problem, paper, fleet)
+        is_over = known is None or is_passed(known.kept_in, known.test.safety) or problem.out_of_time()
+        if is_over or attempt == TRIES:
+            break
+    if known is not None:
+        made = with_answers(problem, paper, known)
+    found = certified(searched, trace, catalog, seed=seed, throughput=throughput, made=made)
+    return with_around(found, (problem, paper), made) if conditions.around else found
+
+
+def _share_of_time(conditions: Conditions, share: float) -> Conditions:
+    """The same with so much of the time that is left."""
+    now_s = time.monotonic()
+    return replace(conditions, deadline=now_s + share * max(conditions.deadline - now_s, 0.0))
+
+
+def _at_least(conditions: Conditions) -> Conditions:
+    """The same with time for a fleet that is known to be simulated and written."""
+    return replace(conditions, deadline=max(conditions.deadline, time.monotonic() + LEAST_S))
 
 
 def search_llm(
@@ -119,13 +149,18 @@ def search_llm(
     seed: int,
     conditions: Conditions,
     asked: Asked | None = None,
+    start: Sequence[Fleet] = (),
     prove: bool = False,
 ) -> list[tuple[Problem, Found]]:
-    """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for."""
+    """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for. Those
+    of `start` that hold are what others must beat.
+    """
     problem = pose(task, trace, catalog, seed=seed, conditions=conditions, asked=asked)
+    if task.safety is not None and (idle := idle_misses(problem)) is not None:
+        problem.progress(Urgent(f"{out_of_reach_in_futures(idle)}; planned is on paper alone"))
     problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
-    return search_policies(replace(problem, lower=lower), prove=prove)
+    return search_policies(replace(problem, lower=lower), start, prove=prove)
 
 
 def certified(
@@ -212,6 +247,8 @@ def _alternatives(
 
 
 def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
+    if made is not None and made.on_paper is not None:
+        return "not for production"
     if not certificate.level0_exhausted:
         return "best found"
     if made is None and problem.task.safety is None:

@@ -3,8 +3,9 @@
 A search simulates hundreds of fleets, and production as many futures, so a fleet is looked for on the part of
 the trace with the most tokens, and simulated once on the whole trace. Where it fails there, the part in which
 the most requests are late is planned in place of the first, ROUNDS times at most. Too long are more than
-LONG_REQUESTS, or so many that WHOLE_SIMULATIONS of them would take longer than the time limit: that goes by
-the limit as it is given, not by the clock, so that equal questions give equal answers.
+LONG_REQUESTS, for production a share of these, as every fleet is simulated in dozens of futures; or so many
+that WHOLE_SIMULATIONS of them would take longer than the time limit: that goes by the limit as it is given,
+not by the clock, so that equal questions give equal answers.
 
 A fleet that keeps a percentile in the busiest part may be more than the whole trace asks for: there the late
 requests of a busy hour are few among many. So on paper the plan is then made smaller, as long as the whole
@@ -35,7 +36,8 @@ from planner.traffic.scaling import busiest
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import clock, show_s, show_span
 
-LONG_REQUESTS = 2_000_000  # traces with more are planned by their busiest part
+LONG_REQUESTS = 2_000_000  # traces with more are planned by their busiest part,
+IN_FUTURES_FRAC = 0.25  # for production those with more than this share: every fleet has dozens of futures
 PART_REQUESTS = 200_000  # on average: the busiest part has more
 ROUNDS = 3
 REQUEST_S = 2e-6  # of simulating the whole trace, with what is recorded
@@ -63,9 +65,10 @@ def is_too_long(task: Task, trace: Trace, seconds: float = math.inf) -> bool:
     """Whether a trace is planned by its busiest part: one that is long, also for so many seconds, and meant
     as it is.
     """
+    most = LONG_REQUESTS * (1.0 if task.safety is None else IN_FUTURES_FRAC)
     is_long_for = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
     return (
-        (len(trace) > LONG_REQUESTS or (is_long_for and len(trace) > 2 * part_requests(seconds)))
+        (len(trace) > most or (is_long_for and len(trace) > 2 * part_requests(seconds)))
         and task.described is None
         and task.rate_rps is None
         and (task.window or "whole") == "whole"

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Throughput
 from planner.documents.task import Task
-from planner.errors import InfeasibleError, PlannerError
-from planner.fleet import Fleet, Policies
+from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
+from planner.fleet import Fleet
 from planner.search.asked import asked_traffic
 from planner.search.level0 import search_level0
+from planner.search.one_pool import StoppedError
 from planner.search.pose import pose
 from planner.search.problem import Conditions, Problem, on_all_draws, with_policies
-from planner.search.production import MOST_SEARCH, in_most, in_production, limited
+from planner.search.production import LEAST_SEARCH, in_most, in_production, limited
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
@@ -29,105 +30,175 @@ RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that i
 
 KEPT_STEP_FRAC = 0.02  # the same in production
 FIRST_FRAC = 0.8  # of the most traffic on paper: the rate that is looked at first
+KNOWN_LESS_FRAC, KNOWN_LEAST_FRAC = 0.9, 0.5  # of it, at which the fleet on paper is tried
 LESS_FRAC = 0.03  # less traffic, where a fleet fails its test
 
 _FEWEST_REQUESTS = 20  # a trace thinned further says nothing
 
 
+Carries = Callable[[float, Fleet | None], Fleet | None]
+"""A fleet that carries so many requests per second, of the same workers as the one that is given, if one is;
+None if there is none. Raises StoppedError where the time is over.
+"""
+
+
+@dataclass(slots=True)
+class Climb:
+    """The highest rate at which a fleet was found, that fleet, and the lowest at which none was."""
+
+    carries: Carries
+    step_frac: float
+    least_rps: float
+    holds_rps: float = 0.0
+    fleet: Fleet | None = None
+    failed_rps: float = math.inf
+
+    @property
+    def refuted_rps(self) -> float | None:
+        """The lowest rate at which no fleet was found; None where the time was over before there was one."""
+        return None if math.isinf(self.failed_rps) else self.failed_rps
+
+    def from_rate(self, rate_rps: float, known: Fleet | None = None) -> None:
+        """Climb until a rate is refuted that is `step_frac` higher than one at which a fleet was found, until
+        no rate above `least_rps` is left, or the time is over.
+
+        A fleet is taken as far as its own workers go before all others are asked once more: so every kind of
+        worker is refuted once or twice, and not at every rate. The workers of a fleet that is `known` are
+        asked first, at lower and lower rates down to KNOWN_LEAST_FRAC of the first.
+        """
+        at_rps = rate_rps
+        try:
+            while known is not None and self.fleet is None and at_rps >= KNOWN_LEAST_FRAC * rate_rps:
+                self._ask(at_rps, known)
+                at_rps = _in_digits(at_rps * KNOWN_LESS_FRAC)
+            while self.fleet is None and rate_rps >= self.least_rps:
+                self._ask(rate_rps)
+                rate_rps = _in_digits(rate_rps / 2)
+            while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
+                self._take_further(self.fleet)
+                next_rps = _in_digits(self.holds_rps * (1 + self.step_frac))
+                if not self.holds_rps < next_rps < self.failed_rps:
+                    break
+                self._ask(next_rps)
+        except StoppedError:
+            pass
+
+    def _ask(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
+        fleet = self.carries(rate_rps, workers_of)
+        if fleet is not None and rate_rps > self.holds_rps:
+            self.holds_rps, self.fleet = rate_rps, fleet
+        elif fleet is None and workers_of is None:
+            self.failed_rps = min(self.failed_rps, rate_rps)
+        return fleet is not None
+
+    def _take_further(self, fleet: Fleet) -> None:
+        """The workers of a fleet, as far as they go."""
+        failed = self.failed_rps
+        factor = 2.0 if math.isinf(failed) else 1 + 4 * self.step_frac
+        while failed > self.holds_rps * (1 + self.step_frac):
+            at = min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed))
+            rate_rps = _in_digits(at)
+            if not self.holds_rps < rate_rps < failed:
+                break
+            if self._ask(rate_rps, fleet):
+                factor = min(factor * factor, 2.0)
+            else:
+                failed = rate_rps
+
+
+def _in_digits(rate_rps: float) -> float:
+    return float(f"{rate_rps:.4g}")
+
+
 def most_traffic(
     task: Task, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
-) -> Throughput:
-    """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC.
+) -> tuple[Throughput, Fleet]:
+    """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC, or
+    as far as the time goes, and such a fleet.
 
     A rate is refuted by the exhausted search of level 0 at it, and then so are all higher ones: more traffic
     is never easier to carry, an assumption beside monotonicity in the workers. A fleet carries a rate if it
     keeps the SLO on every draw of it that the task asks for.
+
+    Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one.
     """
-
     quiet = Conditions(conditions.deadline, answers=conditions.answers)
+    known: list[Fleet] = []
 
-    def carries(rate_rps: float) -> bool:
+    def carries(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
         at = at_rate(task, trace, rate_rps, seed)
         conditions.progress(f"most traffic: {rate_rps:g} requests/s")
-        problem = on_all_draws(pose(at, trace, catalog, seed=seed, conditions=quiet))
-        searched = [
-            search_level0(with_policies(problem, policies), any_will_do=True).search
-            for policies in task.policies()
-        ]
-        if any(search.best is not None for search in searched):
-            return True
-        if not all(search.is_exhausted for search in searched):
-            raise _out_of_time()
-        return False
+        problem = _of_workers(on_all_draws(pose(at, trace, catalog, seed=seed, conditions=quiet)), workers_of)
+        is_exhausted = True
+        for policies in task.policies():
+            asked = with_policies(problem, policies)
+            search = search_level0(asked, known, any_will_do=True).search
+            if search.best is not None:
+                known[:] = [asked.oracle.fleet(search.best)]
+                return known[0]
+            is_exhausted &= search.is_exhausted
+        if not is_exhausted:
+            raise StoppedError
+        return None
 
-    rate_rps = float(f"{trace.rate_rps:.3g}")
-    holds, failed = (0.0, rate_rps) if not carries(rate_rps) else (rate_rps, math.inf)
-    while not holds:
-        if failed * trace.duration_s < 2 * _FEWEST_REQUESTS:
-            raise _infeasible_at_any_rate(task, failed)
-        if carries(failed / 2):
-            holds = failed / 2
-        else:
-            failed /= 2
-    while math.isinf(failed):
-        if carries(2 * holds):
-            holds *= 2
-        else:
-            failed = 2 * holds
-    while failed > holds * (1 + RATE_STEP_FRAC):
-        middle = float(f"{math.sqrt(holds * failed):.4g}")
-        if not holds < middle < failed:
-            break
-        if carries(middle):
-            holds = middle
-        else:
-            failed = middle
-    return Throughput(holds, failed)
+    climb = Climb(carries, RATE_STEP_FRAC, _FEWEST_REQUESTS / trace.duration_s)
+    climb.from_rate(float(f"{trace.rate_rps:.3g}"))
+    if climb.fleet is None:
+        raise _nothing_carried(task, climb, conditions)
+    return Throughput(climb.holds_rps, climb.refuted_rps), climb.fleet
 
 
 def most_kept(
-    task: Task, trace: Trace, catalog: Catalog, on_paper: Throughput, *, seed: int, conditions: Conditions
-) -> Throughput:
+    task: Task,
+    trace: Trace,
+    catalog: Catalog,
+    on_paper: Throughput,
+    best: Fleet,
+    *,
+    seed: int,
+    conditions: Conditions,
+) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
-    in enough of the futures that a search sees, to KEPT_STEP_FRAC, or as far as the time goes.
+    in enough of the futures that a search sees, to KEPT_STEP_FRAC, or as far as the time goes, and that
+    fleet; None where the time ends before one. `best` is the fleet on paper.
 
-    Raises InfeasibleError where there is none at any rate, PlannerError where the time ends before one.
+    Raises InfeasibleError where there is none at any rate.
     """
-    quiet, known = Conditions(conditions.deadline), dict[Policies, list[Fleet]]()
+    quiet, known = Conditions(conditions.deadline), {policies: [best] for policies in task.policies()}
 
-    def out_of_time() -> bool:
-        return time.monotonic() > conditions.deadline
-
-    def carries(rate_rps: float) -> bool:
+    def carries(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
         conditions.progress(f"most traffic in production: {rate_rps:g} requests/s")
         at = at_rate(task, trace, rate_rps, seed)
-        problem = on_all_draws(pose(at, trace, catalog, seed=seed, conditions=quiet))
+        problem = _of_workers(on_all_draws(pose(at, trace, catalog, seed=seed, conditions=quiet)), workers_of)
         for policies in task.policies():
-            asked = limited(_slowest_first(in_production(with_policies(problem, policies))), MOST_SEARCH)
-            start = known.setdefault(policies, [])
-            best = search_level0(asked, start, walks=False, any_will_do=True).search.best
-            if best is not None:
-                start.insert(0, asked.oracle.fleet(best))
-                return True
-        return False
+            asked = limited(_slowest_first(in_production(with_policies(problem, policies))), LEAST_SEARCH)
+            start = known[policies]
+            search = search_level0(asked, start, walks=False, any_will_do=True).search
+            if search.best is not None:
+                start.insert(0, asked.oracle.fleet(search.best))
+                return start[0]
+        if time.monotonic() > conditions.deadline:
+            raise StoppedError
+        return None
 
-    holds, failed = 0.0, on_paper.refuted_rps
-    while failed > holds * (1 + KEPT_STEP_FRAC):
-        first = FIRST_FRAC * (on_paper.rate_rps if failed == on_paper.refuted_rps else failed)
-        middle = float(f"{math.sqrt(holds * failed) if holds else first:.4g}")
-        if not holds < middle < failed or (holds and out_of_time()):
-            break
-        if middle * trace.duration_s < _FEWEST_REQUESTS:
-            raise _infeasible_at_any_rate(task, failed)
-        if carries(middle):
-            holds = middle
-        elif out_of_time():
-            if not holds:
-                raise _out_of_time()
-            break
-        else:
-            failed = middle
-    return Throughput(holds, failed, on_paper.rate_rps, on_paper.refuted_rps)
+    refuted_rps = math.inf if on_paper.refuted_rps is None else on_paper.refuted_rps
+    least_rps = _FEWEST_REQUESTS / trace.duration_s
+    climb = Climb(carries, KEPT_STEP_FRAC, least_rps, failed_rps=refuted_rps)
+    climb.from_rate(_in_digits(FIRST_FRAC * on_paper.rate_rps), best)
+    if climb.fleet is None and time.monotonic() > conditions.deadline:
+        return None
+    if climb.fleet is None:
+        raise _nothing_carried(task, climb, conditions)
+    rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
+    return rates, climb.fleet
+
+
+def _of_workers(problem: Problem, fleet: Fleet | None) -> Problem:
+    """The same question of fleets that have workers of these types alone; of all where there is no fleet."""
+    if fleet is None:
+        return problem
+    names = {pool.type.name for pool in fleet.pools}
+    return replace(problem, types=tuple(worker for worker in problem.types if worker.name in names))
 
 
 def _slowest_first(problem: Problem) -> Problem:
@@ -145,8 +216,10 @@ def falling(found: Throughput) -> Iterator[Throughput]:
         found = replace(found, rate_rps=less, refuted_rps=found.rate_rps)
 
 
-def _out_of_time() -> PlannerError:
-    return PlannerError("the most traffic was not found within the time limit; raise --time-limit")
+def _nothing_carried(task: Task, climb: Climb, conditions: Conditions) -> PlannerError:
+    if math.isinf(climb.failed_rps) or time.monotonic() > conditions.deadline:
+        return OutOfTimeError("the most traffic was not found within the time limit; raise --time-limit")
+    return _infeasible_at_any_rate(task, climb.failed_rps)
 
 
 def at_rate(task: Task, trace: Trace, rate_rps: float, seed: int) -> Task:

@@ -32,6 +32,12 @@ class Stage(str):
         return stage
 
 
+class Urgent(str):
+    """What is told however short the work has been so far."""
+
+    __slots__ = ()
+
+
 def left_s(elapsed_s: float, done_frac: float, limit_s: float) -> float | None:
     """About how long it will take yet, at most until the time limit; None where too little is done to say."""
     if done_frac < LEAST_DONE_FRAC:

@@ -1,4 +1,5 @@
-"""Ctrl-C at any moment of `plan`: one line, exit code 130; nothing, the best fleet so far, or the plan."""
+"""Ctrl-C or SIGTERM at any moment of `plan`: one line, exit code 130 or 143; nothing, the best fleet so far,
+or the plan."""
 
 from __future__ import annotations
 
@@ -17,11 +18,29 @@ SLO = """llm: llama-3.1-8b
 slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}}
 fleet: {gpus: {h100-80g: 20, a100-80g: 20, l40s-48g: 20}}
 """
+SEARCH_ON = """
+import os, time
+from fleetplan.__main__ import main
+from planner.commands import plan
+from planner.commands.plan import BestSoFar
+
+class Waits(BestSoFar):
+    def see(self, standing):
+        super().see(standing)
+        if self.standing is not None:
+            os.write(1, b".")
+            time.sleep(60)
+
+plan.BestSoFar = Waits
+main()
+"""
 MOMENTS_S = (0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 1.1, 1.5, 2.2, 3.0, 4.5)
 
 
-def interrupted(folder: Path, after_s: float, line: list[str]) -> tuple[int, str, float]:
-    """Exit code, stderr, and how long it took from Ctrl-C on."""
+def interrupted(
+    folder: Path, after_s: float, line: list[str], by: signal.Signals = signal.SIGINT
+) -> tuple[int, str, float]:
+    """Exit code, stderr, and how long it took from Ctrl-C on, or from another signal."""
     run = subprocess.Popen(
         [sys.executable, "-m", "fleetplan", *line],
         cwd=folder,
@@ -29,10 +48,27 @@ def interrupted(folder: Path, after_s: float, line: list[str]) -> tuple[int, str
         stderr=subprocess.PIPE,
     )
     time.sleep(after_s)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(by)
     sent_s = time.monotonic()
     _, said = run.communicate(timeout=60)
     return run.returncode, said.decode(), time.monotonic() - sent_s
+
+
+def test_what_ends_a_service_leaves_the_best_fleet_as_ctrl_c_does(tmp_path: Path) -> None:
+    """SIGTERM, which docker stop, systemd and batch queues send: 128 + 15 = 143. It comes when a fleet that
+    holds is known, as the search says."""
+    (tmp_path / "slo.yaml").write_text(SLO)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    command = [sys.executable, "-c", SEARCH_ON, "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None and run.stdout.read(1) == "."
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 143, said
+    assert said.splitlines()[-1].startswith("plan: interrupted; the best fleet so far is ")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["best-so-far.yaml"]
 
 
 @pytest.mark.slow

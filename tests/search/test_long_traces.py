@@ -166,6 +166,18 @@ def test_a_trace_is_too_long_by_the_time_limit_as_it_is_given(monkeypatch: pytes
     assert not is_too_long(task, trace.select(np.arange(30_000)), 0.1)  # no part would be much shorter
 
 
+def test_production_in_dozens_of_futures_is_by_parts_from_fewer_requests_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A million requests in 20 futures are 20 million for each fleet; two million on paper are two."""
+    monkeypatch.setattr(long_traces, "LONG_REQUESTS", 2_000_000)
+    column = np.ones(1_000_000, np.int64)
+    trace = Trace("flat", np.arange(1_000_000.0), column, column)
+    assert not is_too_long(question(), trace)
+    assert is_too_long(question(safety={"kept_in": 0.9}), trace)
+    assert not is_too_long(question(safety={"kept_in": 0.9}), trace.select(np.arange(500_000)))
+
+
 def test_a_short_trace_can_be_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two chunks of requests, and no long trace: it is simulated as such, or until the deadline."""
     monkeypatch.setattr(passing, "LONG_REQUESTS", 10**6)

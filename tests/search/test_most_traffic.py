@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from functools import cache
+from typing import Any
 
 import pytest
 from plans import CATALOG
@@ -12,9 +14,10 @@ from questions import question, traffic
 from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
 from planner.search.certify import plan
-from planner.search.most_traffic import KEPT_STEP_FRAC, at_rate
+from planner.search.most_traffic import KEPT_STEP_FRAC, Climb, at_rate, most_kept, most_traffic
 from planner.search.plan import Plan
 from planner.search.pose import pose
+from planner.search.problem import Conditions
 from planner.search.production import in_production
 from planner.solvers.master import Option
 
@@ -47,11 +50,49 @@ def fleets_that_hold(rate_rps: float) -> int:
 
 
 def test_at_the_refuted_rate_no_fleet_keeps_enough_futures() -> None:
-    found = planned().throughput
-    assert found is not None and found.on_paper_rps is not None
+    on_paper, best = most_traffic(TASK, TRACE, CATALOG, seed=0, conditions=Conditions())
+    kept = most_kept(TASK, TRACE, CATALOG, on_paper, best, seed=0, conditions=Conditions())
+    assert kept is not None and on_paper.refuted_rps is not None
+    found = kept[0]
+    assert found.refuted_rps is not None
     assert found.rate_rps < found.refuted_rps <= found.rate_rps * (1 + KEPT_STEP_FRAC) * 1.001
-    assert found.refuted_rps < found.on_paper_rps
+    assert found.refuted_rps < on_paper.rate_rps
     assert fleets_that_hold(found.refuted_rps) == 0 < fleets_that_hold(found.rate_rps)
+
+
+def test_a_rate_that_was_found_is_in_the_answer_wherever_the_time_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock stands still until five rates were asked about, and then the time is over."""
+    now_s, told = [0.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+
+    def hear(said: str) -> None:
+        told.append(said)
+        if len(told) > 5:
+            now_s[0] = 1e4
+
+    found = plan(TASK, TRACE, CATALOG, time_limit_s=1000.0, conditions=Conditions(progress=hear))
+    assert found.throughput is not None and found.throughput.refuted_rps is None
+    assert f"most traffic: {found.throughput.rate_rps:g} requests/s" in told
+    assert found.verdict.holds and found.fleet.gpus <= MOST
+    assert found.status in ("best found", "not for production")
+
+
+def test_workers_are_taken_as_far_as_they_go_before_all_others_are_asked() -> None:
+    """Workers of one kind carry 10 requests/s, of another 25: both are asked about where they end, and all
+    once beyond each."""
+    ends_rps, asked = {"slow": 10.0, "fast": 25.0}, list[str]()
+
+    def carries(rate_rps: float, workers_of: Any) -> Any:
+        asked.append("all" if workers_of is None else workers_of)
+        among = ends_rps if workers_of is None else [workers_of]
+        return next((name for name in among if rate_rps <= ends_rps[name]), None)
+
+    climb: Any = Climb(carries, 0.01, 0.1)
+    climb.from_rate(3.0)
+    assert climb.fleet == "fast" and 24.7 < climb.holds_rps <= 25.0 < climb.failed_rps < 25.3
+    assert asked.count("all") <= 4 and asked.count("slow") <= 12
 
 
 def test_its_fleet_passes_its_test_at_that_rate_and_stays_within_the_limits() -> None:

@@ -1,0 +1,63 @@
+"""What the machine, or a limit on the process (ulimit), does not give: memory, threads, open files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import time
+from collections.abc import Callable
+
+_MEMORY, _FILES = "memory", "number of open files (ulimit -n)"
+_BY_NUMBER = {errno.ENOMEM: _MEMORY, errno.EMFILE: _FILES, errno.ENFILE: _FILES}
+_BY_TEXT = {  # of what libraries raise, in C and in Rust
+    "can't start new thread": "number of threads or the memory (ulimit -u, ulimit -v)",
+    "cannot allocate memory": _MEMORY,
+    "failed to map segment": _MEMORY,
+    "too many open files": _FILES,
+}
+FEW_FILES = 256  # with fewer a process is limited,
+MARGIN_BYTES = 2**26  # and with so much less memory left than now it would still do
+PROBE_S = 60.0
+
+
+def want_of(error: BaseException) -> str | None:
+    """What was short where that is why the error was raised; None where it is not."""
+    if isinstance(error, MemoryError):
+        return _MEMORY
+    if isinstance(error, OSError) and error.errno in _BY_NUMBER:
+        return _BY_NUMBER[error.errno]
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return None
+    text = str(error).lower()
+    return next((want for part, want in _BY_TEXT.items() if part in text), None)
+
+
+def is_limited() -> bool:
+    """Whether this process may have less memory or fewer files than usual."""
+    memory, files = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
+    return memory != resource.RLIM_INFINITY or 0 <= files < FEW_FILES
+
+
+def survives(work: Callable[[], object]) -> bool:
+    """Whether a copy of this process does the work: for libraries that end the process where memory or files
+    are short. Nothing of what it says is heard.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            margin = bytearray(MARGIN_BYTES)
+            work()
+            code = 0 if margin else 1
+        finally:
+            os._exit(code)
+    until_s = time.monotonic() + PROBE_S
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > until_s:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1]) == 0

@@ -1,0 +1,86 @@
+"""Futures in which even an idle worker misses a limit, as steps take longer there: no fleet keeps them.
+
+Asked before anything is searched, so that nobody waits for what no fleet can do. The requests as they are
+written are asked first: the traffic of a future is drawn only where they come near a limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.documents.facts import IdleMisses
+from planner.domain import Limit, Slo
+from planner.errors import InfeasibleError
+from planner.fleet import slowed_by_spread
+from planner.search.options import Judged, judged, unreachable
+from planner.search.prefix_hits import PrefixHits
+from planner.search.problem import Problem
+from planner.search.production import may_miss
+from planner.traffic.trace import Trace
+from planner.units import show_s
+
+LIKELY_FRAC = 0.9  # of a limit: the percentiles of futures differ from those of what is written by less
+
+Floors = list[tuple[Limit, float, str]]
+"""Limits that are out of reach, what an idle worker needs [s], and the worker type that needs the least."""
+
+
+def idle_misses(problem: Problem) -> IdleMisses | None:
+    """The limit that idle workers miss in the most of the futures that a search sees, where they miss one in
+    more of these than may be missed; None elsewhere, and where no safety is asked for.
+    """
+    if problem.task.safety is None or problem.searched is None:
+        return None
+    futures = [problem.searched[i] for i in range(problem.searched.count)]
+    allowed = may_miss(problem.task.safety, len(futures))
+    tight = replace(
+        problem.slo,
+        limits=tuple(replace(each, limit_s=each.limit_s * LIKELY_FRAC) for each in problem.slo.limits),
+    )
+    written = judged_traffic(problem, problem.trace)
+    slowest = max(future.z[0] for future in futures), max(future.z[1] for future in futures)
+    if not _floors(problem, tight, slowest, written):
+        return None
+    likely = [future for future in futures if _floors(problem, tight, future.z, written)]
+    if len(likely) <= allowed:
+        return None
+    floors = [
+        _floors(problem, problem.slo, future.z, judged_traffic(problem, future.trace)) for future in likely
+    ]
+    floors = [each for each in floors if each]
+    if len(floors) <= allowed:
+        return None
+    by_limit: dict[Limit, list[tuple[float, str]]] = {}
+    for each in floors:
+        for limit, least_s, fastest in each:
+            by_limit.setdefault(limit, []).append((least_s, fastest))
+    limit, needed = max(by_limit.items(), key=lambda row: len(row[1]))
+    needed.sort(reverse=True)
+    enough_s, fastest = needed[allowed if len(needed) > allowed else 0]
+    return IdleMisses(limit, len(floors), len(futures), problem.task.safety.kept_in_frac, enough_s, fastest)
+
+
+def judged_traffic(problem: Problem, trace: Trace) -> Judged:
+    """Whom a judge counts of this traffic, with the prefixes that they share where there may be caches."""
+    hits = None if problem.hits is None else PrefixHits.of(trace)
+    return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
+
+
+def _floors(problem: Problem, slo: Slo, z: tuple[float, float], of: Judged) -> Floors:
+    """The limits that no idle worker keeps with step times so far above their medians."""
+    return unreachable(slo, [slowed_by_spread(worker, *z) for worker in problem.types], of)
+
+
+def out_of_reach_in_futures(idle: IdleMisses) -> InfeasibleError:
+    """The same as an error, with what would help."""
+    limit, share = idle.limit, int(100 * (1 - idle.missed / idle.futures)) / 100
+    lower = f", or safety: {{kept_in: {share:g}}}" if share > 0 else ""
+    return InfeasibleError(
+        f"latency: in {idle.missed} of {idle.futures} futures even an idle worker misses {limit.name} <= "
+        f"{show_s(limit.limit_s)}, as steps may take longer than predicted: no number of workers keeps it in "
+        f"{100 * idle.asked_frac:g} % of futures. Relax it to {show_s(idle.enough_s)} or more (what "
+        f"{idle.fastest}, the fastest, needs){lower}, measure the steps (plan profile), or add a faster GPU",
+        kind="latency",
+        constraint=limit.name,
+        relaxation=f"{limit.name} >= {idle.enough_s:.6g} s{lower}",
+    )

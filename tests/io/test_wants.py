@@ -1,0 +1,36 @@
+"""What is short is told from what is wrong, and drawing is tried in a copy of the process first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+
+from planner.io.wants import survives, want_of
+
+
+@pytest.mark.parametrize(
+    ("error", "want"),
+    [
+        (MemoryError(), "memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "number of open files (ulimit -n)"),
+        (OSError(errno.ENOENT, "No such file"), None),
+        (RuntimeError("can't start new thread"), "number of threads or the memory (ulimit -u, ulimit -v)"),
+        (ImportError("libx.so: failed to map segment from shared object"), "memory"),
+        (ValueError("7"), None),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_what_is_short_is_named(error: BaseException, want: str | None) -> None:
+    assert want_of(error) == want
+
+
+def test_work_that_ends_its_process_ends_a_copy_alone() -> None:
+    def break_off() -> None:
+        os.kill(os.getpid(), signal.SIGTRAP)
+
+    assert survives(lambda: None)
+    assert not survives(break_off)
+    assert not survives(lambda: 1 / 0)

@@ -1,0 +1,67 @@
+"""Where no fleet keeps enough futures, the cheapest on paper is written, and called what it is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import yaml
+from plans import CATALOG
+from questions import question, traffic
+
+from planner.documents.facts import IdleMisses, TooFewKept
+from planner.face.planning import read_plan
+from planner.face.results import PlanResult
+from planner.reports import screen
+from planner.reports.facts import sentences
+from planner.search.certify import plan
+from planner.search.idle_futures import idle_misses
+from planner.search.pose import pose
+from planner.search.problem import Conditions
+
+SAFE = {"safety": {"kept_in": 0.9}}
+SPARSE = traffic(requests=200, rate_rps=0.05)
+FLEET = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
+
+
+def test_a_stock_too_small_for_production_leaves_the_plan_on_paper(tmp_path: Path) -> None:
+    """As many GPUs as the cheapest fleet on paper takes: it is planned, with what it is and is not."""
+    paper = plan(question(fleet=FLEET), traffic(), CATALOG)
+    stock = question(**SAFE, fleet=FLEET | {"gpus": {"h100-80g": paper.fleet.gpus}})
+    found = plan(stock, traffic(), CATALOG)
+    assert found.status == "not for production" and found.fleet == found.on_paper
+    assert found.fleet.price_usd_per_h == paper.fleet.price_usd_per_h
+    (why,) = [said for said in found.warnings if isinstance(said, TooFewKept)]
+    assert why.most_kept.kept_frac < why.most_kept.asked_frac == 0.9
+    on_paper, production = found.certificate.answers
+    assert production.value is None and on_paper.kept_in is not None
+    assert on_paper.kept_in.kept < 0.9 * on_paper.kept_in.futures
+    assert screen.verdict(found).startswith("NOT for production, on paper alone: Buy")
+    assert any(said.startswith("not for production: no fleet within") for said in sentences(found.warnings))
+    PlanResult(found).save(tmp_path / "out")
+    written = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
+    assert written["status"] == "not for production"
+    assert why in read_plan(tmp_path / "out", CATALOG).plan.warnings
+
+
+def test_what_idle_workers_miss_in_too_many_futures_is_said_before_the_search() -> None:
+    """A prompt every 20 s. TTFT p90 of the fastest idle worker is 0.1 to 0.12 s on paper; where prefills
+    take 1.3 times as long it is above 0.13 s, and so it is in more than the 3 of 32 that may be missed."""
+    told: list[str] = []
+    tight = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": "130 ms"}})
+    found = plan(tight, SPARSE, CATALOG, conditions=Conditions(progress=told.append))
+    assert "even an idle worker misses ttft p90 <= 130 ms" in told[0] and "on paper alone" in told[0]
+    (why,) = [said for said in found.warnings if isinstance(said, IdleMisses)]
+    assert 3 < why.missed <= why.futures == 32 and 0.13 < why.enough_s < 0.2
+    assert found.status == "not for production" and found.verdict.holds
+    assert not any(said.startswith("production") for said in told)
+
+
+def test_a_limit_of_what_is_said_to_be_enough_is_in_reach() -> None:
+    tight = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": "130 ms"}})
+    why = idle_misses(pose(tight, SPARSE, CATALOG))
+    assert why is not None
+    for frac, is_reached in ((1.0 + 1e-6, True), (0.999, False)):
+        limit_s = math.ceil(1e6 * why.enough_s * frac) / 1e6
+        other = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": f"{limit_s:.6f} s"}})
+        assert (idle_misses(pose(other, SPARSE, CATALOG)) is None) == is_reached
