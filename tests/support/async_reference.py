@@ -49,7 +49,7 @@ class AsyncReference(Reference):
             return
         self.running[worker.index] = step
         worker.step_start_s, worker.knows_all = now, False
-        heapq.heappush(self.events, (now + step.step_s, WORKER, worker.index))
+        heapq.heappush(self.events, (now + step.step_s, WORKER, worker.place))
         for request in step.decoding:
             self.advance(worker, request, 1)
         for request, n in step.chunks:
