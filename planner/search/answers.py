@@ -96,7 +96,8 @@ class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
 
     `with_loss` is the fleet that stands the loss of any worker, None where none was found or looked for.
-    `trial` has the futures of its search and of that test, for other routers of the same fleet; None on paper.
+    `trial` has the futures of its search and of that test, for other routers of the same fleet; None
+    on paper.
     `on_paper` says why there is no fleet for production, where `best` is the cheapest on paper.
     """
 

@@ -6,6 +6,7 @@ A search may start from fleets that are known, and know what other searches simu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,14 +14,14 @@ from planner.documents import facts
 from planner.domain import Gpu, market_of
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
-from planner.search.beyond import cheapest_known, search_beyond
+from planner.search.beyond import Beyond, cheapest_known, search_beyond
 from planner.search.fleets import Counts, counts_of, objective
 from planner.search.infeasible import infeasible
 from planner.search.level0 import Level0, search_level0
 from planner.search.one_pool import Search, in_time
 from planner.search.oracle import Oracle, stripped
 from planner.search.owned import owned_first, worth_a_look
-from planner.search.problem import Problem, with_policies
+from planner.search.problem import Problem, Standing, with_policies
 from planner.search.router_fit import fitted
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
@@ -47,14 +48,53 @@ def search(
     that did best. Raises InfeasibleError if no fleet within the limits was found, which says whether that
     is proved.
     """
+    wider = _without_budgets(problem)
+    if wider is not None:
+        found = _search(wider, start, prove=prove, walks=walks)[0]
+        if found is not None and problem.allows(found.best):
+            if not wider.out_of_time() or problem.out_of_time():
+                return found
+            start = (*start, problem.oracle.fleet(found.best))  # in the rest of the time
+    found, level0, beyond = _search(problem, start, prove=prove, walks=walks)
+    if found is None:
+        raise infeasible(problem, level0, beyond)
+    return found
+
+
+def _search(
+    problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
+) -> tuple[Found | None, Level0, Beyond]:
+    """What is found, None if nothing is, and how both searches ended."""
     level0 = search_level0(problem, start, prove=prove, walks=walks)
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
     beyond = search_beyond(problem, level0, worth_a_look(problem, level0), refines=walks)
     if beyond.best is None:
-        raise infeasible(problem, level0, beyond)
-    return Found(owned_first(problem, beyond.best), beyond.value, level0, beyond.cuts, beyond.is_exact)
+        return None, level0, beyond
+    best = owned_first(problem, beyond.best)
+    return Found(best, beyond.value, level0, beyond.cuts, beyond.is_exact), level0, beyond
+
+
+def _without_budgets(problem: Problem) -> Problem | None:
+    """The same question without limits on money, power and GPUs in all, in half of the time that is left;
+    None where it has none of them, or where no fleet is within them.
+
+    What is best without them and within them is best with them: a search that sees them goes another way,
+    and need not come past the fleet that it found without.
+    """
+    limits = replace(problem.limits, power_w=None, cost_usd_per_h=None, gpus=None)
+    if problem.lower is None or limits == problem.limits:
+        return None
+
+    def watch(standing: Standing) -> None:
+        fleet = None if standing.fleet is None else standing.fleet()
+        workers = () if fleet is None else [(pool.type, pool.count) for pool in fleet.running]
+        is_known = fleet is not None and problem.limits.broken(workers) is None
+        problem.watch(standing if is_known else replace(standing, best=None, fleet=None))
+
+    now = time.monotonic()
+    return replace(problem, limits=limits, watch=watch, deadline=now + (problem.deadline - now) / 2)
 
 
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
@@ -63,6 +103,14 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
     Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
     pool are looked for too.
     """
+    wider = _without_budgets(problem)
+    best = None if wider is None else _search_again(wider, start, is_mixed=is_mixed)
+    if best is not None and problem.allows(best):
+        return best
+    return _search_again(problem, start, is_mixed=is_mixed)
+
+
+def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
     level0 = search_level0(problem, start, walks=False)
     known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:

@@ -36,9 +36,7 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
 
 
 def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
-    """With its pools in the order of `options`, others last: a router takes the first of two workers that are
-    alike to it, so the order of pools can decide whether a fleet holds.
-    """
+    """With its pools in the order of `options`, others last: one name for one fleet, whoever proposes it."""
     order = {option.name: at for at, option in enumerate(options)}
     return tuple(
         sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))

@@ -16,9 +16,9 @@ tokens, which leave together (drafts.py).
 
 A worker that goes down loses its KV: its requests are routed anew and recompute all their tokens.
 
-Events are ordered by (time, kind): arrivals first, then lanes by index, the link, the outside world. A lane
-that something came to while it was idle takes its turn at the same moment, so that whatever arrives at one
-moment is there when its step is formed.
+Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the outside world. A
+lane that something came to while it was idle takes its turn at the same moment, so that whatever arrives at
+one moment is there when its step is formed.
 
 A request that waits for others arrives so long after the last of them has finished. If that is at once, steps
 that start at this moment come first: no client is so quick that its next request is in them.

@@ -343,6 +343,7 @@ class State(NamedTuple):
     chunks: npt.NDArray[np.void]  # (L, seats) CHUNK, of the step in progress
     requests: npt.NDArray[np.void]  # (n,) REQUEST
     pools: npt.NDArray[np.int64]  # (2, W) workers that take arrivals, and hand-offs; splitwise.py: 3 pools
+    order: npt.NDArray[np.int64]  # (W,) workers, the quick ones first (replay._in_line): so pools list them
     score: npt.NDArray[np.float64]  # (W,) routing score of each worker
     lowest: npt.NDArray[np.float64]  # (2, ...) no score of a group of a pool is below this
     link: npt.NDArray[np.void]  # (...,) LINK: of the whole network, which keeps the heap; places.rows

@@ -52,6 +52,11 @@ REMEMBERED_TYPES = 1024
 FRESH_REQUESTS = 2048  # that are made at a time: they fit into a processor's cache
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
+Place = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
+"""Of a worker type among those that a router finds alike, as one that prefills and as one that decodes: what
+it has in common for both comes after jsq's weights. The smallest comes first.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
@@ -546,7 +551,7 @@ def _state(
         expected = outputs.expected(requests["input_tokens"], np.zeros(n)).astype(np.int64)
         requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
 
-    types, tables = _types(pools, fleet, trace)
+    types, tables, places_in_line = _types(pools, fleet, trace)
     kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
@@ -554,6 +559,7 @@ def _state(
         nth = np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
         workers["is_up"] = nth < np.asarray(sizes)[kinds]
     count, seats = len(workers), int(types["seats"].max())
+    order = _in_line(pools, places_in_line, kinds)
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)  # the last: the outside world
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
@@ -567,6 +573,7 @@ def _state(
         chunks=np.zeros((len(lanes), seats), dtype=layout.CHUNK),
         requests=requests,
         pools=np.zeros((2, count), dtype=np.int64),
+        order=order,
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=places.rows(fleet),
@@ -577,7 +584,7 @@ def _state(
         runs=np.zeros(runs, dtype=layout.RUN),
         parts=np.zeros(parts, dtype=layout.PART),
         due_s=np.full(entities, np.inf),
-        sequence=np.arange(entities),
+        sequence=_sequence(workers, lanes, order, entities),
         heap=np.zeros(entities, dtype=np.int64),
         heap_index=np.full(entities, layout.NONE),
         counters=_counters(policies, min(closed_loop, n) if closed_loop else n),
@@ -601,6 +608,38 @@ def _state(
     return state
 
 
+def _in_line(pools: Sequence[Pool], places: Sequence[Place], kinds: Ints) -> npt.NDArray[np.int64]:
+    """The kernel's workers (W,), `kinds` (W,) of the pools, as routers look at them: by `_place`. Only
+    workers of one kind go by where they stand in the fleet, so no name and no order of pools matters.
+    """
+    decodes = [pool.role == "decode" for pool in pools]
+    ranks = [(is_back, place[0][is_back], *place[1:]) for is_back, place in zip(decodes, places, strict=True)]
+    in_line = sorted(range(len(pools)), key=ranks.__getitem__)
+    place = np.empty(len(pools), np.int64)
+    place[in_line] = np.arange(len(pools))
+    return np.argsort(place[kinds], kind="stable")
+
+
+def _place(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> Place:
+    """Sorts worker types where a router finds workers alike and takes the first of them: the less a request
+    adds to jsq's seconds the earlier, then the more room, then whatever tells them apart.
+    """
+    added_s = tuple(ROUTING["jsq"].weights(worker_type, decodes) for decodes in (False, True))
+    room = -int(row["kv_blocks"][0]), -int(row["seats"][0])
+    return added_s, room, row.tobytes(), tuple(float(table.sum()) for table in tables)
+
+
+def _sequence(
+    workers: npt.NDArray[np.void], lanes: npt.NDArray[np.void], order: npt.NDArray[np.int64], entities: int
+) -> npt.NDArray[np.int64]:
+    """Who of those due at one moment comes first: lanes by their workers' order, then the others by index."""
+    sequence = np.arange(entities)
+    place = np.empty(len(workers), np.int64)
+    place[order] = np.arange(len(workers))
+    sequence[np.argsort(place[lanes["worker"]], kind="stable")] = np.arange(len(lanes))
+    return sequence
+
+
 def _list_pools(state: State) -> None:
     """Who takes arrivals, and who hand-offs, of the workers that are up."""
     workers, dp_ranks = state.workers, state.dp_ranks
@@ -608,16 +647,19 @@ def _list_pools(state: State) -> None:
         is_member = (workers["role"] == layout.DECODE) == is_decode
         if dp_ranks is not None:
             is_member &= dp_ranks["first"] == np.arange(len(workers))
-        members = np.flatnonzero(is_member & (workers["is_up"] == 1))
+        members = state.order[(is_member & (workers["is_up"] == 1))[state.order]]
         state.pools[pool, : len(members)] = members
         workers["pool_index"][members] = np.arange(len(members))
         state.counters[layout.SIZE + pool] = len(members)
 
 
-def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArray[np.void], Floats]:
-    """A layout.TYPE for each pool, and the tables of their step times, one after the other."""
+def _types(
+    pools: Sequence[Pool], fleet: Fleet, trace: Trace
+) -> tuple[npt.NDArray[np.void], Floats, list[Place]]:
+    """A layout.TYPE for each pool, the tables of their step times, one after the other, and their places."""
     types = np.empty(len(pools), dtype=layout.TYPE)
     tables: list[Floats] = []
+    places_in_line: list[Place] = []
     policies, longest_tokens, at = fleet.policies, int(trace.input_tokens.max()), 0
     for i, pool in enumerate(pools):
         worker_type = pool.type
@@ -625,25 +667,28 @@ def _types(pools: Sequence[Pool], fleet: Fleet, trace: Trace) -> tuple[npt.NDArr
         most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
         is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
         make = _remembered_type if is_small else _type
-        types[i : i + 1], own = make(worker_type, policies, fleet.llm.name, longest_tokens, most_tokens)
+        types[i : i + 1], own, place = make(
+            worker_type, policies, fleet.llm.name, longest_tokens, most_tokens
+        )
         for j, table in enumerate(own):
             types[i]["table_at"][j] = at
             at += len(table)
             tables.append(table)
-    return types, np.concatenate(tables)
+        places_in_line.append(place)
+    return types, np.concatenate(tables), places_in_line
 
 
 def _type(
     worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int, most_tokens: int
-) -> tuple[npt.NDArray[np.void], tuple[Floats, ...]]:
-    """A layout.TYPE, shape (1,), but for where its tables are, and these."""
+) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], Place]:
+    """A layout.TYPE, shape (1,), but for where its tables are, these, and its place in line."""
     row = np.zeros(1, dtype=layout.TYPE)
     _fill_type(row, worker_type, policies, llm, longest_tokens)
     form = worker_type.step_times.compiled(most_tokens, worker_type.max_num_seqs)
     row["form"] = form.code
     row["numbers"][0, : len(form.numbers)] = form.numbers
     row["table_width"][0, : len(form.widths)] = form.widths
-    return row, form.tables
+    return row, form.tables, _place(worker_type, row, form.tables)
 
 
 _remembered_type = lru_cache(maxsize=REMEMBERED_TYPES)(_type)

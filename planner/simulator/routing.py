@@ -44,10 +44,12 @@ from planner.simulator.slots import beside, blocks_for, blocks_of, steps_done
 
 @kernel_jit
 def set_pools(state):
-    """List the workers that are up: those that take arrivals, those that take hand-offs."""
+    """List the workers that are up: those that take arrivals, those that take hand-offs. Of equal ones a
+    router takes the first in the list.
+    """
     for pool in (FRONT, BACK):
         size = 0
-        for w in range(len(state.workers)):
+        for w in state.order:
             worker = state.workers[w]
             if not leads(state, w):
                 continue

@@ -234,7 +234,7 @@ def test_most_traffic_within_the_limits() -> None:
     found = plan(task, traffic(rate_rps=4.0), CATALOG)
     assert found.throughput is not None and found.verdict.holds and found.fleet.gpus <= 4
     rate_rps, refuted_rps = found.throughput.rate_rps, found.throughput.refuted_rps
-    assert rate_rps < refuted_rps <= 1.011 * rate_rps
+    assert refuted_rps is not None and rate_rps < refuted_rps <= 1.011 * rate_rps
     assert found.trace.rate_rps == pytest.approx(rate_rps, rel=0.01)
     beyond = replace(task, objective="gpus", rate_rps=refuted_rps)
     problem = pose(beyond, traffic(rate_rps=4.0), CATALOG)

@@ -60,7 +60,7 @@ class AsyncReference(Reference):
         worker.is_starting = False
         step = self.next_step(worker, now)
         if step is not None:
-            heapq.heappush(self.events, (now + step.step_s, WORKER, worker.index))
+            heapq.heappush(self.events, (now + step.step_s, WORKER, worker.place))
             self.launch(worker, step, now)
         self.receive(worker, now)
 

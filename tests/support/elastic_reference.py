@@ -129,7 +129,7 @@ class ElasticReference(Reference):
         return [w for w, other in enumerate(self.pool_of) if other == p]
 
     def list_pools(self) -> None:
-        up = [worker for worker in self.workers if self.lives[worker.index].phase == "ready"]
+        up = [worker for worker in self.in_line if self.lives[worker.index].phase == "ready"]
         self.front = [worker for worker in up if worker.role != "decode"]
         self.back = [worker for worker in up if worker.role == "decode"]
 
@@ -352,7 +352,7 @@ class ElasticReference(Reference):
     def die(self, worker: Worker) -> None:
         self.epoch[worker.index] += 1
         self.list_pools()
-        self.events = [e for e in self.events if e[1] != WORKER or e[2] != worker.index]
+        self.events = [e for e in self.events if e[1] != WORKER or e[2] != worker.place]
         heapq.heapify(self.events)
         worker.step_start_s, worker.is_starting = None, False
         for request in [*worker.running, *worker.ready]:

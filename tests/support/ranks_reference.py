@@ -59,6 +59,7 @@ class Ranks(Reference):
         )
         super().__init__(replace(fleet, pools=apart), trace, closed_loop=closed_loop)
         kinds = [pool.type for pool in fleet.pools for _ in range(pool.count * pool.type.dp)]
+        self.line_up_workers(kinds)
         for rank, kind in zip(self.workers, kinds, strict=True):
             is_decode = rank.role == "decode"
             policy = fleet.policies.decode_routing if is_decode else fleet.policies.routing
@@ -81,6 +82,7 @@ class Ranks(Reference):
 
     def choose(self, side: str, request: Request) -> Worker | None:
         groups = [group for group in self.groups if (group[0].role == "decode") == (side == "back")]
+        groups.sort(key=lambda group: group[0].place)
         policies = self.fleet.policies
         fitting = [group for group in groups if group[0].fits(request)]
         if not fitting:
@@ -149,7 +151,7 @@ class Ranks(Reference):
     def begin(self, group: Sequence[Worker], now: float, step_s: float) -> None:
         for rank in group:
             rank.step_start_s = now
-        heapq.heappush(self.events, (now + step_s, WORKER, group[0].index))
+        heapq.heappush(self.events, (now + step_s, WORKER, group[0].place))
 
     def end_step(self, worker: Worker, now: float) -> None:
         for rank in self.group_of[worker.index]:

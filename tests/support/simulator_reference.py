@@ -91,6 +91,7 @@ class Worker:
     type: WorkerType
     weights: tuple[float, ...]
     free: int  # KV blocks
+    place: int = 0  # among all, see line_up_workers
     assigned: list[Request] = field(default_factory=list)
     waiting: deque[Request] = field(default_factory=deque)  # for prefill
     inbound: deque[Request] = field(default_factory=deque)  # for blocks to receive their KV in
@@ -127,6 +128,12 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
+def place_in_line(kind: WorkerType, is_decode: bool) -> tuple[float, ...]:
+    """Routers take the first of equal workers: the quick ones come first, then the roomy ones."""
+    added_s = ROUTING["jsq"].weights(kind, is_decode)
+    return is_decode, *added_s, -(kind.kv_tokens // BLOCK), -kind.max_num_seqs
+
+
 class Reference:
     """Run it with `Reference(...).run()`, then read `requests` and `workers`."""
 
@@ -145,8 +152,7 @@ class Reference:
                 weights = ROUTING[policy].weights(pool.type, is_decode)
                 blocks = pool.type.kv_tokens // BLOCK
                 self.workers.append(Worker(len(self.workers), pool.role, pool.type, weights, blocks))
-        self.front = [worker for worker in self.workers if worker.role != "decode"]
-        self.back = [worker for worker in self.workers if worker.role == "decode"]
+        self.line_up_workers([worker.type for worker in self.workers])
         self.turns = {"front": 0, "back": 0}
         self.draws = Draws(fleet.policies.seed)
         self.events: list[tuple[float, int, int]] = []
@@ -160,6 +166,16 @@ class Reference:
         self.link_free_s = self.link_last_s = -math.inf
         self.event_s = -math.inf  # of the last event that was no arrival
         self.transfers = self.done = self.released = 0
+
+    def line_up_workers(self, kinds: Sequence[WorkerType]) -> None:
+        """Number the workers, of these kinds, as routers look at them and as they act at one moment."""
+        self.in_line = sorted(
+            self.workers, key=lambda worker: place_in_line(kinds[worker.index], worker.role == "decode")
+        )
+        for place, worker in enumerate(self.in_line):
+            worker.place = place
+        self.front = [worker for worker in self.in_line if worker.role != "decode"]
+        self.back = [worker for worker in self.in_line if worker.role == "decode"]
 
     def run(self) -> Self:
         n = len(self.requests)
@@ -187,10 +203,10 @@ class Reference:
     def happen(self, kind: int, index: int, now: float) -> None:
         if kind == LINK:
             self.end_transfer(now)
-        elif self.workers[index].step_start_s is None:
-            self.start_step(self.workers[index], now)
+        elif self.in_line[index].step_start_s is None:
+            self.start_step(self.in_line[index], now)
         else:
-            self.end_step(self.workers[index], now)
+            self.end_step(self.in_line[index], now)
 
     def coming(self) -> tuple[Request, bool]:
         """The next arrival, and whether an answer is its cause."""
@@ -209,7 +225,8 @@ class Reference:
             return bool(self.arrivals or self.freed)
         request, is_caused = self.coming()
         time_s, kind, index = self.events[0]
-        starts = kind != LINK and self.workers[index].step_start_s is None
+        workers = self.in_line if kind == WORKER else self.workers
+        starts = kind != LINK and workers[index].step_start_s is None
         reaches_s = request.arrival_s + self.fleet.front_end_s
         return reaches_s < time_s or (reaches_s == time_s and not (starts and is_caused))
 
@@ -303,7 +320,7 @@ class Reference:
     def wake(self, worker: Worker, now: float) -> None:
         if worker.step_start_s is None and not worker.is_starting:
             worker.is_starting = True
-            heapq.heappush(self.events, (now, WORKER, worker.index))
+            heapq.heappush(self.events, (now, WORKER, worker.place))
 
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
@@ -315,7 +332,7 @@ class Reference:
                 pass
         if worker.decoding or worker.chunks:
             worker.step_start_s = now
-            heapq.heappush(self.events, (now + self.step_s(worker), WORKER, worker.index))
+            heapq.heappush(self.events, (now + self.step_s(worker), WORKER, worker.place))
 
     def step_s(self, worker: Worker) -> float:
         """Of the step that was formed, with what the engine's host takes."""
