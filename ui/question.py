@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.safety import KEPT_IN_FRAC
 from planner.documents.slo import METRICS, SloPreset
-from planner.documents.task import parse_task
+from planner.documents.task import left_out_unnamed, parse_task
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
 from planner.fleet import Policies
@@ -260,10 +260,10 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
     )
 
 
-def _usual(llm: str, catalog: Catalog) -> dict[str, None]:
-    """The stock of who names no GPU: any number of those that somebody checked."""
+def _usual(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
+    """The stock of a question that names no GPU: any number of each that is not left out then."""
     try:
-        left = catalog.unchecked(catalog.llm(llm))
+        left = left_out_unnamed(catalog.llm(llm), catalog, priced)
     except CatalogError:
         return {}
     return {name: None for name in catalog.gpus if name not in left}
@@ -284,11 +284,12 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         "gpus": asked["gpu_limit"],
     }
     fleet: dict[str, Any] = {}
-    if {row["GPU"]: row["stock"] for row in used} != _usual(asked["llm"], catalog):
+    prices = _prices(used, catalog)
+    if {row["GPU"]: row["stock"] for row in used} != _usual(asked["llm"], catalog, prices):
         fleet["gpus"] = {row["GPU"]: _stock(row["stock"]) for row in used}
     if owned := {row["GPU"]: _stock(row["owned"]) for row in used if row.get("owned")}:
         fleet["owned"] = owned
-    if prices := _prices(used, catalog):
+    if prices:
         fleet["prices"] = prices
     if asked["stages"] not in ([1], []):
         fleet["pp"] = asked["stages"]

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -525,9 +525,7 @@ def _stock(
     if document is None:
         left: tuple[str, ...] = ()
         if not fleet.flag("unchecked", False):
-            priced = _priced(fleet, catalog)
-            guessed = {name for name in catalog.guessed(llm) if not {name, catalog.gpus[name].base} & priced}
-            left = tuple(name for name in catalog.gpus if name in guessed or name in catalog.unchecked(llm))
+            left = left_out_unnamed(llm, catalog, _priced(fleet, catalog))
         if len(left) == len(catalog.gpus):
             raise InputError(
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "
@@ -542,6 +540,14 @@ def _stock(
             f"{fleet.at('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
         )
     return stock, ()
+
+
+def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
+    """The GPUs that a question which names none does not use: unchecked ones, and those of which step times are
+    estimated and the price is remembered, unless the question prices them.
+    """
+    guessed = {name for name in catalog.guessed(llm) if not {name, catalog.gpus[name].base} & set(priced)}
+    return tuple(name for name in catalog.gpus if name in guessed or name in catalog.unchecked(llm))
 
 
 def _priced(fleet: Section, catalog: Catalog) -> set[str]:
