@@ -670,6 +670,7 @@ def _rows(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 
 BATCHING, QUEUE, ADMISSION = _rows(Batching), _rows(Queue), _rows(Admission)
 ROUTING, POOLS = _rows(Routing), _rows(Pools)
+TIES_BY = ROUTING["jsq"]  # Routers list the workers that a request keeps busy for the shortest time first.
 # the fields of `Policies` that name one of them
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
     {

@@ -346,11 +346,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     task = Task(
         llm=llm.name,
         slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
-        stock={
-            name: owned.get(name) if name in not_offered else count
-            for name, count in stock.items()
-            if name not in not_offered or name in owned
-        },
+        stock=_offered_stock(stock, owned, not_offered),
         owned=owned,
         sold_whole=sold_whole,
         electricity=parse_electricity(fleet, owned),
@@ -397,6 +393,17 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_throughput(task, where)
     _check_day(asked)
     return replace(task, considers_all="gpus" not in fleet, doubts=_doubts(task, fleet, catalog))
+
+
+def _offered_stock(
+    stock: Mapping[str, int | None], owned: Mapping[str, int], not_offered: Collection[str]
+) -> dict[str, int | None]:
+    """The stock without GPUs that the provider does not offer; of those, what is owned remains."""
+    return {
+        name: owned.get(name) if name in not_offered else count
+        for name, count in stock.items()
+        if name not in not_offered or name in owned
+    }
 
 
 def _doubts(task: Task, fleet: Section, catalog: Catalog) -> tuple[str, ...]:

@@ -209,8 +209,8 @@ def certified(
         prices=findings.prices(problem.task, catalog, problem.gpus),
         warnings=(
             *not_certified(problem, made),
-            *(() if made is None else findings.one_trace(problem)),
             *map(OfTraffic, (*trace.warnings, *problem.task.doubts)),
+            *(() if made is None else findings.one_trace(problem)),
             *(
                 findings.holding_hours(problem, found.best if made is None else made.best, each, clock)
                 if isinstance(each, WorstHour)

@@ -14,7 +14,7 @@ from planner.io.columns import let_go
 from planner.simulator import counting
 from planner.simulator.layout import REJECTED, run_seconds
 from planner.simulator.replay import Simulation
-from planner.traffic.trace import last_tenth_s, no_ids, slo_windows_s, window_numbers
+from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -307,16 +307,11 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
     edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
     lines = []
-    is_rejected = simulation.status == REJECTED
-    # a request that no worker takes misses every gap between its tokens
-    lost = simulation.output_tokens[is_rejected & measured(simulation)] - 1 if is_rejected.any() else no_ids()
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
         if limit.metric != "tbt":  # requests that never got that far violate too
             seen_s = request_values_s(simulation, limit.metric)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
-        elif lost.size:
-            counted, violations = counted + int(lost.sum()), violations + int(lost.sum())
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
@@ -336,7 +331,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         attainment_holds=slo.attainment_frac is None
         or (attainment >= needed_frac and all(each.holds for each in attained)),
         is_steady=patient_frac >= STEADY_FRAC,
-        rejected=int(is_rejected.sum()),
+        rejected=int((simulation.status == REJECTED).sum()),
         patient_frac=patient_frac,
         patience_s=patience_s,
         windows=max(len(edges_s) - 1, 0),

@@ -29,6 +29,7 @@ from planner.policies import (
     QUEUE,
     ROUTING,
     STEPWISE,
+    TIES_BY,
 )
 from planner.simulator import cache_layout, distserve, kernel, layout, passing, places, splitwise
 from planner.simulator.adapter_layout import check_adapters, make_adapters
@@ -600,12 +601,16 @@ def _state(
     state = places.with_ways(state, fleet)
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
-    if len(state.disturbances):  # the first event in the heap
-        outside = entities - 1
-        state.sequence[outside] = np.iinfo(np.int64).max  # after all else at one moment
-        state.due_s[outside] = state.disturbances[0]["time_s"]
-        state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
+    if len(state.disturbances):
+        _await_disturbance(state, outside=entities - 1)
     return state
+
+
+def _await_disturbance(state: State, *, outside: int) -> None:
+    """Put the outside world into the heap of events, due at the first disturbance, after all else then."""
+    state.sequence[outside] = np.iinfo(np.int64).max
+    state.due_s[outside] = state.disturbances[0]["time_s"]
+    state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 
 
 def _in_line(pools: Sequence[Pool], places: Sequence[Place], kinds: Ints) -> npt.NDArray[np.int64]:
@@ -624,7 +629,7 @@ def _place(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[
     """Sorts worker types where a router finds workers alike and takes the first of them: the less a request
     adds to jsq's seconds the earlier, then the more room, then whatever tells them apart.
     """
-    added_s = tuple(ROUTING["jsq"].weights(worker_type, decodes) for decodes in (False, True))
+    added_s = tuple(TIES_BY.weights(worker_type, decodes) for decodes in (False, True))
     room = -int(row["kv_blocks"][0]), -int(row["seats"][0])
     return added_s, room, row.tobytes(), tuple(float(table.sum()) for table in tables)
 

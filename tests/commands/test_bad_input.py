@@ -256,7 +256,7 @@ QUESTIONS = [
     ),
     question("unknown metric", "ttft:", "tfft:", r"slo.yaml: slo: unknown key 'tfft'; did you mean 'ttft'"),
     question("mean", "p90", "mean", r"slo.yaml: slo: ttft: 'mean' is refused"),
-    question("percentile 101", "p90", "p101", r"slo.yaml: slo: ttft: expected a percentile in \(0, 100\]"),
+    question("percentile 101", "p90", "p101", r"slo.yaml: slo: ttft: expected a percentile from p50 to p100"),
     question("percentile in words", "p90", "most", r"slo.yaml: slo: ttft: expected a percentile"),
     question(
         "percentile twice", "{p90: 2 s}", "{p90: 2 s, p90.0: 1 s}", r"slo.yaml: slo: ttft p90.0 is given"

@@ -161,23 +161,23 @@ def test_attainment_counts_requests_that_keep_every_limit() -> None:
     assert not refused.holds
 
 
-def test_rejected_requests_break_every_limit_and_the_promise() -> None:
-    """2 KV blocks: every tenth prompt (of 40 tokens) fits nowhere. It counts as infinite, and so does its
-    gap: 20 of 201 are 10 %, so p89 still holds and p91 does not, nor an attainment of 0.91. A fleet that
-    rejects keeps no SLO, whatever its percentiles.
+def test_rejected_requests_break_every_limit_but_those_on_gaps_and_the_slo() -> None:
+    """2 KV blocks: every tenth prompt (of 40 tokens) fits nowhere. It counts as infinite:
+    20 of 201 are 10 %, so p89 still holds and p91 does not, nor an attainment of 0.91. A fleet that rejects
+    keeps no SLO, whatever its percentiles.
     """
     prompts = np.where(np.arange(201) % 10 == 5, 40, 8)
     trace = make_trace(np.arange(201) * 10.0, prompts, np.full(201, 2))
     fleet = mixed(make_latency(), kv_tokens=32)
-    metrics: tuple[Metric, ...] = ("ttft", "tpot", "e2e", "tbt")
+    metrics: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
     for percentile_frac, holds in ((0.89, True), (0.91, False)):
         slo = Slo(tuple(Limit(metric, percentile_frac, 3.0) for metric in metrics))
         verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
-        assert [line.holds for line in verdict.lines] == [holds] * 4
+        assert [line.holds for line in verdict.lines] == [holds] * 3
         assert verdict.rejected == 20 and not verdict.holds
     slo = Slo((Limit("tbt", 0.99, 3.0),), attainment_frac=0.91)
     verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
-    assert not verdict.lines[0].holds
+    assert verdict.lines[0].holds and not verdict.holds
     assert not verdict.attainment_holds
 
 

@@ -139,7 +139,9 @@ def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fle
     assert found.verdict.holds
 
 
-def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study, running: Fleet) -> None:
+def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study) -> None:
+    few = question(fleet={"gpus": {"a100-80g": 64, "h100-80g": 4}})
+    running = study.ask(replace(few, rate_rps=8.0)).fleet
     assert {pool.type.gpu.name for pool in running.pools} == {"a100-80g", "h100-80g"}
     task = replace(question(fleet={"gpus": ["h100-80g"]}), rate_rps=8.0)
     found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=5.0)

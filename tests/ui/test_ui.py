@@ -265,11 +265,9 @@ def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
     asked = json.loads(json.dumps(question.of_document(given, question.sample(CATALOG), CATALOG)))
     found, wanted = (parse_task(each, CATALOG) for each in (question.document(asked, CATALOG), given))
     assert found.gpus(CATALOG) == wanted.gpus(CATALOG)
-    blank = {
-        "prices_usd_per_h": {},
-        "doubts": (),
-    }  # a price of a GPU that is not used is dropped, with its doubt
-    assert replace(found, **blank) == replace(wanted, **blank)
+    # a price of a GPU that is not used is dropped, and its doubt with it
+    found, wanted = (replace(each, prices_usd_per_h={}, doubts=()) for each in (found, wanted))
+    assert found == wanted
 
 
 def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
@@ -1086,7 +1084,7 @@ def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
     def tried(*_: Any) -> Any:
         raise InputError("production is asked for")
 
-    monkeypatch.setattr(certify, "production", tried)
+    monkeypatch.setattr(certify, "production_or_paper", tried)
     with pytest.raises(InputError, match="production is asked for"):
         worker._planned(request, told.append)
     (first,) = (message["first"] for message in told if "first" in message)
