@@ -550,8 +550,8 @@ def _stock(
 
 
 def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
-    """The GPUs that a question which names none does not use: unchecked ones, and those of which step times are
-    estimated and the price is remembered, unless the question prices them.
+    """The GPUs that a question which names none does not use: unchecked ones, and those whose step times are
+    estimated and whose price is remembered, unless the question prices them.
     """
     guessed = {name for name in catalog.guessed(llm) if not {name, catalog.gpus[name].base} & set(priced)}
     return tuple(name for name in catalog.gpus if name in guessed or name in catalog.unchecked(llm))

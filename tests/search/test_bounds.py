@@ -114,8 +114,8 @@ def test_gaps_are_out_of_reach_only_where_some_must_be_counted() -> None:
 
 
 def test_the_bound_knows_fleets_that_turn_the_longest_request_away() -> None:
-    """An L4 holds 11,104 tokens: alone it rejects the one request of 20,020 and keeps every line else, which is
-    no kept SLO. The bound, which knows lines alone, stays below it; plans need two.
+    """An L4 holds 11,104 tokens: alone it rejects the one request of 20,020 and keeps every line else, which
+    is no kept SLO. The bound, which knows lines alone, stays below it; plans need two.
     """
     llm, n = "meta-llama/Llama-3.1-8B", 300
     inputs = np.full(n, 100)
