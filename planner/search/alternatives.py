@@ -19,13 +19,17 @@ from planner.search.stages import Stage
 from planner.search.waves import of_each
 from planner.solvers.master import Option
 
-ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
+# Fleets of one GPU type are looked for up to this many times the plan's value.
+ALONE_TIMES = 4.0
 
-ALONE_REQUESTS = 2_000_000  # simulated requests that the GPU types alone may cost together
+# All GPU types alone may simulate this many requests together.
+ALONE_REQUESTS = 2_000_000
 
-ALONE_LEAST = 2  # simulations of each at least,
+# Each GPU type may have at least this many simulations of fleets that hold.
+ALONE_LEAST = 2
 
-ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
+# A simulation that fails counts as this share of one that holds, because it stops early.
+ALONE_FAILED = 0.2
 
 _PRICE_STEP = 1.3
 
@@ -141,7 +145,7 @@ def _cheapest_mixed(
         return answer
 
     def most(option: Option, price: float) -> int:
-        """The most workers of this option for less than `price`; 0 where all such counts are known to fail."""
+        """The most workers of this option for less than `price`; 0 where all such counts have failed."""
         count = min(level0.bounded[option.name].most, largest_below(option, price))
         return int(count) if failed[option.name] < count < math.inf else 0
 

@@ -494,8 +494,8 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     unit = OBJECTIVE_UNITS[asked.task.objective]
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
-        f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for {paid(asked, best):.2f} {unit} (on "
-        f"paper: {paid(asked, paper.best):.2f} {unit})",
+        f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for {paid(asked, best):.2f} {unit} "
+        f"(on paper: {paid(asked, paper.best):.2f} {unit})",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",

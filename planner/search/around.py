@@ -123,7 +123,7 @@ class _Around:
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
     def _may_go_on(self, part: Part, requests: float) -> bool:
-        """Whether the clock and the budget allow this many requests more; else the part is noted as left out."""
+        """Whether the clock and the budget allow this many more requests; else the part is noted as left out."""
         if not self.problem.out_of_time() and self.spent + requests <= self._budget():
             return True
         if part not in self.left_out:
@@ -248,7 +248,7 @@ def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
-    """This many workers dealt out in the plan's proportion by largest remainders, at least one to each pool."""
+    """This many workers dealt out in the plan's proportion by largest remainders, at least one per pool."""
     exact = np.array(planned) * (workers / sum(planned))
     counts = np.maximum(np.floor(exact), 1).astype(int)
     while (left := workers - counts.sum()) != 0:
@@ -283,7 +283,7 @@ def least_in_proportion(
 
 
 def longer_prompts(trace: Trace, more_frac: float) -> Trace:
-    """The same requests with prompts longer by this share; the prefixes that they share keep their lengths."""
+    """The same requests with prompts longer by this share; the shared prefixes keep their lengths."""
     return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
 
 

@@ -25,7 +25,7 @@ from planner.units import show_s
 LIKELY_FRAC = 0.9
 
 Floors = list[tuple[Limit, float, str]]
-"""Limits that are out of reach, each with the seconds that the fastest idle worker needs, and its worker type."""
+"""Limits that are out of reach, each with the seconds that the fastest idle worker needs, and its type."""
 
 
 def idle_misses(problem: Problem) -> IdleMisses | None:
@@ -64,7 +64,7 @@ def idle_misses(problem: Problem) -> IdleMisses | None:
 
 
 def judged_traffic(problem: Problem, trace: Trace) -> Judged:
-    """The requests of this traffic that the SLO counts, with their shared prefixes where caches may be used."""
+    """The requests of this traffic that the SLO counts, with the prefixes that they share if caches are used."""
     hits = None if problem.hits is None else PrefixHits.of(trace)
     return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
 

@@ -50,7 +50,7 @@ used. Returns None where there is no such fleet, and raises StoppedError where t
 
 @dataclass(slots=True)
 class Climb:
-    """The highest rate at which a fleet was found, that fleet, and the lowest rate at which none was found."""
+    """The highest rate at which a fleet was found, that fleet, and the lowest rate without a fleet."""
 
     carries: Carries
     step_frac: float
