@@ -123,7 +123,7 @@ class _Around:
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
     def _may_go_on(self, part: Part, requests: float) -> bool:
-        """Whether the clock and the budget allow this many more requests; else the part is noted as left out."""
+        """Whether the clock and the budget allow this many requests; else the part is noted as left out."""
         if not self.problem.out_of_time() and self.spent + requests <= self._budget():
             return True
         if part not in self.left_out:

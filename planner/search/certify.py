@@ -48,10 +48,10 @@ from planner.traffic.trace import Trace
 
 # With the objective throughput the search for the rate may take this share of the time.
 RATE_FRAC = 2 / 3
-# A search at the rate that was found has at least this long, even where finding the rate took all of the time.
+# A search at the rate that was found has at least this long, even if finding the rate took all of the time.
 LEAST_S = 5.0
-# Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock rarely
-# decides.
+# Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock
+# rarely decides.
 PREFIXES_S = 60.0
 
 

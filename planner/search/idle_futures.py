@@ -64,7 +64,7 @@ def idle_misses(problem: Problem) -> IdleMisses | None:
 
 
 def judged_traffic(problem: Problem, trace: Trace) -> Judged:
-    """The requests of this traffic that the SLO counts, with the prefixes that they share if caches are used."""
+    """The requests of this traffic that the SLO counts, with shared prefixes where caches are used."""
     hits = None if problem.hits is None else PrefixHits.of(trace)
     return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
 

@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def value(self) -> float:
-        """The fleet's objective, in its unit; the certificate's value is that of the cheapest fleet on paper."""
+        """The fleet's objective in its unit; the certificate's value is that of the fleet on paper."""
         made = self.certificate.answer("production")
         return self.certificate.value if made is None or made.value is None else made.value
 
