@@ -1,4 +1,4 @@
-"""The evidence for a plan, as facts: neighbours that fail, other fleets, the limits that bind, and warnings."""
+"""The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from planner.traffic.trace import Trace
 # A measured window of fewer mean residence times of a request is called short.
 FEW_RESIDENCES = 20
 
-# A warning is given where fewer than this share of the lowest percentile keep all limits at once: 45 % for p90.
+# A warning is given where fewer than this share of the lowest percentile keep all limits: 45 % for p90.
 FEW_KEEP = 0.5
 
 LONG_S, HOUR_S = (
@@ -121,7 +121,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
 
 
 def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, ...]:
-    """What prefix caches save at the same SLO, as the difference of two fleets that both hold in simulation."""
+    """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
     problem, found = best_of(answers)
     if problem.hits is None:
         return ()

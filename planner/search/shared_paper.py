@@ -96,7 +96,7 @@ def value_of(searched: Searched) -> float:
 def _sharing(
     parts: Sequence[Part], alone: Sequence[Searched], limits: Limits, deadline: float, progress: Progress
 ) -> SharedPaper:
-    """The LLMs within limits that bind: the best choice for all, then each LLM within what the others leave."""
+    """The fleets within limits that bind: the best choice for all, then each LLM within what others leave."""
     searched = [[(on_all_draws(problem), found) for problem, found in each] for each in alone]
     until, rows = slice_of(deadline, 1), shared_limits(limits)
     _one_after_another(searched, limits, slice_of(until, 1), progress)
@@ -147,7 +147,7 @@ def _all_fit(alone: Sequence[Searched], limits: Limits) -> Cheapest:
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
-    """Whether some limit does not allow even one worker of each LLM, the one that uses least of that limit."""
+    """Whether some limit does not allow even one worker of each LLM, the one that uses least of it."""
     return any(
         sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
         for name, amount in limits.rows()

@@ -1,8 +1,8 @@
 """Several LLMs on one stock, planned together by the master problem of search/cheapest.py.
 
-    alone       Each LLM is planned with all of the fleet for itself. Where all fit together, that is the answer.
+    alone       Each LLM is planned with all of the fleet for itself. Where all fit, that is the answer.
     share       Else one master covers all LLMs, and the simulator judges its proposals LLM by LLM.
-    plans       Each LLM is searched within what the others leave, from its fleet on: its plan and certificate.
+    plans       Each LLM is searched within what the others leave, for its plan and certificate.
     prices      For each limit the least increase that saves something, and what it saves.
     production  Fleets keep each SLO in enough scenarios (shared_production.py), where safety is required.
 
