@@ -54,14 +54,14 @@ Ints = npt.NDArray[np.int64]
 MOST_SEQUENCES = 50_000
 # Sequences that cost less than the best are all simulated where there are at most this many.
 MOST_WALKED = 5_000
-# Days of at most this many requests together are simulated after the first that holds. They tie with it by the
-# master's cost, and may cost less because their workers drain faster.
+# Days of at most this many requests together are simulated after the first that holds. They tie with it by
+# the master's cost, and may cost less because their workers drain faster.
 MOST_TIES = 2_000_000
 # A failure is explained by the sizes from this many steps before the window on.
 LAGS = (0, 1, 2, 4, 8)
 # A sequence is repaired at most this many times.
 REPAIRS = 8
-# Where whole hours are paid, workers are kept for the rest of an hour less one of these drain times.
+# Where whole hours are paid, gaps between two lives of a worker are filled for either of these drain times.
 FILL_DRAINS_S = (30.0, 120.0)
 # Costs that differ by less than this share count as equal.
 SAME_FRAC = 2e-6
@@ -204,7 +204,7 @@ def _optimum(search: _Search, began_s: float, *, is_exact: bool) -> DayOptimum:
 
 
 def _next(search: _Search, gap_frac: float) -> Ints | None:
-    """The cheapest sequence that may hold and was not simulated; None where there is none, or the time is up."""
+    """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
     while not search.out_of_time() and not search.is_closed(gap_frac):
         left_s = search.deadline - time.monotonic()
         found = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, 1.0))
@@ -305,7 +305,7 @@ def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int
 
 
 def _first_of_each_run(runs: Runs, missed: Sequence[int]) -> list[int]:
-    """Windows that fail after one that holds: later ones may fail because of these, so they get no cut yet."""
+    """Windows that fail after one that holds; later ones may fail because of these and get no cut yet."""
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
@@ -414,8 +414,8 @@ def _keep(search: _Search, workers: Ints, window: int, cut: Cut) -> None:
 
 
 def _fill(search: _Search, workers: Ints) -> None:
-    """Where whole hours are paid, simulate the cheapest sequences that keep workers for the rest of their
-    hours, above the least sizes that the cuts require and above this sequence.
+    """Where whole units are paid, simulate this sequence and the cheapest one within the cuts with gaps
+    filled, where one longer life of a worker costs no more than two.
     """
     if not search.terms.is_by_unit or search.out_of_time():
         return

@@ -1,10 +1,10 @@
 """Several LLMs in production on one stock: each keeps its SLO in the share of its scenarios that it requires.
 
-    alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit together, that
-            is the answer.
-    share   Else one master (cheapest.py) covers the designs of all LLMs. A fleet holds if it misses its SLO in
-            no more of its LLM's scenarios than it may. The LLMs are also served in turn on what is left, which
-            finds fleets of several types too.
+    alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit, that is the
+            answer.
+    share   Else one master (cheapest.py) covers the designs of all LLMs. A fleet holds if it misses its SLO
+            in no more of its LLM's scenarios than it may. The LLMs are also served in turn on what is left,
+            which finds fleets of several types too.
     refine  Each LLM is searched within what the others leave, where its fleet may have several types.
     test    Each fleet is tested in scenarios that no search has seen. Those of a fleet that fails join the
             scenarios of its LLM, and all LLMs share again.
@@ -62,7 +62,7 @@ class SharedProduction:
 
 @dataclass(slots=True, eq=False)
 class _Llm:
-    """What is known of an LLM: the problem in its scenarios, the hardest first, and the test of its fleets."""
+    """What is known of an LLM: its problem in scenarios, the hardest first, and the test of its fleets."""
 
     on_paper: OnPaper
     asked: Problem
@@ -296,7 +296,7 @@ def _on_what_is_left(
 
 
 def _tested(llms: Sequence[_Llm], chosen: list[Counts], limits: Limits, *, is_exact: bool) -> list[Counts]:
-    """The fleet of each LLM within what the others leave, after its test, whose result is stored in the LLM."""
+    """The fleet of each LLM within what the others leave, after its test; the LLM stores the result."""
     fleets = list(chosen)
     for k, llm in enumerate(llms):
         asked = within(llm.asked, beside(limits, fleets, k))
