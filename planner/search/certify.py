@@ -114,8 +114,10 @@ def with_around(found: Plan, searched: tuple[Problem, Found], made: Production |
 
 def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions) -> Plan:
     """The plan for the most traffic that a fleet keeps in enough scenarios, with less traffic where no fleet
-    passes its test; for the most traffic on paper where no production fleet is found. The search for the rate
-    on paper has a third of the time, that for the rate in production two thirds of what is left then.
+    passes its test; for the most traffic on paper where no production fleet is found.
+
+    The search for the rate on paper ends after a third of the time, that for the rate in production after two
+    thirds.
     """
     until = [_share_of_time(conditions, part * RATE_FRAC) for part in (0.5, 1.0)]
     on_paper, fleet = most_traffic(task, trace, catalog, seed=seed, conditions=until[0])

@@ -291,7 +291,7 @@ def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int
     """The least of low ... high that does not fail, searched in doubling strides from a guess; `high` is
     taken to hold.
     """
-    low -= 1  # fails, or is none
+    low -= 1  # Sizes up to `low` are taken to fail.
     at, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
         if fails(at):
