@@ -1,7 +1,7 @@
 """Which family of step times fits a table best, judged on steps that it has not seen.
 
-    choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone, and
-                                                 a StepLatency
+    choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone,
+                                                 and a StepLatency
 
 Distinct steps are dealt into folds (repeats of one stay together, as in scikit-learn's GroupKFold); every
 family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
@@ -189,7 +189,7 @@ def held_out_s(
 
 
 def fitted(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Any:
-    """A fitted copy of the candidate; Vidur's forest takes the times of operators where the table has them."""
+    """A fitted copy of the candidate; Vidur's forest takes the times of operators if the table has them."""
     model = clone(candidate)
     if isinstance(model, VidurForest):
         return model.fit(X, y, operators)
