@@ -35,8 +35,8 @@ from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 from planner.models.llm import FeedForward, Llm
 
-# RUNTIME_BYTES covers the CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation of one GPU, NCCL_BYTES
-# the NCCL buffers by the size of a TP group. Both are AIConfigurator 0.12.0's, in
+# RUNTIME_BYTES covers the CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation of one GPU, and
+# NCCL_BYTES the NCCL buffers by the size of a TP group. Both are AIConfigurator 0.12.0's, in
 # systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).
 RUNTIME_BYTES = 3.5 * 2**30
 # Bytes per row and word in vLLM 0.32's sampler; releases of 2025 sorted the logits and took 32.
