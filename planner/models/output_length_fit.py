@@ -32,7 +32,8 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
         self.input_buckets = input_buckets
-        self.beyond = beyond  # generated more than any request has: "raise", or "extrapolate": one more token
+        # For requests that generated more than any fitted one: "raise", or "extrapolate" to one more token.
+        self.beyond = beyond
 
     def fit(self, X: Floats, y: Floats) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)

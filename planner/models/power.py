@@ -33,8 +33,8 @@ BASIS = (
     "GPUs as shares of their limit"
 )
 
-# In Splitwise (arXiv 2311.18677, III-F, Fig. 9) a cap slows prefills, and decodes only below 50 %. The factor is
-# splitwise-sim's (h100-80gb-pcap = h100-80gb x 1.300, 350 of 700 W); interpolating linearly is our choice.
+# In Splitwise (arXiv 2311.18677, III-F, Fig. 9) a cap slows prefills, and decodes only below 50 %. The factor
+# is splitwise-sim's (h100-80gb-pcap = h100-80gb x 1.300, 350 of 700 W); interpolating linearly is our choice.
 LOWEST_CAP_FRAC = 0.5
 PREFILL_SLOWDOWN_AT_LOWEST = 1.3
 

@@ -208,7 +208,7 @@ def roofline(
 
 
 def _between_nodes_s(llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, ranks: Ranks) -> Array:
-    """Seconds of experts on several nodes, and of sending tokens there and back, for the tokens of all ranks."""
+    """Seconds of experts on several nodes and of sending tokens to them and back, for all ranks' tokens."""
     layers = experts_layers(llm)
     if ranks.all2all == HIGH_THROUGHPUT:
         experts_s = np.maximum(experts_s, layers * EXPERT_LAUNCHES_S)

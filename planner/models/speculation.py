@@ -129,7 +129,7 @@ class SpeculativeSteps:
         return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and the other numbers."""
+        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and other numbers."""
         latency, speculation = self.latency, self.speculation
         plain = latency.compiled(most_tokens, most_decodes)
         numbers = (*plain.numbers, latency.h_s, speculation.tokens, speculation.draft_frac)

@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps and their times. `X` (n, 5) are N, A_p, D, K, P; `y` (n,) are seconds; `about` are the `#` lines."""
+    """Steps and their times. `X` (n, 5) has N, A_p, D, K, P; `y` (n,) seconds; `about` the `#` lines."""
 
     steps: pd.DataFrame
     about: Mapping[str, str] = field(default_factory=dict)
