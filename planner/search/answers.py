@@ -158,7 +158,7 @@ class Test:
             return number >= most or self._said(kept, number).decision != "open" or is_hopeless
 
         while not is_over(kept, number) and not self.out_of_time():
-            # `sure` scenarios are needed whatever the first of them say, so they are simulated together.
+            # `sure_count` scenarios are needed whatever the first of them say, so they are simulated together.
             sure = 1
             while (
                 sure < at_once
