@@ -50,9 +50,7 @@ EXPERT_LAUNCHES_S = 390e-6
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How ranks on several nodes exchange tokens: vLLM's --all2all-backend, and each GPU's own link to other
-    nodes.
-    """
+    """How ranks on several nodes exchange tokens: vLLM's --all2all-backend, and each GPU's own link."""
 
     all2all: All2All = HIGH_THROUGHPUT
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
@@ -62,9 +60,7 @@ RANKS = Ranks()
 
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
-    """The nodes that `dp` ranks of `tp` GPUs fill. Raises InputError where the ranks cannot be dealt out to
-    nodes.
-    """
+    """The nodes that `dp` ranks of `tp` GPUs fill. Raises InputError where they cannot be dealt out."""
     gpus, per_node = tp * dp, int(gpu.gpus_per_node)
     if gpus <= per_node:
         return 1

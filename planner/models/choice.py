@@ -95,9 +95,7 @@ class Choice:
 
 
 def families(shape: StepLatency | None = None) -> dict[str, Any]:
-    """Every family with its usual settings, simplest first; the roofline is included where its `shape` is
-    given.
-    """
+    """Every family with its usual settings, simplest first; the roofline needs its `shape`."""
     rooflines = {} if shape is None else {"roofline": RooflineSteps(shape)}
     return rooflines | {
         "preble": PrebleSteps(),
@@ -197,9 +195,7 @@ def fitted(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = 
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
-    """The model as five numbers, and whether that form is exact; otherwise it is refitted to the predictions
-    for X.
-    """
+    """The model as five numbers, and whether exactly so or refitted to its predictions for X."""
     if model.latency_ is not None:
         return model.latency_, True
     steps = np.unique(X, axis=0)

@@ -94,9 +94,7 @@ class CorrectedFormula:
         return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def slowed(self, prefill: float, decode: float) -> CorrectedFormula:
-        """The same engine on a power-capped GPU: compute takes `prefill` times as long, floor and KV reads
-        `decode` times.
-        """
+        """The same engine power-capped: compute takes `prefill` times as long, floor and KV reads `decode`."""
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))
@@ -137,9 +135,7 @@ class CorrectedFormula:
 
 
 def in_context_steps(X: Floats, context_step: float) -> Floats:
-    """The steps with the mean context of their decodes, in whole tokens, rounded up to a multiple of
-    `context_step`.
-    """
+    """The steps with decodes' mean context rounded up to a multiple of `context_step` tokens."""
     if context_step == 1:
         return X
     whole = X.copy()

@@ -77,9 +77,7 @@ class SplitwiseLookup:
                 raise InputError(f"{name}: must be >= 0, found {seconds:g}")
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """The shortest step of up to this many tokens and decodes in seconds, and the list that it comes
-        from.
-        """
+        """Seconds of the shortest step of up to this many tokens and decodes, and its list."""
         found = []
         for name, times_s, most in (
             ("prompt_s", self.prompt_s, most_tokens),

@@ -212,9 +212,7 @@ class StepLatency:
         )
 
     def within(self, z_prefill: float, z_decode: float) -> StepLatency:
-        """The same engine at this many standard deviations of its spread above the medians, for prefills and
-        decodes.
-        """
+        """The same engine this many standard deviations of its spread above the medians."""
         if self.spread is None:
             return self
         return self.scaled(self.spread.prefill.at(z_prefill), self.spread.decode.at(z_decode))
@@ -254,9 +252,7 @@ class StepLatency:
 
 @dataclass(frozen=True, slots=True)
 class StepsOfRanks:
-    """The step times of `dp` data-parallel ranks as the kernel reads them: a table of one rank, then the
-    experts' of all.
-    """
+    """Step times of `dp` data-parallel ranks as the kernel reads them: of one rank, then of experts."""
 
     latency: StepLatency
     dp: int

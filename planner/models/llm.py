@@ -178,9 +178,7 @@ class CompressedAttention:
 
     @property
     def overlap(self) -> int:
-        """2 where there is an index, because a vector is then made of the tokens before its own as well; else
-        1.
-        """
+        """2 with an index, where a vector also covers the tokens before its own; else 1."""
         return 2 if self.index_heads else 1
 
     @property
@@ -203,9 +201,7 @@ class CompressedAttention:
 
     @property
     def sequence_bytes(self) -> float:
-        """Bytes that a sequence keeps beside: vectors of the window, and in 32 bits the tokens that are not
-        compressed yet.
-        """
+        """Bytes a sequence keeps beside: its window, and uncompressed tokens in 32 bits."""
         waiting = self.overlap**2 * self.ratio * 2 * (self.head_dim + self.index_dim) * 4.0
         return self.window_tokens * self.vector_bytes + waiting
 
@@ -273,9 +269,7 @@ class FeedForward:
         return float(self.matrices * (self.inner or hidden) * self.width)
 
     def shared_parameters(self, hidden: int) -> float:
-        """Weights that every token is multiplied with: shared experts, and the projections to `inner` and
-        back.
-        """
+        """Weights that every token is multiplied with: shared experts and the projections of `inner`."""
         return float(
             self.matrices * hidden * self.shared_width + (2 * hidden * self.inner if self.inner else 0)
         )
@@ -471,9 +465,7 @@ class Llm:
         )
 
     def splits_over(self, tp: int) -> bool:
-        """Whether the heads of every layer can be dealt out to `tp` GPUs; KV heads are copied where there are
-        fewer.
-        """
+        """Whether the heads of every layer can be dealt out to `tp` GPUs; few KV heads are copied."""
         for group in self.layer_groups:
             match group.attention:
                 case GroupedAttention(heads=heads, kv_heads=kv_heads):
@@ -488,9 +480,7 @@ class Llm:
         return True
 
     def slices_cut_blocks(self, tp: int) -> bool:
-        """Whether a slice of an expert on each of `tp` GPUs would hold a part of an fp8 block; vLLM then uses
-        whole experts only.
-        """
+        """Whether an expert's slice on each of `tp` GPUs cuts an fp8 block, which vLLM refuses."""
         return any(
             block.experts > 1 and cuts_blocks(block.weights, block.width, tp)
             for group in self.layer_groups

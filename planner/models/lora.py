@@ -143,9 +143,7 @@ class LoraSlots:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """`count` matrices of one name on one GPU, or that many experts, with the values of A and B per unit of
-    rank.
-    """
+    """`count` matrices or experts of one name on one GPU; values of A and B per unit of rank."""
 
     name: str
     count: float

@@ -204,8 +204,6 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
 
 
 def touched_experts(block: Llm | FeedForward, tokens: float | Array) -> Array:
-    """The mean number of a layer's E experts that N tokens visit, E (1 - (1 - k/E)^N), with k each, evenly
-    and independently.
-    """
+    """The mean number of a layer's experts that N tokens visit, each k of E evenly."""
     share = block.experts_per_token / block.experts
     return np.asarray(block.experts * (1 - (1 - share) ** np.asarray(tokens, dtype=float)))

@@ -62,9 +62,7 @@ NO_OUTPUTS = OutputTable(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zer
 
 
 def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buckets: int = 8) -> OutputTable:
-    """The table of requests (n,) that ended, in `buckets` ranges of prompt lengths with about equally many
-    requests.
-    """
+    """The table of requests (n,) that ended, in `buckets` equally full ranges of prompt lengths."""
     inputs, outputs = np.asarray(input_tokens, float), np.asarray(output_tokens, float)
     if buckets < 1:
         raise InputError(f"buckets of prompts: {buckets}, must be >= 1")

@@ -67,9 +67,7 @@ class Power:
             raise CatalogError("power: no share may be below 0, and top not below floor")
 
     def draw_frac(self, compute_utilisation: float | Array, memory_utilisation: float | Array) -> Array:
-        """The share of the board's limit that a step draws. Broadcasts, and never falls with either
-        utilisation.
-        """
+        """The share of the board's limit that a step draws; it never falls with either utilisation."""
         asked = (
             self.floor_frac
             + self.memory_frac * np.asarray(memory_utilisation)

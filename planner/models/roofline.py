@@ -255,9 +255,7 @@ class _Attention:
 
 
 def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times. Windows count as full, and an index as if it chose all tokens: both are upper
-    bounds.
-    """
+    """The attention times, with full windows and an index that chooses all tokens: upper bounds."""
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
     pair_flops = kv_bytes = sequence_bytes = token_flops = 0.0

@@ -99,9 +99,7 @@ class Speculation:
 
     @property
     def drafter(self) -> tuple[str, str | None] | None:
-        """The method and model of a drafter that keeps KV of its own: prefill and decode workers must both
-        have it.
-        """
+        """Method and model of a drafter with KV of its own, alike in prefill and decode workers."""
         return (self.method, self.model) if self.has_weights else None
 
     @property

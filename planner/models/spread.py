@@ -21,9 +21,7 @@ MOST_FACTOR = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """The ratio of measured to predicted times: lognormal with this median and standard deviation of its
-    logarithm.
-    """
+    """The lognormal ratio of measured to predicted times, by median and log standard deviation."""
 
     median: float
     log_sd: float
@@ -51,9 +49,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The factors on prefills and decodes. `source` names the runs they come from; `is_own` marks this
-    engine's own runs.
-    """
+    """The factors on prefills and decodes; `is_own` marks those of this engine's own runs."""
 
     prefill: Factor
     decode: Factor

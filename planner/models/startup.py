@@ -49,9 +49,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """The times of an engine's start on GPUs of a kind, measured on one GPU with LLMs of `layers` (fewest,
-    most).
-    """
+    """The times of an engine's start, measured on one GPU with LLMs of `layers` (fewest, most)."""
 
     name: str
     gpu: str

@@ -90,9 +90,7 @@ def as_on_paper(rows: Iterable[Alternative]) -> tuple[Alternative, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """The cheapest mixed pool of one GPU type, if one was found; else the cost below which none holds, and
-    the reason.
-    """
+    """The cheapest mixed pool of one GPU type; without one, a lower bound on its cost and the reason."""
 
     counts: Counts | None
     cost: float
@@ -101,9 +99,7 @@ class _Alone:
 
 
 def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -> dict[str, _Alone]:
-    """The cheapest mixed pool of each GPU type, by its name. The types are searched in parallel with equal
-    effort.
-    """
+    """The cheapest mixed pool of each GPU type, by name, searched in parallel with equal effort."""
     groups: dict[str, list[Option]] = {}
     for option in level0.options:
         if option.role == "mixed":

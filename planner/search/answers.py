@@ -158,7 +158,7 @@ class Test:
             return number >= most or self._said(kept, number).decision != "open" or is_hopeless
 
         while not is_over(kept, number) and not self.out_of_time():
-            # `sure_count` scenarios are needed whatever the first of them say, so they are simulated together.
+            # `sure_count` scenarios are needed whatever the first of them say, so all are simulated at once.
             sure = 1
             while (
                 sure < at_once
@@ -385,9 +385,7 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
 
 
 def production_or_paper(problem: Problem, paper: Found) -> Production | None:
-    """As `plan_production`; where no fleet keeps enough scenarios, the cheapest fleet on paper with the
-    reason.
-    """
+    """As `plan_production`; the cheapest fleet on paper, with the reason, where none keeps enough."""
     try:
         return production(problem, paper)
     except InfeasibleError as error:
@@ -714,9 +712,7 @@ def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
 
 
 def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
-    """The fleets at about this price: first the same GPUs with other engine settings, then fleets that hold
-    on paper.
-    """
+    """Fleets at about this price: the same GPUs with other engine settings, then fleets that hold."""
     options = paper.level0.options
     alike = [
         [each for each in options if each.role == option.role and hardware(each) == hardware(option)]

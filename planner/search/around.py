@@ -65,9 +65,7 @@ PRICES_MOST_FRAC = 1.0
 
 
 def around(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
-    """What holds around a plan's fleet `best`; `priced` are fleets that it is compared with by price, with
-    labels.
-    """
+    """What holds around a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
     return _Around(problem, best, tuple(priced)).found()
 
 
@@ -196,9 +194,7 @@ class _Around:
         return MoreTraffic(True, kept_in.kept, kept_in.futures)
 
     def _ends(self) -> tuple[Holds, ...]:
-        """The headroom of the fleet, which the answers have computed already where the plan is for
-        production.
-        """
+        """The headroom of the fleet, which a plan for production has computed already."""
         end = ends(self.problem.oracle, self.best, before_each=self._stop_in_time)
         return (
             Holds("traffic", end.headroom.traffic_frac, end.by_traffic),
@@ -206,9 +202,7 @@ class _Around:
         )
 
     def _losses(self) -> tuple[Lost, ...]:
-        """What the loss of one worker of each pool breaks. Losses that the SLO already allows for are not
-        added.
-        """
+        """What the loss of one worker of each pool breaks, without losses that safety adds."""
         oracle, found = self.problem.oracle.alone(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
             return ()
@@ -238,9 +232,7 @@ class _Around:
 
 
 def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
-    """Counts of workers per pool, for the planned total and fewer and more workers, in the proportion of the
-    plan.
-    """
+    """Counts per pool for the planned total and for fewer and more workers, in the plan's proportion."""
     total, pools = sum(planned), len(planned)
     step = max(1, round(STEP_FRAC * total))
     totals = range(total - WORKERS_BESIDE * step, total + WORKERS_BESIDE * step + 1, step)
@@ -303,9 +295,7 @@ def _room(verdict: Verdict | None) -> float:
 def _at(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
-    """For each limit the shares of requests that keep it over the scenarios: lowest, least required, median,
-    highest.
-    """
+    """For each limit the shares of requests that keep it: lowest, least required, median, highest."""
     shares = []
     for k, limit in enumerate(limits):
         kept = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])

@@ -131,9 +131,7 @@ def _adapters(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
 
 
 def _offloaded(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
-    """What the plan takes for granted of KV blocks in the host's memory, and how often requests found them
-    there.
-    """
+    """What the plan takes for granted of KV blocks in the host's memory, and their hit rates."""
     offload = fleet.policies.kv_offload
     hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
     if offload is None or hit_frac is None or reload_frac is None:

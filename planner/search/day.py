@@ -279,18 +279,14 @@ def _least_sizes(search: _Search) -> None:
 
 
 def _fails_with(runs: Runs, window: int, steps: range, c: int, size: int) -> bool:
-    """Whether a window is missed with `size` workers of pool `c` in these steps, and the most of everything
-    else.
-    """
+    """Whether a window is missed with `size` workers of pool `c` in these steps and the most elsewhere."""
     workers = runs.terms.most
     workers[steps.start : steps.stop, c] = size
     return runs.misses(workers, window, runs.own_steps(window).start)
 
 
 def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
-    """The least of low ... high that does not fail, searched in doubling strides from a guess; `high` is
-    taken to hold.
-    """
+    """The least of low ... high that does not fail, from a guess on; `high` is taken to hold."""
     low -= 1  # Sizes up to `low` are taken to fail.
     at, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
@@ -386,9 +382,7 @@ def _repair(search: _Search, workers: Ints, cuts: Sequence[tuple[int, Cut]]) -> 
 
 
 def _keep(search: _Search, workers: Ints, window: int, cut: Cut) -> None:
-    """Raise the cheapest size of a cut with which the window holds; all sizes near it, where no single one is
-    enough.
-    """
+    """Raise the cheapest size of a cut with which the window holds, or all near sizes if none does."""
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):
         return
@@ -431,9 +425,7 @@ def _fill(search: _Search, workers: Ints) -> None:
 
 
 def _walk(search: _Search) -> bool:
-    """Simulate all sequences that may cost less than the best, whatever the cuts say; True if all were
-    simulated.
-    """
+    """Simulate all sequences that may cost less than the best; True if all were simulated."""
     terms = search.terms
     steps, _ = terms.shape
     ranges = [range(pool.least, pool.most + 1) for pool in terms.pools] * steps

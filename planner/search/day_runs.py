@@ -199,17 +199,13 @@ class DayRuns:
 
 
 def _all_alike(pool: ElasticPool) -> ElasticPool:
-    """The pool with one start-up time for all starts: the warm one where all workers may start warm, else the
-    cold one.
-    """
+    """The pool with the warm start-up time where all workers may start warm, else the cold one."""
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
 
 
 def slo_edges_s(trace: Trace, slo: Slo) -> Floats:
-    """Edges (V + 1,) of the windows in which the SLO is judged, or of the measured window where the SLO has
-    none.
-    """
+    """Edges (V + 1,) of the SLO's windows, or of the measured window where the SLO has none."""
     if slo.every_s is not None:
         return judged_windows_s(trace, slo.every_s)
     return np.array([measured_window(trace)[0], float(trace.arrival_s[-1])])
@@ -225,9 +221,7 @@ def day_terms(
     unit_s: float = 0.0,
     stock: Mapping[str, int] | None = None,
 ) -> DayTerms:
-    """The terms of the master problem for a fleet's pools, with steps of `step_s` or as long as the SLO's
-    windows.
-    """
+    """The master problem's terms for a fleet's pools, in steps of `step_s` or of the SLO's windows."""
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
         edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))

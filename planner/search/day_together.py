@@ -41,9 +41,7 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
 
 
 class JointRuns:
-    """The days of several LLMs under sizes (T, P) of all their pools; search/day.py uses this class like
-    `DayRuns`.
-    """
+    """The days of several LLMs under sizes (T, P) of all their pools, with the methods of `DayRuns`."""
 
     def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
         self.each, self.terms = tuple(each), terms

@@ -138,9 +138,7 @@ def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, .
 
 
 def pinned_replicas(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tuple[Binding, ...]:
-    """What pinned prefixes save against the best fleet with LRU caches, as the difference of two simulated
-    fleets.
-    """
+    """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
     pinned = [(problem, found) for problem, found in answers if problem.oracle.pinning is not None]
     lru = [
         (problem, found)
@@ -218,9 +216,7 @@ def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
 def neighbours(
     problem: Problem, best: Counts, clock: Clock
 ) -> tuple[tuple[Neighbour, ...], tuple[Binding, ...]]:
-    """Every fleet with one worker fewer, simulated to the end, and what relaxing the limit that it misses
-    would save.
-    """
+    """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save."""
     neighbours: list[Neighbour] = []
     binding: list[Binding] = []
     for i, (option, count) in enumerate(best):
@@ -359,9 +355,7 @@ def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | No
 
 
 def on_spot(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
-    """How many spot workers the plan expects to lose at a time, and the SLO in a run that takes them away at
-    once.
-    """
+    """How many spot workers the plan expects to lose, and the SLO in a run that takes them away."""
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0
     said: list[Binding] = []
@@ -394,9 +388,7 @@ def on_spot(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding
 
 
 def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
-    """The verdict on the traffic; where that holds, the verdict on the first other draw or rate that does
-    not.
-    """
+    """The verdict on the traffic, or on the first other draw or rate that fails where that holds."""
     _, first = problem.oracle.verdict(fleet, record=True)
     if not first.holds:
         return first
@@ -472,9 +464,7 @@ def holding_hours(problem: Problem, best: Counts, hour: facts.WorstHour, clock: 
 
 
 def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
-    """The worst hour of a long trace, where every hour keeps the limits; otherwise the hour is among the
-    warnings.
-    """
+    """The worst hour of a long trace that keeps all limits in every hour; else nothing."""
     hour = worst_hour(simulation, slo)
     return () if hour is None or hour.missed else (hour,)
 
@@ -494,9 +484,7 @@ def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
 
 
 def bound_prices(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[Binding, ...]:
-    """The shadow prices of `bounds.shadow_prices` as facts, largest first, without limits that cost the bound
-    nothing.
-    """
+    """The shadow prices of `bounds.shadow_prices` as facts, largest first, without zeros."""
     unit = OBJECTIVE_UNITS[wanted]
     steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
     return tuple(
@@ -531,9 +519,7 @@ def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[Wa
 
 
 def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[Warned, ...]:
-    """What the reader must know first: few requests keep all limits, the trace is short, or step times are
-    not measured.
-    """
+    """What the reader must know first, such as a short trace or step times without measurement."""
     window = window_of(simulation)
     found: list[Warned] = [*few_keep_all(slo, verdict, simulation)]
     if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
@@ -608,9 +594,7 @@ def dying_away(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
 
 
 def old_prices(prices: Sequence[Price], today: datetime.date) -> tuple[Warned, ...]:
-    """A warning where prices were listed more than OLD_DAYS before `today`; prices without a date have no
-    age.
-    """
+    """A warning of prices listed more than OLD_DAYS before `today`, of those that have a date."""
     ages = [(age_days(price.date, today), price) for price in prices]
     old = [(age, price) for age, price in ages if age is not None and age > OLD_DAYS]
     if not old:

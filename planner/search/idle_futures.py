@@ -70,9 +70,7 @@ def judged_traffic(problem: Problem, trace: Trace) -> Judged:
 
 
 def _floors(problem: Problem, slo: Slo, z: tuple[float, float], of: Judged) -> Floors:
-    """The limits that no idle worker keeps with step times `z` standard deviations above their medians, for
-    prefills and decodes.
-    """
+    """The limits that no idle worker keeps with steps `z` standard deviations above their medians."""
     return unreachable(slo, [slowed_by_spread(worker, *z) for worker in problem.types], of)
 
 

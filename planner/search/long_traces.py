@@ -89,9 +89,7 @@ def is_too_long(task: Task, trace: Trace, seconds: float = math.inf) -> bool:
 
 
 def searched_requests(task: Task, trace: Trace, seconds: float) -> int:
-    """About how many requests the search simulates: those of a part, where the trace is planned by its
-    busiest part.
-    """
+    """About how many requests the search simulates: those of a part or of the whole trace."""
     return part_requests(seconds) if is_too_long(task, trace, seconds) else len(trace)
 
 
@@ -179,9 +177,7 @@ def _on_all(
 
 
 def _worst(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
-    """The start of the part in which the most requests miss some limit; a request misses TBT by its longest
-    gap.
-    """
+    """The start of the part in which the most requests miss a limit, TBT by their longest gap."""
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
     values_s = {
         "ttft": simulation.ttft_s,

@@ -210,18 +210,14 @@ def _of_workers(problem: Problem, fleet: Fleet | None) -> Problem:
 
 
 def _slowest_first(problem: Problem) -> Problem:
-    """The same problem with the scenarios of the longest steps first: a fleet that misses many fails early
-    there.
-    """
+    """The same problem with the scenarios of the longest steps first, where most fleets fail early."""
     oracle = problem.oracle
     futures = sorted(oracle.futures, key=lambda future: -sum(future.z))
     return in_most(problem, futures, oracle.may_miss)
 
 
 def falling(found: Throughput) -> Iterator[Throughput]:
-    """The given throughput, then rates that each lie LESS_RATE_FRAC below the one before, whose fleet failed
-    its test.
-    """
+    """The given throughput, then rates that each lie LESS_RATE_FRAC below the one before."""
     while True:
         yield found
         less = float(f"{found.rate_rps * (1 - LESS_FRAC):.4g}")

@@ -62,9 +62,7 @@ def in_production(problem: Problem) -> Problem:
 
 
 def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Problem:
-    """The same problem in these scenarios too, of which a fleet may miss `may_miss`. The first are simulated
-    first.
-    """
+    """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
     oracle = replace(problem.oracle, futures=tuple(futures), may_miss=may_miss)
     return replace(problem, oracle=oracle, progress=silent)
 
@@ -75,9 +73,7 @@ def refuted_below(problem: Problem, value: float) -> Problem:
 
 
 def limited(problem: Problem, most: float) -> Problem:
-    """The same problem, with a limit on the simulated requests of a search from here on; `most` caps that
-    limit.
-    """
+    """The same problem, whose search may simulate a limited number of requests, at most `most`."""
     return replace(problem, most_effort=problem.oracle.effort() + _effort(problem, most))
 
 
@@ -149,9 +145,7 @@ def cheaper_kept(
 
 
 def _is_no_cheaper(found: Counts, best: Counts) -> bool:
-    """Whether a fleet is the same as `best` or costs more; a different fleet at the same price counts as
-    cheaper.
-    """
+    """Whether a fleet is `best` itself or costs more than `best`."""
     return named(found) == named(best) or objective(found) > objective(best) * (1 + 1e-9)
 
 

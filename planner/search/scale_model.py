@@ -31,9 +31,7 @@ MODEL_WORKERS = 16
 
 
 def scale_model(problem: Problem, paper: Counts) -> Problem:
-    """The model of a problem whose cheapest fleet on paper is known; the problem itself where that is small
-    enough.
-    """
+    """The model of a problem with this cheapest fleet on paper; a small problem is its own model."""
     many = min(len(problem.trace) // MODEL_REQUESTS, *(count // MODEL_WORKERS for _, count in paper))
     shares = problem.trace.has_prefixes or problem.trace.adapters
     if many < 2 or len(problem.trace) <= FULL_REQUESTS or shares or problem.draws:

@@ -335,9 +335,7 @@ def _held(
 
 
 def _paid(market: Market, runs: Sequence[_Ran], end_s: float) -> tuple[Counts, tuple[float, float, float]]:
-    """The reserved GPUs (G,) that make the bill least, and the cost in USD/h of reserved, on-demand and spot
-    GPUs.
-    """
+    """Reserved GPUs (G,) that make the bill least, and USD/h of reserved, on-demand and spot GPUs."""
     reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
     firm, spot = (_held(market, runs, end_s, is_spot=each) for each in (False, True))
     for g, offer in enumerate(market.offers):

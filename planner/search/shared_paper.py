@@ -233,9 +233,7 @@ def gives_way(
 
 
 def slice_of(deadline: float, shares: int) -> float:
-    """The end of the first of `shares` equal shares of the remaining time, with one more share held in
-    reserve.
-    """
+    """The end of the first of `shares` equal shares of the remaining time, with one more in reserve."""
     now = time.monotonic()
     return now + max(deadline - now, 0.0) / (shares + 1)
 

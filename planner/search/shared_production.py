@@ -268,9 +268,7 @@ def _with_what_is_known(llm: _Llm, held: Sequence[Counts]) -> Problem:
 def _in_turn(
     llms: Sequence[_Llm], limits: Limits, deadline: float, *, any_mix: bool = False
 ) -> list[Counts] | None:
-    """The fleets of the LLMs, one after another on what is left, beginning with each LLM until all are served
-    once.
-    """
+    """The fleets of the LLMs, served one after another on what is left, as `serve_in_turn` does."""
 
     def serve(k: int, left: Limits) -> Counts | None:
         if time.monotonic() > deadline:

@@ -106,9 +106,7 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
 
 
 def _fitted_formula(X: Array, t: Array) -> Array:
-    """The coefficients of g by least squares of log t - log g over their logarithms, with less weight on
-    outliers.
-    """
+    """The coefficients of g by least squares of log t - log g, with less weight on outliers."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     telling = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
     slope = np.percentile(t[telling] / tokens[telling], 15)

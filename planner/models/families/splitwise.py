@@ -85,9 +85,7 @@ def medians(keys: Array, y: Array) -> tuple[Array, Array]:
 
 
 def interpolated(keys: Array, knots: Array, seconds: Array) -> Array:
-    """Linear interpolation between the knots, with the outermost slopes beyond them, but at least a
-    microsecond.
-    """
+    """Linear interpolation, with the outermost slopes beyond the knots, at least a microsecond."""
     if len(knots) == 1:
         return np.full(len(keys), seconds[0])
     k = np.clip(np.searchsorted(knots, keys) - 1, 0, len(knots) - 2)
