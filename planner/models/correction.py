@@ -94,7 +94,7 @@ class CorrectedFormula:
         return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def slowed(self, prefill: float, decode: float) -> CorrectedFormula:
-        """The same engine power-capped: compute takes `prefill` times as long, floor and KV reads `decode`."""
+        """The same engine power-capped: compute takes `prefill` times as long, floor and KV `decode`."""
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))

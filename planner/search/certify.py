@@ -1,6 +1,4 @@
-"""From a question to a certified plan: the search (best_fleet.py), then the evidence for its fleet
-(findings.py).
-"""
+"""From a question to a certified plan: the search (best_fleet.py), then its evidence (findings.py)."""
 
 from __future__ import annotations
 
@@ -284,7 +282,7 @@ class _Further:
     warnings: tuple[Warned, ...]
     alternatives: tuple[Alternative, ...]
     repeats: tuple[Repeats, ...]
-    simulations: int  # The number of simulations that the search did not need.
+    simulations: int  # The number of simulations beside those of the searches.
 
 
 def _further(

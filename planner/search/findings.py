@@ -56,10 +56,8 @@ FEW_RESIDENCES = 20
 # A warning is given where fewer than this share of the lowest percentile keep all limits: 45 % for p90.
 FEW_KEEP = 0.5
 
-LONG_S, HOUR_S = (
-    7200.0,
-    3600.0,
-)  # The worst hour is reported of a measured window over 2 h; a trace below 1 h is called short.
+# The worst hour is reported of a measured window over 2 h; a trace below 1 h is called short.
+LONG_S, HOUR_S = 7200.0, 3600.0
 
 # The search for a fleet that keeps every hour begins with this many times the plan's workers.
 HOUR_FACTOR = 2.0

@@ -1,6 +1,4 @@
-"""The plan: a fleet, what was simulated, what was proved over which fleets, and the alternatives that it
-beat.
-"""
+"""The plan: a fleet, what was simulated, what was proved over which fleets, and the alternatives."""
 
 from __future__ import annotations
 
@@ -49,9 +47,8 @@ class Plan:
     on_paper: Fleet | None = None
     made: Made | None = None  # When the plan was made, and by which version.
     trial: Tried | None = field(default=None, repr=False)
-    _power: list[ExpectedPower | None] = field(
-        default_factory=list, init=False, repr=False
-    )  # Cached by `power`.
+    # `power` is computed once and stored here.
+    _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)
 
     @property
     def value(self) -> float:

@@ -1,5 +1,4 @@
-"""A scale model of a large problem: one request in `downscale`, served by one worker in `downscale` of each
-pool.
+"""A scale model of a large problem: 1 in `downscale` requests, served by 1 in `downscale` workers.
 
 Production simulates every fleet in dozens of scenarios, so a search limited to MOST_SEARCH_REQUESTS would see
 few fleets of a problem with hundreds of thousands of requests. Behind a balancing router a pool of hundreds
