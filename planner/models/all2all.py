@@ -29,22 +29,28 @@ from planner.errors import InputError
 from planner.models.latency import Array
 from planner.models.llm import Llm
 
-All2All = Literal["", "deepep_low_latency", "deepep_high_throughput"]  # "": all on one node
+All2All = Literal["", "deepep_low_latency", "deepep_high_throughput"]  # "" if all ranks are on one node.
 LOW_LATENCY: All2All = "deepep_low_latency"
 HIGH_THROUGHPUT: All2All = "deepep_high_throughput"
 MOST_LOW_LATENCY_TOKENS = 256
-MOST_NODES = 8  # that anybody measured
-MEASURED_LINK_BYTES_PER_S = 50e9  # of a GPU, one direction: a 400 Gb/s adapter for each
+# The formulas rest on measurements of up to this many nodes.
+MOST_NODES = 8
+# Each GPU of the measurements has a 400 Gb/s adapter: bytes per second in one direction.
+MEASURED_LINK_BYTES_PER_S = 50e9
 FORMATS_IN_8_BITS = ("fp8", "fp8-block")
-BUFFER_BYTES = 2.0**30  # vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB; between nodes as many once more
+# vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB; between nodes a second buffer of the same size is needed.
+BUFFER_BYTES = 2.0**30
+# Mean error of the formulas on the measurements.
 MAPE_FRAC: dict[All2All, float] = {LOW_LATENCY: 0.02, HIGH_THROUGHPUT: 0.14}
-UNEVEN = 2.0  # rows of experts that one GPU makes room for, by those that it gets if all get as many
-EXPERT_LAUNCHES_S = 390e-6  # of a layer's experts without CUDA graphs: H100, the same tables
+# One GPU makes room for this many times the rows of experts that it gets if all GPUs get equally many.
+UNEVEN = 2.0
+# Launching a layer's experts without CUDA graphs takes this long on H100, by the same tables.
+EXPERT_LAUNCHES_S = 390e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How ranks on several nodes meet: vLLM's --all2all-backend, and each GPU's own link to other nodes."""
+    """How ranks on several nodes exchange tokens: vLLM's --all2all-backend, and each GPU's own link."""
 
     all2all: All2All = HIGH_THROUGHPUT
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
@@ -54,7 +60,7 @@ RANKS = Ranks()
 
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
-    """Nodes that `dp` ranks of `tp` GPUs fill; InputError where they cannot be dealt out to nodes."""
+    """The nodes that `dp` ranks of `tp` GPUs fill. Raises InputError where they cannot be dealt out."""
     gpus, per_node = tp * dp, int(gpu.gpus_per_node)
     if gpus <= per_node:
         return 1
@@ -76,7 +82,7 @@ def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
 
 
 def all2all_of(gpus: int, gpus_per_node: int, budget_tokens: int) -> All2All:
-    """What ranks on so many GPUs run, whose steps have up to `budget_tokens` tokens each."""
+    """The kernels that ranks on this many GPUs run, with steps of up to `budget_tokens` tokens each."""
     if gpus <= gpus_per_node:
         return ""
     return LOW_LATENCY if budget_tokens <= MOST_LOW_LATENCY_TOKENS else HIGH_THROUGHPUT
@@ -99,10 +105,10 @@ def all2all_s(
 
 
 def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> float:
-    """What one GPU makes room for beside the residual stream: DeepEP's buffers, and the experts' rows.
+    """The memory of one GPU beside the residual stream: DeepEP's buffers, and the experts' rows.
 
-    Low latency: every expert of all has `budget_tokens` rows of every rank, sent and received, each twice
-    (DeepEP's two buffers), and the GPU's experts their input, gate, up, product and output.
+    With low latency every expert has `budget_tokens` rows of every rank, sent and received, each twice
+    (DeepEP's two buffers). The GPU's own experts also have their input, gate, up, product and output.
     """
     width = 3 * llm.ffn + llm.hidden
     if kind == LOW_LATENCY:

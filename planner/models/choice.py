@@ -1,15 +1,16 @@
-"""Which family of step times fits a table best, judged on steps it has not seen.
+"""Which family of step times fits a table best, judged on steps that it has not seen.
 
-    choose(table) -> Choice    the family, its error by regime, where it is not monotone, and a StepLatency
+    choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone,
+                                                 and a StepLatency
 
 Distinct steps are dealt into folds (repeats of one stay together, as in scikit-learn's GroupKFold); every
 family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
 the table has (prefill, decode of small and of large batches, mixed), each counting alike. The best score
-wins; of families within `TIE_FRAC` of it the first in the order given, the simplest, is taken.
+wins; of families within `TIE_FRAC` of it the first in the given order, the simplest, is taken.
 
-The optimizer wants the five-number form (`planner.models.latency`). Families that have it hand it over
-exactly; for the others it is refitted to their predictions, and its own held-out error is stated. The
-simulator can also take the form of the corrected family as it is.
+The optimizer needs the five-number form (`planner.models.latency`). Families that have this form exactly
+return it; for the others it is refitted to their predictions, with a held-out error of its own. The simulator
+can also use the corrected family's form as it is.
 """
 
 from __future__ import annotations
@@ -37,15 +38,19 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, errors_b
 from planner.models.tables import StepTable
 
 SCORED = ("prefill", "decode_small", "decode_large", "mixed")
-TIE_FRAC = 0.0005  # differences in score that decide nothing
-FALL_FRAC = 0.001  # a prediction that falls by less, as work grows, is rounding
+# Scores that differ by at most this much count as equal.
+TIE_FRAC = 0.0005
+# A prediction that falls by less than this share, as work grows, is rounding.
+FALL_FRAC = 0.001
+# Predictions are compared with those for this much more work.
 GROWTHS = (1.05, 1.25, 2.0)
+# At most this many steps of a table are checked for falling predictions.
 _GRID_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """How often a prediction falls where work of one kind grows, over the grid of `falls`."""
+    """How often a prediction falls where work of one kind grows, over the grid of `find_falls`."""
 
     growing: str  # "prompt", "prefix", "sequences" or "context"
     checked: int
@@ -55,9 +60,11 @@ class Fall:
 
 @dataclass(frozen=True)
 class Choice:
-    """`model` is fitted to the whole table and refuses to leave it. `held_out[family][regime]` are errors on
-    steps not fitted, `converted` those of `latency` where it is a refit, None where it is the family itself.
-    `form` is the corrected family's where that was tried and is better than such a refit (`is_better`).
+    """The family chosen for a table. `model` is fitted to the whole table and refuses to predict beyond it.
+
+    `errors_by_family[family][regime]` are errors on steps held out of the fit. `converted` are those of
+    `latency` where it is a refit of five numbers, None where `latency` is the family itself. `form` is the
+    corrected family's form where it is better than such a refit (`is_better`).
     """
 
     family: str
@@ -67,7 +74,7 @@ class Choice:
     held_out: Mapping[str, Mapping[str, Errors]]
     converted: Mapping[str, Errors] | None
     falls: tuple[Fall, ...]
-    skipped: Mapping[str, str]  # families that cannot be fitted to this table, and why
+    skipped: Mapping[str, str]  # The reason for each family that cannot be fitted to this table.
 
     def __str__(self) -> str:
         error = self.held_out[self.family]["all"]
@@ -88,7 +95,7 @@ class Choice:
 
 
 def families(shape: StepLatency | None = None) -> dict[str, Any]:
-    """Every family with its usual settings, simplest first; the roofline where its `shape` is given."""
+    """Every family with its usual settings, simplest first; the roofline needs its `shape`."""
     rooflines = {} if shape is None else {"roofline": RooflineSteps(shape)}
     return rooflines | {
         "preble": PrebleSteps(),
@@ -104,7 +111,11 @@ def families(shape: StepLatency | None = None) -> dict[str, Any]:
 def choose(
     table: StepTable, *, candidates: Mapping[str, Any] | None = None, folds: int = 5, seed: int = 0
 ) -> Choice:
-    """The module's docstring. `candidates` defaults to `families()`; InputError if none can be fitted."""
+    """Choose the family of a table as the module's docstring says; `candidates` defaults to
+    `default_families()`.
+
+    Raises InputError if no family can be fitted.
+    """
     X, y, operators = table.X, table.y, table.operators
     fold = folds_of_steps(X, folds, seed)
     candidates = families() if candidates is None else candidates
@@ -149,12 +160,14 @@ def choose(
 
 
 def score(errors: Mapping[str, Errors]) -> float:
-    """Mean of the errors over the regimes there are."""
+    """The mean of the errors over the regimes that the table has."""
     return float(np.mean([errors[regime].mape_frac for regime in SCORED if regime in errors]))
 
 
 def is_better(errors: Mapping[str, Errors], others: Mapping[str, Errors]) -> bool:
-    """By score, and for decodes of large batches too: engines run little else."""
+    """Whether errors have a lower score than others, and are no larger for decodes of large batches, which
+    make up most of an engine's steps.
+    """
     if not errors or score(errors) >= score(others):
         return False
     large = "decode_large"
@@ -174,7 +187,7 @@ def held_out_s(
 
 
 def fitted(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Any:
-    """A fitted copy of the candidate; Vidur's takes the operators' times where the table has them."""
+    """A fitted copy of the candidate; Vidur's forest takes the times of operators if the table has them."""
     model = clone(candidate)
     if isinstance(model, VidurForest):
         return model.fit(X, y, operators)
@@ -182,7 +195,7 @@ def fitted(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = 
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
-    """The model as five numbers, and whether that is exact; else refitted to its predictions for X."""
+    """The model as five numbers, and whether exactly so or refitted to its predictions for X."""
     if model.latency_ is not None:
         return model.latency_, True
     steps = np.unique(X, axis=0)
@@ -192,8 +205,10 @@ def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
 
 
 def falls(model: Any, X: Array) -> tuple[Fall, ...]:
-    """Where predictions fall although work grows: steps of the table (200 of them at most, evenly spaced)
-    against the same with 5 %, 25 % and 100 % longer prompts, prefixes or contexts, or more sequences.
+    """Where predictions fall although work grows.
+
+    At most _GRID_STEPS evenly spaced steps of the table are compared with steps that have 5 %, 25 % and 100 %
+    longer prompts, prefixes or contexts, or more sequences.
     """
     steps = np.unique(X, axis=0)
     steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _GRID_STEPS)).astype(int)]
@@ -211,7 +226,7 @@ def falls(model: Any, X: Array) -> tuple[Fall, ...]:
 
 
 def grown(X: Array, growing: str, growth: float) -> Array:
-    """The steps with more of one kind of work; those that have none of it stay as they are."""
+    """The steps with more of one kind of work; steps without any of that work stay as they are."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     new, chunks = tokens - decodes, np.maximum(prefills, 1.0)
     if growing == "prefix":

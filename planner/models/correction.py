@@ -27,19 +27,25 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.forms import CORRECTED, Compiled, Floats
 
-LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])  # l, in doublings; the last two in kinds of step
-OWN_SHARE, OWN_LENGTH = 0.25, 0.1  # how much one N has for itself, and how near another must be to share it
-PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0  # p
-KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21  # of the mean context, between which the simulator interpolates
+# The lengths l of the covariance are counted in doublings, the last two in kinds of step.
+LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
+# The second term of the covariance: its weight, and how near another N must be to share in it.
+OWN_SHARE, OWN_LENGTH = 0.25, 0.1
+# The exponent p of the formula.
+PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0
+# The simulator interpolates the mean context between this many knots per doubling, up to 2^21 tokens.
+KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21
 _SCALES = np.array([1.0, *[np.sqrt(3.0)] * 6]) / LENGTHS
 _CHUNK = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CorrectedFormula:
-    """The form above with numbers in it: `formula_s` are s, s_p, c, a, b, d. The other fields have one value
-    for each measured step that r rests on: its weight w, and N, A_p, D, K, P. The mean context of decodes
-    counts upwards in steps of `context_step` tokens, as where KV is read in blocks.
+    """The form above with numbers in it: `formula_s` are s, s_p, c, a, b, d.
+
+    The other fields have one value for each measured step that r rests on: its weight w, and N, A_p, D, K, P.
+    The mean context of decodes is rounded up to multiples of `context_step` tokens, as where KV is read in
+    blocks.
     """
 
     formula_s: tuple[float, ...]
@@ -68,11 +74,13 @@ class CorrectedFormula:
 
     @property
     def anchors(self) -> Floats:
-        """The measured steps, (m, 5)."""
+        """The measured steps that r rests on, (m, 5)."""
         return np.column_stack([self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills])
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """Of the measured steps; nothing where their weights are so large that some are endless."""
+        """The shortest measured step in seconds, minus infinity where the weights are so large that some step
+        overflows, and the field that decides it.
+        """
         with np.errstate(over="ignore"):
             seconds = self.step_s(self.anchors)
         return (float(seconds.min()) if np.isfinite(seconds).all() else -np.inf), "weights"
@@ -86,17 +94,18 @@ class CorrectedFormula:
         return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def slowed(self, prefill: float, decode: float) -> CorrectedFormula:
-        """The same engine on a power-capped GPU, as `StepLatency.slowed`: compute by `prefill`, floor and KV
-        reads by `decode`.
-        """
+        """The same engine power-capped: compute takes `prefill` times as long, floor and KV `decode`."""
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))
         )
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """Steps of decodes alone become a table of exp(r) by decodes and mean context. For the others the
-        kernel sums over the measured steps; what those have in common is worked into the weights here.
+        """The form as the kernel reads it.
+
+        Steps of decodes alone become a table of exp(r) by decodes and mean context. For other steps the
+        kernel sums over the measured steps, and factors that are the same for all steps of a kind are
+        multiplied into the weights here.
         """
         anchors, weights = coordinates(self.anchors), np.array(self.weights)
         eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
@@ -105,7 +114,7 @@ class CorrectedFormula:
 
         knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)
         batch, none = np.arange(most_decodes + 1.0), np.zeros(most_decodes + 1)
-        batch[0] = 1.0  # no such step
+        batch[0] = 1.0  # A step of 0 decodes does not occur; 1 avoids log2(0).
         of_batch = coordinates(np.column_stack([batch, none, batch, none, none]))
         by_batch = _product(of_batch, anchors, (0, 1, 3, 4, 5, 6)) * weights
         of_context = np.column_stack([np.log2(knots)] * len(LENGTHS))
@@ -126,7 +135,7 @@ class CorrectedFormula:
 
 
 def in_context_steps(X: Floats, context_step: float) -> Floats:
-    """The steps with the mean context of their decodes, in whole tokens, rounded up to a multiple."""
+    """The steps with decodes' mean context rounded up to a multiple of `context_step` tokens."""
     if context_step == 1:
         return X
     whole = X.copy()
@@ -136,7 +145,7 @@ def in_context_steps(X: Floats, context_step: float) -> Floats:
 
 
 def formula_s(X: Floats, formula: Floats) -> Floats:
-    """g above, seconds."""
+    """Seconds of the steps by g alone."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     floor, prefill_floor, slope, a, b, d = formula
     p = np.where(prefills > 0, PREFILL_CORNER, DECODE_CORNER)
@@ -145,7 +154,7 @@ def formula_s(X: Floats, formula: Floats) -> Floats:
 
 
 def coordinates(X: Floats) -> Floats:
-    """z above, (n, 7)."""
+    """The coordinates z of the steps, (n, 7)."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     return np.column_stack(
         [
@@ -161,7 +170,7 @@ def coordinates(X: Floats) -> Floats:
 
 
 def covariance(z: Floats, others: Floats) -> Floats:
-    """k above between the rows of z and of others."""
+    """The covariance k between the rows of z and of others, (n, m)."""
     apart = np.abs(z[:, None, 0] - others[None, :, 0])
     return np.asarray(_product(z, others, range(len(LENGTHS))) + OWN_SHARE * np.exp(-apart / OWN_LENGTH))
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from planner.errors import InputError
 
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-DEPLOYED_VERSION = "0.33.0"  # of vLLM, where nothing else is asked
+# The version of vLLM in manifests that name no other.
+DEPLOYED_VERSION = "0.33.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,16 @@ class HostTime:
         return self.step_s + self.log2_tp_s * math.log2(tp), self.sequence_s
 
     def longer(self, share: float) -> HostTime:
-        """If all of it took `share` longer."""
+        """The same host if all of its time were longer by this share."""
         factor = 1 + share
         return HostTime(self.step_s * factor, self.sequence_s * factor, self.log2_tp_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`rest` is r above. `basis` says where the constants come from; `is_nearest`: from other versions."""
+    """An engine's host times and how it schedules. `rest` is r above. `basis` says where the constants come
+    from; `is_nearest` marks constants of other versions.
+    """
 
     name: str
     version: str
@@ -57,7 +60,9 @@ class Engine:
     basis: str = ""
     is_nearest: bool = False
     tokens_per_s: float = math.inf
-    is_checked: bool = True  # else nobody compared it with what is simulated, which is vLLM
+    is_checked: bool = (
+        True  # False for engines that nobody has compared with the simulator, which models vLLM.
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
@@ -67,15 +72,15 @@ class Engine:
 
     @property
     def unhidden(self) -> HostTime:
-        """What it adds to a step that takes the GPUs longer than the host."""
+        """What the engine adds to a step that takes the GPUs longer than the host."""
         return self.rest if self.async_scheduling else self.host
 
     def longer(self, share: float) -> Engine:
-        """If the host took `share` longer."""
+        """The same engine if its host took longer by this share."""
         return replace(self, host=self.host.longer(share), rest=self.rest.longer(share))
 
     @property
     def title(self) -> str:
-        """For instance "vLLM 0.15.1, asynchronous scheduling"."""
+        """The name for reports, for instance "vLLM 0.15.1, asynchronous scheduling"."""
         kind = "asynchronous" if self.async_scheduling else "synchronous"
         return f"{NAMES.get(self.name, self.name)} {self.version}, {kind} scheduling"

@@ -1,8 +1,8 @@
-"""Step times in the forms of other programs, exactly: what the simulator replays their results with.
+"""Step times in the forms of other programs, exactly: the simulator replays their results with these.
 
-A form knows how to write itself down for the kernel (`planner.simulator.step_times`); `StepLatency` and
-`planner.models.correction.CorrectedFormula` do too. Those that come out of a file can say how short a step
-may get (`shortest_s`): a negative one would let time run backwards, and no simulation ends then.
+A form compiles itself for the kernel (`planner.simulator.step_times`); `StepLatency` and
+`planner.models.correction.CorrectedFormula` do too. Forms that are read from a file know how short a step may
+get (`shortest_s`): with a negative step time would run backwards, and the simulation would never end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = ra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """Numbers and tables of a form as the kernel reads them; `code` says how."""
+    """The numbers and tables of a form as the kernel reads them; `code` names the form."""
 
     code: int
     numbers: tuple[float, ...]
@@ -31,7 +31,7 @@ class Compiled:
 
 
 class StepForm(Protocol):
-    """Seconds of a step, for steps of up to so many tokens and decodes."""
+    """Any form of step times that the kernel can read."""
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled: ...
 
@@ -41,10 +41,10 @@ class SplitwiseLookup:
     """Splitwise's simulator: prompts by their tokens, decodes by their number, each interpolated between the
     knots and extrapolated beyond.
 
-    A step with both takes `mixed_factor` times a prompt of all its tokens, a decode being one. Its
-    `token_s` is by *tokens* in the profile and looked up by *sequences*: so it is in the program, and 64
-    decodes cost what one does. With `b_s` and `d_s`, per decode and per KV token, and one value in `token_s`
-    it is an honest fit instead; then prompts are looked up by their own tokens.
+    A step with both phases takes `mixed_factor` times a prompt of all its tokens, with one token per decode.
+    The profile has `token_s` by *tokens*, and the program looks it up by number of *sequences*, so 64 decodes
+    cost what one does. With `b_s` and `d_s`, per decode and per KV token, and one value in `token_s` the form
+    is a fit without that mistake; then prompts are looked up by their own tokens.
     """
 
     knots_tokens: tuple[float, ...]
@@ -77,7 +77,7 @@ class SplitwiseLookup:
                 raise InputError(f"{name}: must be >= 0, found {seconds:g}")
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """Of all steps up to so many tokens and decodes, and the list it comes from."""
+        """Seconds of the shortest step of up to this many tokens and decodes, and its list."""
         found = []
         for name, times_s, most in (
             ("prompt_s", self.prompt_s, most_tokens),
@@ -106,10 +106,12 @@ class SplitwiseLookup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VidurTables:
-    """Vidur's predictor, tabulated: `linear_s` (N / 8,) by tokens in eights, `prefill_s` by cached tokens in
-    sixty-fours and by the root of the summed squares of the chunks, `decode_s` by decodes and by their mean
-    context in sixty-fours. Attention takes `prefill_over_frac` and `decode_over_frac` more where there are
-    several. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
+    """Vidur's predictor as tables: `linear_s` (N / 8,) by tokens in eights; `prefill_s` by cached tokens in
+    sixty-fours and by the root of the summed squares of the chunks; `decode_s` by decodes and by their mean
+    context in sixty-fours.
+
+    Attention takes longer by `prefill_over_frac` or `decode_over_frac` where a step has several prefills or
+    decodes. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
     a step beyond the tables.
     """
 
@@ -132,8 +134,9 @@ class VidurTables:
 
 @dataclass(frozen=True, slots=True)
 class DistServeSteps:
-    """DistServe's fits: prefill a + b sum n + c sum n^2, decodes a + b K + c D below and from `threshold` on,
-    all over pp; `per_rank_s` times pp beside prefills, and on the first rank the engine's overhead.
+    """DistServe's fits: prefill a + b sum n + c sum n^2; decodes a + b K + c D below and from `threshold` on,
+    all over pp. The first rank adds the engine's overhead, and `per_rank_s` times pp comes on top beside
+    prefills.
     """
 
     prefill_s: tuple[float, float, float]
@@ -156,10 +159,11 @@ class DistServeSteps:
                 raise InputError(f"{name}: must be >= 0, found {getattr(self, name):g}")
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """Of all steps up to so many tokens, decodes and tokens of context, and the list it comes from.
+        """The shortest step of up to this many tokens, decodes and tokens of context in seconds, and its
+        list.
 
-        Coefficients may be negative, as a least-squares fit may make them, while times are not. With context
-        decodes must not get shorter: the simulator counts on that, so then it is a negative one it returns.
+        Coefficients of a least-squares fit may be negative while times are not. The simulator relies on
+        decodes that do not get shorter with context, so where b is negative that number is returned.
         """
         a, b, c = self.prefill_s
         n = np.arange(1.0, most_tokens + 1)
@@ -189,7 +193,7 @@ class DistServeSteps:
 
 
 def interpolated(x: Floats, knots: tuple[float, ...], values: tuple[float, ...]) -> Floats:
-    """Linear between the knots and on from the outermost two."""
+    """Linear interpolation between the knots, and along the outermost two beyond them."""
     at, y = np.array(knots), np.array(values)
     i = np.clip(np.searchsorted(at, x) - 1, 0, len(at) - 2)
     return np.asarray(y[i] + (x - at[i]) * (y[i + 1] - y[i]) / (at[i + 1] - at[i]))

@@ -1,4 +1,5 @@
-"""How vLLM lays keys and values of unlike layers out in one pool of blocks, and what a sequence takes of it.
+"""How vLLM lays keys and values of unlike layers out in one pool of blocks, and what a sequence takes of the
+pool.
 
 Layers of a kind (the same keys and values, the same window) form groups of equally many layers; a block of
 the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page_size`):
@@ -7,15 +8,17 @@ the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page
     groups of a kind      = ceil(layers / g), the last one padded
     bytes of a block      = g * the largest page of a layer
 
-A sequence of L tokens takes, per group: ceil(L / block) blocks where layers look at all tokens, at most those
-of the window and one more where they have one, one block where they carry a state. Blocks are made longer
-until a state fits into one, by 16 tokens, by 128 beside latent attention.
+A sequence of L tokens takes, per group: ceil(L / block) blocks where layers attend to all tokens; at most the
+blocks of the window and one more where they have a window; one block where they carry a state. Blocks are
+made longer until a state fits into one, in steps of 16 tokens, or of 128 beside latent attention.
 
-Here a KV block is that of all layers that look at all tokens, 16 tokens long; the rest is counted in such:
+Here a KV block holds 16 tokens of all layers that attend to all tokens; other layers are counted in such
+blocks:
 
     blocks(L) = ceil(L / 16) + constant + ceil(window_ratio * min(ceil(L / 16), window_blocks))
 
-Layers alike, latent ones with their index among them, need none of this: constant = window_ratio = 0.
+LLMs whose layers are alike, or latent with an index among them, need no such blocks: constant = window_ratio
+= 0.
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import CatalogError
 from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 
+# Groups take the most layers of a kind if these are fewer than this many times the fewest, as in vLLM.
 FEW_MORE = 1.5
-LATENT_PAGE_TOKENS = 128  # beside states: of which pages of latent attention are a multiple then
-PAGE_TOKENS = 64  # of vectors of compressed attention, as vLLM lays them out
+# Beside states the pages of latent attention are a multiple of this many tokens.
+LATENT_PAGE_TOKENS = 128
+# vLLM lays the vectors of compressed attention out in pages of this many tokens.
+PAGE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class KvBeside:
         return self.constant_blocks > 0 or self.window_ratio > 0
 
     def blocks(self, tokens: int) -> int:
-        """Of a sequence of so many tokens, beside its ceil(tokens / 16)."""
+        """The KV blocks of a sequence with this many tokens, beside its ceil(tokens / 16)."""
         own = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
         return self.constant_blocks + math.ceil(self.window_ratio * own)
 
@@ -63,7 +69,7 @@ class KvLayout:
 
 
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
-    """Of all layers on one GPU of a TP group."""
+    """The layout of all layers on one GPU of a TP group."""
     if any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups):
         return _compressed(llm)
     states: Counter[StateAttention] = Counter()
@@ -80,7 +86,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
     windows = {kind.window_tokens for kind in caches} - {None}
     if len(windows) > 1 or None not in {kind.window_tokens for kind in caches}:
-        windows = set()  # not used, which is on the safe side
+        windows = set()  # Counting every layer as one without a window is on the safe side.
     if not windows and not states:
         return KvLayout(KV_BLOCK_TOKENS * sum(count * token_bytes[kind] for kind, count in caches.items()))
 
@@ -91,7 +97,8 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         if any(isinstance(kind, LatentAttention) for kind in caches):
             page_tokens = LATENT_PAGE_TOKENS
         page_tokens *= math.ceil(state_bytes / (largest * page_tokens))
-    layers, tokens_in = Counter[str](), dict[str, float]()  # by what becomes of it; tokens in a page
+    # Layers are counted by what they keep: a state, a window, or all tokens; `tokens_in` a page of each.
+    layers, tokens_in = Counter[str](), dict[str, float]()
     layers["state"] = states.total()
     for kind, count in caches.items():
         name = "window" if windows and kind.window_tokens else "full"
@@ -101,7 +108,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     in_group = most if most < FEW_MORE * least else least
     groups = {name: math.ceil(count / in_group) for name, count in layers.items()}
 
-    page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS  # KV blocks that a page of every full group makes
+    page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS  # The KV blocks of one page of every full group.
     page_bytes = groups["full"] * in_group * page_tokens * largest
     ratio, window_blocks = 0.0, 0
     if windows:
@@ -116,8 +123,11 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
 
 
 def _compressed(llm: Llm) -> KvLayout:
-    """Every GPU has all of it: one vector serves all heads. What a sequence keeps beside its compressed
-    tokens, its window and what is not yet compressed, is constant; windows take a page more than they hold.
+    """The layout with compressed attention: every GPU keeps all of the cache, because one vector serves all
+    heads.
+
+    A sequence keeps its window and its tokens that are not compressed yet, both of constant size. A window
+    takes one page more than it holds.
     """
     block_bytes = KV_BLOCK_TOKENS * llm.kv_bytes_per_token
     beside_bytes = sum(
@@ -131,7 +141,7 @@ def _compressed(llm: Llm) -> KvLayout:
 
 
 def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
-    """What tells the caches of two kinds apart."""
+    """The attention reduced to what its cache depends on, so that equal caches compare equal."""
     if isinstance(attention, LatentAttention):
         return attention
     return GroupedAttention(

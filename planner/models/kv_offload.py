@@ -1,7 +1,7 @@
-"""CPU memory behind the KV cache of an engine: what it holds, and how fast it comes back.
+"""CPU memory behind the KV cache of an engine: what it holds, and how fast KV blocks come back.
 
-vLLM (0.32, OffloadingConnector) keeps of every rank of a worker the KV blocks that this rank has, each copied
-at the rank's own link:
+vLLM (0.32, OffloadingConnector) keeps for every rank of a worker the KV blocks of that rank, each copied at
+the rank's own link:
 
     tokens of a worker = bytes of a GPU's share / bytes of a KV token on one GPU
     seconds per token  = bytes of a KV token on one GPU / bandwidth of a GPU's link
@@ -9,9 +9,9 @@ at the rank's own link:
 With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
 GPU still loads all of it.
 
-A shared store (Mooncake's, on machines of its own) is one for all workers: its tokens are its
-bytes over those of a KV token on all GPUs of a worker, and its one link carries the loads of all, one after
-the other, T x the bytes of a GPU each. Workers of several T share blocks where `is_common` says so.
+A shared store (Mooncake's, on machines of its own) serves all workers. Its tokens are its bytes over those of
+a KV token on all GPUs of a worker. Its one link carries the loads of all workers one after the other, T x the
+bytes of a GPU each. Workers of several TP degrees share blocks where `is_common` says so.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from planner.models.llm import LatentAttention, Llm
 
 @dataclass(frozen=True, slots=True)
 class KvOffload:
-    """Of each GPU: its share of the host's memory for KV blocks, and the bandwidth of its link to that; with
-    `is_shared` of the one store that all workers have.
+    """For each GPU its share of the host's memory for KV blocks, and the bandwidth of its link to that
+    memory; with `is_shared` the figures of the one store that all workers share.
     """
 
     size_bytes: float
@@ -54,13 +54,15 @@ class KvOffload:
         return gpus * _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
 
     def worker_bytes(self, tp: int) -> float:
-        """Of the host's memory, for all GPUs of a worker."""
+        """The host's memory for all GPUs of a worker, in bytes; a shared store takes none."""
         return 0.0 if self.is_shared else tp * self.size_bytes
 
 
 def is_common(llm: Llm, degrees: Iterable[int]) -> bool:
-    """Whether workers of these TP degrees find each other's blocks in a shared store: KV heads must split
-    over the least common multiple (vLLM's `enable_store_tp_lcm`), and latent keys are every degree's own.
+    """Whether workers of these TP degrees find each other's blocks in a shared store.
+
+    KV heads must split over the least common multiple of the degrees (vLLM's `enable_store_tp_lcm`). Blocks
+    of latent keys are never shared across degrees.
     """
     several = set(degrees)
     if len(several) < 2:
@@ -71,5 +73,5 @@ def is_common(llm: Llm, degrees: Iterable[int]) -> bool:
 
 
 def _token_bytes(llm: Llm, tp: int) -> float:
-    """On one GPU."""
+    """Bytes of a KV token on one GPU."""
     return kv_layout(llm, tp).block_bytes / KV_BLOCK_TOKENS

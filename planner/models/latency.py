@@ -36,41 +36,40 @@ from planner.models.spread import Spread
 
 Array = npt.NDArray[np.float64]
 Kind = Literal["kernels", "steps", "derived", "roofline", "given"]
-"""What step times rest on: sums of measured kernels, measured steps (the host's time in them), those carried
-over to another GPU by rooflines, the roofline alone, or what somebody wrote down without saying.
+"""What step times rest on: sums of measured kernels; measured steps, with the host's time in them; either of
+these carried over to another GPU by rooflines; the roofline alone; or numbers given without their origin.
 """
 
-ON_WALL = (
-    "; by steps as long as they took on the wall"  # ends a basis that counts what others took of the cores
-)
+# Ends the basis of measured times that include what other programs took of the host's cores.
+ON_WALL = "; by steps as long as they took on the wall"
 
 
 @dataclass(frozen=True, slots=True)
 class StepLatency:
-    """The formula above with numbers in it; what the simulator and the optimizer both predict with.
+    """The formula above with numbers in it; the simulator and the optimizer both predict with it.
 
     `knots_tokens` and `f_s` are f's corners; beyond the last one f goes on with its last slope, below the
     first it is constant. `joint_s` is g at the same corners, empty where f is of one rank's tokens alone.
-    `kind` says what the numbers rest on, `basis` the same in words, `mape_frac` is the held-out error of the
-    fit, None where there is nothing to hold out. `max_context_tokens` is the longest context that was
-    profiled, None for a formula from first principles. `uncertainty_frac` is the relative standard error a
-    calibration left, None where there was none.
+    `kind` says what the numbers rest on, and `basis` says the same in words. `mape_frac` is the held-out
+    error of the fit, None where nothing can be held out. `max_context_tokens` is the longest profiled
+    context, None for a formula from first principles. `uncertainty_frac` is the relative standard error of a
+    calibration, None without one.
     """
 
     knots_tokens: tuple[float, ...]
     f_s: tuple[float, ...]
-    a_s: float  # per query-key pair of a prefill
-    b_s: float  # per decode sequence
-    d_s: float  # per KV token read by decodes
-    e_s: float  # per prefill
-    h_s: float  # host overhead per step
+    a_s: float  # Seconds per query-key pair of a prefill.
+    b_s: float  # Seconds per decode sequence.
+    d_s: float  # Seconds per KV token read by decodes.
+    e_s: float  # Seconds per prefill.
+    h_s: float  # Seconds of the host per step.
     basis: str
     mape_frac: float | None = None
     max_context_tokens: float | None = None
     uncertainty_frac: float | None = None
     kind: Kind = "given"
-    m_s: float = 0.0  # more per KV token read by decodes, in steps with prefills
-    spread: Spread | None = None  # of other engines around these times; None: nobody knows
+    m_s: float = 0.0  # Additional seconds per KV token read by decodes in steps with prefills.
+    spread: Spread | None = None  # The spread of other engines' times around these; None where unknown.
     joint_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -93,7 +92,7 @@ class StepLatency:
             self._check_joint()
 
     def __hash__(self) -> int:
-        """Of enough to tell two apart: all that is compared takes far longer."""
+        """The hash of enough numbers to tell two fits apart, because hashing all of them takes far longer."""
         return hash((self.f_s[0], self.f_s[-1], self.a_s, self.d_s, self.kind))
 
     def _check_joint(self) -> None:
@@ -104,7 +103,7 @@ class StepLatency:
             )
         joint_s = np.array(self.joint_s)
         own_s = np.array(self.f_s) - joint_s
-        slack_s = 1e-6 * np.array(self.f_s[1:])  # of rounding to the digits of a file
+        slack_s = 1e-6 * np.array(self.f_s[1:])  # Files round to fewer digits, so small falls are allowed.
         if not joint_s[0] >= 0 or (np.diff(joint_s) < -slack_s).any():
             raise InputError("step latency: joint_s must be >= 0 and never fall")
         if not own_s[0] > 0 or (np.diff(own_s) < -slack_s).any():
@@ -112,12 +111,12 @@ class StepLatency:
 
     @property
     def is_measured(self) -> bool:
-        """Whether steps or kernels were measured; else they are a guess."""
+        """Whether steps or kernels were measured; otherwise the times are an estimate."""
         return self.kind in ("kernels", "steps")
 
     @property
     def has_host(self) -> bool:
-        """Whether the engine's host is in these seconds: steps were measured, and not kernels."""
+        """Whether the engine's host time is in these seconds: steps were measured, and not kernels alone."""
         return self.h_s > 0 or self.kind in ("steps", "derived")
 
     def step_s(
@@ -139,28 +138,31 @@ class StepLatency:
         )
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """For the simulator: f(N) + h for every N up to `most_tokens`."""
+        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and the rest."""
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
         return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),))
 
     @property
     def of_rank(self) -> StepLatency:
-        """Of one rank, without what experts take."""
+        """The step times of one rank, without the time of experts."""
         if not self.joint_s:
             return self
         f_s = np.maximum.accumulate(np.array(self.f_s) - np.array(self.joint_s))
         return replace(self, f_s=tuple(f_s.tolist()), joint_s=())
 
     def joint_at(self, tokens: float | Array) -> Array:
-        """Seconds of experts for so many tokens of all ranks."""
+        """Seconds of experts for this many tokens of all ranks."""
         if not self.joint_s:
             return np.zeros_like(np.asarray(tokens, dtype=float))
         return _along(np.asarray(tokens, dtype=float), self.knots_tokens, self.joint_s)
 
     def of_all(self, dp: int) -> StepLatency:
-        """Of `dp` ranks taken for one: no steps of theirs with as many tokens, pairs, decodes and prefills in
-        all take less. The mean over the ranks is at most the slowest, and a convex g at the mean at most the
-        mean of g: so the lower hull of what is a rank's own counts, at its share of the tokens.
+        """A lower bound on the steps of `dp` ranks, as a function of their summed tokens, pairs, decodes and
+        prefills.
+
+        The mean over the ranks is at most the slowest rank's time, and a convex function at the mean is at
+        most the mean of the function. So the lower convex hull of a rank's own time counts, at its share of
+        the tokens.
         """
         own = self.of_rank
         x, y = [own.knots_tokens[0]], [own.f_s[0]]
@@ -195,7 +197,7 @@ class StepLatency:
         return np.asarray(chunks_s + self.a_s * n * (n + 1) / 2)
 
     def longer(self, share: float) -> StepLatency:
-        """The same engine if every step took `share` longer, as it may by the fit's own error."""
+        """The same engine with every step longer by this share, as the fit's own error allows."""
         factor = 1 + share
         return replace(
             self,
@@ -210,7 +212,7 @@ class StepLatency:
         )
 
     def within(self, z_prefill: float, z_decode: float) -> StepLatency:
-        """The same engine where it lies so many standard deviations of its spread above the medians."""
+        """The same engine this many standard deviations of its spread above the medians."""
         if self.spread is None:
             return self
         return self.scaled(self.spread.prefill.at(z_prefill), self.spread.decode.at(z_decode))
@@ -221,7 +223,9 @@ class StepLatency:
         return replace(self.scaled(prefill, decode), basis=basis)
 
     def scaled(self, prefill: float, decode: float) -> StepLatency:
-        """Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
+        """The same engine with compute and memory slowed apart.
+
+        Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
         floor of a step and the KV reads are bandwidth-bound and take `decode` times as long.
         """
 
@@ -229,7 +233,8 @@ class StepLatency:
             return tuple(values_s[0] * decode + (value - values_s[0]) * prefill for value in values_s)
 
         f_s, joint_s = times(self.f_s), times(self.joint_s)
-        if joint_s:  # what the digits of a file make either part fall would grow with the factor
+        # Rounding in a file may let either part fall slightly, and the factors would enlarge these falls.
+        if joint_s:
             joints_s = np.maximum.accumulate(joint_s)
             f_s = tuple((np.array(times(self.of_rank.f_s)) + joints_s).tolist())
             joint_s = tuple(joints_s.tolist())
@@ -247,7 +252,7 @@ class StepLatency:
 
 @dataclass(frozen=True, slots=True)
 class StepsOfRanks:
-    """The step times of `dp` data-parallel ranks, as the simulator reads them: of a rank, then of all."""
+    """Step times of `dp` data-parallel ranks as the kernel reads them: of one rank, then of experts."""
 
     latency: StepLatency
     dp: int
@@ -260,7 +265,7 @@ class StepsOfRanks:
 
 
 def _along(tokens: Array, knots_tokens: tuple[float, ...], values_s: tuple[float, ...]) -> Array:
-    """Piecewise linear, with the last slope beyond the last knot, constant below the first."""
+    """Piecewise linear interpolation, with the last slope beyond the last knot, constant below the first."""
     knots, values = np.array(knots_tokens), np.array(values_s)
     slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
     return np.asarray(np.interp(tokens, knots, values) + slope * np.maximum(tokens - knots[-1], 0.0))

@@ -16,7 +16,7 @@ from typing import Literal
 
 from planner.errors import CatalogError
 
-WEIGHT_BYTES = {  # of one weight, its share of the scales included
+WEIGHT_BYTES = {  # Bytes of one weight, with its share of the scales.
     "bf16": 2.0,
     "fp8": 1.0,  # a scale per tensor or channel
     "fp8-block": 1.0,  # a scale per 128 x 128
@@ -27,22 +27,25 @@ WEIGHT_BYTES = {  # of one weight, its share of the scales included
     "nvfp4": 4.5 / 8,  # groups of 16: 8 bits of scale
 }
 WEIGHTS = tuple(WEIGHT_BYTES)
-FP8_BLOCK = 128  # a side of the blocks of fp8-block
-STATE_BYTES = 4.0  # of a value of a recurrent state, as vLLM keeps it; what convolutions remember has 16 bits
+FP8_BLOCK = 128  # The side length of a block of fp8-block.
+# vLLM keeps a value of a recurrent state in this many bytes; the states of convolutions have 16 bits.
+STATE_BYTES = 4.0
 
 
 def cuts_blocks(weights: str, width: int, tp: int) -> bool:
-    """Whether a slice of this width on each of `tp` GPUs would hold a part of a block of fp8."""
+    """Whether a slice of this width on each of `tp` GPUs would hold a part of an fp8 block."""
     return weights == "fp8-block" and width % (tp * FP8_BLOCK) != 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
-    """Query heads that share key and value heads. With a window a layer looks at the last `window_tokens`
-    alone. `gates_output`: a gate as wide as the queries (Qwen3-Next). `values_are_keys`: one projection for
-    both; the cache holds both. `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n). `index_*`:
-    a small attention of its own chooses the tokens that are looked at; its keys are cached in 16 bits
-    (MiniMax-M3). `bf16_parameters` are those in 16 bits whatever `weights` says.
+    """Query heads that share key and value heads.
+
+    With a window a layer attends to the last `window_tokens` alone. `gates_output`: a gate as wide as the
+    queries (Qwen3-Next). `values_are_keys`: one projection for both; the cache holds both. `reuses_kv`: the
+    keys and values are an earlier layer's (Gemma 3n). `index_*`: a small attention of its own chooses the
+    tokens to attend to; its keys are cached in 16 bits (MiniMax-M3). `bf16_parameters` counts weights that
+    have 16 bits whatever `weights` says.
     """
 
     heads: int
@@ -76,17 +79,17 @@ class GroupedAttention:
 
     @property
     def index_bytes(self) -> float:
-        """Of a token's key of the index."""
+        """Bytes of a token's key in the index."""
         return 2.0 * self.index_dim if self.index_heads else 0.0
 
     @property
     def kv_shares(self) -> int:
-        """Over how many GPUs of a TP group the cache is split at most; beyond, it is copied."""
+        """The most GPUs of a TP group that the cache is split over; on more GPUs parts of it are copied."""
         return self.kv_heads
 
     @property
     def flops_per_pair(self) -> float:
-        """Of a query with one key and value, all heads."""
+        """FLOPs of a query with one key and value, over all heads."""
         return 2.0 * self.heads * (self.head_dim + self.value_dim)
 
 
@@ -94,10 +97,10 @@ class GroupedAttention:
 class LatentAttention:
     """Keys and values as one compressed vector per token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    `q_rank` 0: queries are not compressed. `index_*`: a small attention of its own chooses the tokens that
-    are looked at (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with `index_tokens`
-    alone looks at those that an earlier one chose (GLM-5.2). `gates_output`: a gate as wide as the output
-    (Kimi-K3). `bf16_parameters` are those in 16 bits whatever `weights` says.
+    With `q_rank` 0 queries are not compressed. `index_*`: a small attention of its own chooses the tokens to
+    attend to (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with `index_tokens` and no
+    index attends to the tokens that an earlier layer chose (GLM-5.2). `gates_output`: a gate as wide as the
+    output (Kimi-K3). `bf16_parameters` counts weights that have 16 bits whatever `weights` says.
     """
 
     heads: int
@@ -130,7 +133,7 @@ class LatentAttention:
 
     @property
     def index_bytes(self) -> float:
-        """Of a token's key of the index: 8 bits each and a scale of 32 bits per 128."""
+        """Bytes of a token's key in the index: 8 bits per value and a scale of 32 bits per 128 values."""
         return self.index_dim * (1 + 4 / 128) if self.index_heads else 0.0
 
     @property
@@ -144,10 +147,12 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
-    """One vector that is key and value for all heads, of each of the last `window_tokens` and of every
-    `ratio` tokens before them together (DeepSeek-V4); 0: of the window alone. With an index the tokens that
-    are looked at are chosen from the latter. `output_rank` and `output_groups`: the output is projected in
-    two steps, the first by groups of heads. vLLM keeps the vectors in 8 bits, rotated dimensions in 16.
+    """One vector that is key and value for all heads (DeepSeek-V4).
+
+    There is one vector for each of the last `window_tokens`, and one for every `ratio` tokens before them
+    together; with `ratio` 0 only the window has vectors. With an index the tokens to attend to are chosen
+    among the latter. `output_rank` and `output_groups`: the output is projected in two steps, the first by
+    groups of heads. vLLM keeps the vectors in 8 bits, and rotated dimensions in 16.
     """
 
     heads: int
@@ -173,28 +178,30 @@ class CompressedAttention:
 
     @property
     def overlap(self) -> int:
-        """A vector is made of the tokens before its own as well where there is an index."""
+        """2 with an index, where a vector also covers the tokens before its own; else 1."""
         return 2 if self.index_heads else 1
 
     @property
     def vector_bytes(self) -> float:
-        """8 bits each, 16 of the rotated, a scale of 8 bits per 64 and one byte to round up: 584 of 512."""
+        """Bytes of a vector: 8 bits per value, 16 per rotated value, a scale of 8 bits per 64 values, and one
+        byte of padding, so 584 for 512 values of which 64 are rotated.
+        """
         plain = self.head_dim - self.rope_dim
         return plain + 2 * self.rope_dim + math.ceil(plain / 64) + 1
 
     @property
     def index_bytes(self) -> float:
-        """Of a key of the index: 8 bits each and a scale of 32 bits per 128."""
+        """Bytes of a key in the index: 8 bits per value and a scale of 32 bits per 128 values."""
         return self.index_dim * (1 + 4 / 128) if self.index_heads else 0.0
 
     @property
     def token_bytes(self) -> float:
-        """What a token leaves behind for good."""
+        """Bytes that a token leaves in the cache for good."""
         return (self.vector_bytes + self.index_bytes) / self.ratio if self.ratio else 0.0
 
     @property
     def sequence_bytes(self) -> float:
-        """Of a sequence beside: vectors of the window, and in 32 bits what is not yet compressed."""
+        """Bytes a sequence keeps beside: its window, and uncompressed tokens in 32 bits."""
         waiting = self.overlap**2 * self.ratio * 2 * (self.head_dim + self.index_dim) * 4.0
         return self.window_tokens * self.vector_bytes + waiting
 
@@ -204,17 +211,17 @@ class CompressedAttention:
 
     @property
     def flops_per_pair(self) -> float:
-        """Of a query with one token, as if all vectors were looked at."""
+        """FLOPs of a query with one token, as if all vectors were attended to."""
         return 4.0 * self.heads * self.head_dim / self.ratio if self.ratio else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StateAttention:
-    """Linear attention and state-space layers: what a sequence leaves behind does not grow.
+    """Linear attention and state-space layers: their state does not grow with the sequence.
 
-    `projected` is the width of all input projections together, `output` that of the output's, `conv_width`
-    channels pass a convolution over `conv_tokens`, and `state_values` are carried from token to token.
-    `heads` are the fewest that TP must divide, those of keys.
+    `projected` is the width of all input projections together, `output` that of the output projection.
+    `conv_width` channels pass a convolution over `conv_tokens`, and `state_values` are carried from token to
+    token. `heads` is the number that TP must divide: the heads of the keys, which are the fewest.
     """
 
     projected: int
@@ -232,15 +239,17 @@ class StateAttention:
 
     @property
     def state_bytes(self) -> float:
-        """Of one sequence in one layer, over all GPUs of a worker."""
+        """Bytes of one sequence's state in one layer, over all GPUs of a worker."""
         return self.state_values * self.state_value_bytes + self.conv_width * (self.conv_tokens - 1) * 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """One block, or `experts` of which a token visits `experts_per_token`, and shared ones that it always
-    visits (`shared_width`, all together). `inner`: the width in which the routed experts work, where it is
-    not the LLM's (Nemotron's latent experts).
+    """One feed-forward block, or `experts` of which a token visits `experts_per_token`, and shared experts
+    that every token visits (`shared_width`, all together).
+
+    `inner` is the width in which the routed experts work, where it is not the LLM's (Nemotron's latent
+    experts).
     """
 
     width: int
@@ -260,7 +269,7 @@ class FeedForward:
         return float(self.matrices * (self.inner or hidden) * self.width)
 
     def shared_parameters(self, hidden: int) -> float:
-        """What every token is multiplied with: shared experts, and the way into `inner` and back."""
+        """Weights that every token is multiplied with: shared experts and the projections of `inner`."""
         return float(
             self.matrices * hidden * self.shared_width + (2 * hidden * self.inner if self.inner else 0)
         )
@@ -271,7 +280,7 @@ Attention = GroupedAttention | LatentAttention | CompressedAttention | StateAtte
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """`count` layers that are alike. A layer without attention, or without a feed-forward block, has None."""
+    """`count` layers that are alike; `attention` or `feed_forward` is None for layers without it."""
 
     count: int
     attention: Attention | None
@@ -289,17 +298,17 @@ Part = Literal["attention", "experts", "dense"]
 class Llm:
     """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
 
-    `groups` are its layers. Without them all are alike: grouped-query attention and a feed-forward block as
-    the other fields say. With them these say what is the largest of its kind: `heads` (which TP must divide),
-    `kv_heads`, `head_dim`, `ffn` (the width of an expert, or of the only block), `experts`.
+    `groups` are its layers. Without groups all layers are alike: grouped-query attention and a feed-forward
+    block as the other fields say. With groups these fields hold the largest of each kind: `heads` (which TP
+    must divide), `kv_heads`, `head_dim`, `ffn` (the width of an expert, or of the only block), `experts`.
 
-    `context_tokens` is the longest prompt + output it accepts. `weights` is the format of most weights,
-    `dtype_bytes` the bytes of one where all layers are alike; embeddings and output head keep 16 bits.
+    `context_tokens` is the longest prompt + output that the LLM accepts. `weights` is the format of most
+    weights, and `dtype_bytes` the bytes of one weight where all layers are alike; embeddings and output head
+    keep 16 bits. `head_weights` is the format of the output head where the layers are in `groups`.
     `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
-    they are told otherwise (vLLM's --kv-cache-dtype auto). `encoder_parameters` are of what turns images or
-    sound into tokens, in 16 bits and whole on every GPU; `draft_parameters` of the layers that the
-    checkpoint has for speculative decoding, which engines load only to use them. `head_weights` is the format
-    of the output head where the layers are in `groups`.
+    configured otherwise (vLLM's --kv-cache-dtype auto). `encoder_parameters` turn images or sound into
+    tokens, in 16 bits and whole on every GPU. `draft_parameters` belong to the checkpoint's layers for
+    speculative decoding, which engines load only to use them.
     """
 
     name: str
@@ -312,7 +321,7 @@ class Llm:
     vocab: int
     context_tokens: int
     dtype_bytes: float = 2.0
-    gated_ffn: bool = True  # three matrices (SwiGLU) or two
+    gated_ffn: bool = True  # A gated block has three matrices (SwiGLU), another one two.
     tied_embeddings: bool = False
     experts: int = 1
     experts_per_token: int = 1
@@ -367,7 +376,7 @@ class Llm:
         return WEIGHT_BYTES[weights] if self.groups else self.dtype_bytes
 
     def parts(self) -> Iterator[tuple[Part, str, float, float]]:
-        """Of all layers: what it is, its format, its parameters, and those that one token visits."""
+        """The parts of all layers: kind, format, parameters, and the parameters that one token visits."""
         for group in self.layer_groups:
             if group.attention is not None:
                 wide = group.count * group.attention.bf16_parameters
@@ -405,8 +414,9 @@ class Llm:
 
     @property
     def head_dtype_bytes(self) -> float:
-        """Of the output head, and of embeddings where they are one: most who quantise, quantise the layers
-        alone.
+        """Bytes of a weight of the output head, and of the embeddings where both are one matrix.
+
+        Most quantised LLMs quantise the layers alone.
         """
         return WEIGHT_BYTES[self.head_weights] if self.groups else self.embedding_dtype_bytes
 
@@ -430,13 +440,13 @@ class Llm:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """What a token leaves behind in all layers, as if none had a window, over all GPUs of a worker whose
-        TP does not exceed the KV heads.
+        """Bytes that a token leaves in the caches of all layers, as if none had a window, over all GPUs of a
+        worker whose TP does not exceed the KV heads.
         """
         return sum(group.count * self.kv_layer_bytes(group.attention) for group in self.layer_groups)
 
     def kv_layer_bytes(self, attention: Attention | None) -> float:
-        """Of one token in one layer."""
+        """Bytes of one token in the cache of one layer."""
         match attention:
             case None | StateAttention():
                 return 0.0
@@ -447,7 +457,7 @@ class Llm:
 
     @property
     def state_bytes(self) -> float:
-        """What a sequence leaves behind whatever its length, over all GPUs of a worker."""
+        """Bytes that a sequence keeps whatever its length, over all GPUs of a worker."""
         return sum(
             group.count * group.attention.state_bytes
             for group in self.layer_groups
@@ -455,9 +465,7 @@ class Llm:
         )
 
     def splits_over(self, tp: int) -> bool:
-        """Whether the heads of every layer can be dealt out to so many GPUs; those of keys and values are
-        copied where there are fewer.
-        """
+        """Whether the heads of every layer can be dealt out to `tp` GPUs; few KV heads are copied."""
         for group in self.layer_groups:
             match group.attention:
                 case GroupedAttention(heads=heads, kv_heads=kv_heads):
@@ -472,9 +480,7 @@ class Llm:
         return True
 
     def slices_cut_blocks(self, tp: int) -> bool:
-        """Whether a slice of an expert on each of `tp` GPUs would hold a part of a block of fp8: vLLM then
-        takes whole experts only.
-        """
+        """Whether an expert's slice on each of `tp` GPUs cuts an fp8 block, which vLLM refuses."""
         return any(
             block.experts > 1 and cuts_blocks(block.weights, block.width, tp)
             for group in self.layer_groups
@@ -483,7 +489,7 @@ class Llm:
 
     @property
     def has_heads_alone(self) -> bool:
-        """Whether keys and values of heads are all that its layers keep."""
+        """Whether keys and values of heads are all that the layers keep of a sequence."""
         return all(isinstance(group.attention, GroupedAttention | None) for group in self.layer_groups)
 
     @property

@@ -27,23 +27,27 @@ from planner.models.llm import GroupedAttention, Llm
 from planner.models.memory import Memory
 from planner.models.roofline import calibration
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as --max-lora-rank
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # The values that vLLM accepts as --max-lora-rank.
 MODULES = (
     *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "experts", "gate"),
     *("embed_tokens", "lm_head"),
 )
-RARE = ("embed_tokens", "lm_head")  # that have slots, but are in few adapters
-MOST_VOCAB = 258_048  # of an LLM with LoRA on its output head
+RARE = ("embed_tokens", "lm_head")  # These modules have slots, but few adapters contain them.
+# vLLM puts LoRA on output heads of at most this many words.
+MOST_VOCAB = 258_048
 VALUE_BYTES = 2.0
-KERNEL_S = 2.5e-6  # of a kernel that does next to nothing; two per module: estimated
-LINK_BYTES_PER_S = 20e9  # from the host's memory to a GPU: small copies over PCIe 4; estimated
-DISK_BYTES_PER_S = 1e9  # ... and into the host's memory, with what vLLM makes of a file: estimated
+# Estimated time of a kernel that does next to nothing; a module takes two of them.
+KERNEL_S = 2.5e-6
+# Estimated rate of small copies from the host's memory to a GPU over PCIe 4.
+LINK_BYTES_PER_S = 20e9
+# Estimated rate at which vLLM reads an adapter's file into the host's memory.
+DISK_BYTES_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class LoraCost:
-    """What adapters take on one GPU of a worker, in the symbols above; `load_s` from the host's memory into a
-    slot, `disk_s` from disk into the host's memory.
+    """What adapters take on one GPU of a worker, in the symbols above. `load_s` is the time from the host's
+    memory into a slot, `disk_s` that from disk into the host's memory.
     """
 
     slot_bytes: float
@@ -62,11 +66,11 @@ class LoraCost:
 
     @property
     def one_token_s(self) -> float:
-        """That one token with an adapter adds to a step, the adapter being in its slot."""
+        """Seconds that one token with an adapter adds to a step, where the adapter is in its slot."""
         return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
 
     def longer(self, share: float) -> LoraCost:
-        """Every step, and every load, takes this share longer."""
+        """The same cost with every step and every load longer by this share."""
         times = {
             field.name: getattr(self, field.name) * (1 + share)
             for field in fields(self)
@@ -79,8 +83,8 @@ class LoraCost:
 class Lora:
     """How LoRA is served: at most `max_loras` adapters in a step, of rank `max_rank` at most.
 
-    `adapters` are all that there are, by name or by number; `max_cpu_loras` of them are kept in the host's
-    memory. `targets` are the modules that have slots, None: all.
+    `adapters` are the names or the number of all adapters; `max_cpu_loras` of them are kept in the host's
+    memory. `targets` are the modules that have slots, None for all.
     """
 
     max_loras: int
@@ -90,7 +94,7 @@ class Lora:
     targets: tuple[str, ...] | None = None
     link_bytes_per_s: float = LINK_BYTES_PER_S
     disk_bytes_per_s: float = DISK_BYTES_PER_S
-    longer_frac: float = 0.0  # by which all that it takes is taken longer
+    longer_frac: float = 0.0  # All times of LoRA are taken longer by this share.
 
     def __post_init__(self) -> None:
         if self.max_loras < 1:
@@ -127,30 +131,30 @@ class LoraSlots:
         return replace(self, cost=self.cost.longer(share))
 
     def instant(self) -> LoraSlots:
-        """Slots for all adapters, that cost nothing."""
+        """Slots for all adapters at no cost, for a lower bound on step times."""
         none = dict.fromkeys((field.name for field in fields(LoraCost)), 0.0)
         lora = replace(self.lora, max_loras=self.lora.count, max_cpu_loras=self.lora.count)
         return LoraSlots(lora, LoraCost(**none))
 
     def beside(self, use: Memory) -> Memory:
-        """The memory of one GPU with the slots on it."""
+        """The memory use of one GPU with the slots added."""
         return replace(use, weight_bytes=use.weight_bytes + self.lora.max_loras * self.cost.slot_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """`count` matrices of one name on one GPU, or that many experts; values of A and B per unit of rank."""
+    """`count` matrices or experts of one name on one GPU; values of A and B per unit of rank."""
 
     name: str
     count: float
     a_values: float
     b_values: float
     kernels: float
-    visited_frac: float = 1.0  # by a token
+    visited_frac: float = 1.0  # The share of the matrices that one token visits.
 
 
 def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> LoraSlots:
-    """LoRA on a worker of so many GPUs. Raises InputError where vLLM's layers are not known to us."""
+    """LoRA on a worker of `tp` GPUs. Raises InputError for LLMs whose layers in vLLM are not modelled."""
     _check(lora, llm)
     rank_bytes = VALUE_BYTES * lora.max_rank
     efficiency = calibration(llm, gpu).efficiency
@@ -165,7 +169,7 @@ def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> Lo
         kernels += each.kernels
         if each.name == "experts":
             experts, visited = experts + values, each.visited_frac
-        elif each.name != "embed_tokens":  # of which a token's row is read
+        elif each.name != "embed_tokens":  # Of the embeddings only a token's row is read.
             read += values
         if each.name not in RARE:
             loaded += values

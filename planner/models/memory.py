@@ -35,16 +35,18 @@ from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 from planner.models.llm import FeedForward, Llm
 
-# CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation, per GPU; the NCCL buffers of a TP group.
-# Both from AIConfigurator 0.12.0, systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).
+# RUNTIME_BYTES covers the CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation of one GPU, and
+# NCCL_BYTES the NCCL buffers by the size of a TP group. Both are AIConfigurator 0.12.0's, in
+# systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).
 RUNTIME_BYTES = 3.5 * 2**30
-SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0  # vLLM 0.32; releases of 2025 sorted the logits, 32 bytes
+# Bytes per row and word in vLLM 0.32's sampler; releases of 2025 sorted the logits and took 32.
+SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
 NCCL_BYTES = {1: 0.0, 2: 342 * 2.0**20, 4: 392 * 2.0**20, 8: 392 * 2.0**20}
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where the bytes of one GPU of a worker go. `kv_bytes` is negative if the rest does not fit."""
+    """The bytes of one GPU of a worker by use. `kv_bytes` is negative if the other uses exceed the budget."""
 
     budget_bytes: float
     weight_bytes: float
@@ -58,7 +60,7 @@ class Memory:
 
     @property
     def kv_tokens(self) -> int:
-        """Of the worker (every GPU holds its heads of all of them), in whole blocks."""
+        """The KV tokens of the worker in whole blocks; every GPU holds its heads of all of them."""
         blocks = math.floor(self.kv_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
         return max(blocks, 0) * KV_BLOCK_TOKENS
 
@@ -145,8 +147,8 @@ def stage_memory(
 
 
 def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage: even, and what is left over goes to the stages before the last ones
-    (the last has the head), as vLLM partitions.
+    """The layers of each pipeline stage, as vLLM partitions them: evenly, with the rest dealt to the stages
+    before the last one, which has the output head.
     """
     least, rest = divmod(llm.layers, pp)
     return tuple(least + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp))
@@ -163,7 +165,7 @@ def kv_cache_tokens(
     max_num_seqs: int = 256,
     dp: int = 1,
 ) -> int:
-    """Whole KV tokens of one worker, or of each of its ranks, in blocks; 0 if its weights do not fit."""
+    """The KV tokens of one worker, or of each of its ranks, in whole blocks; 0 if its weights do not fit."""
     return memory(
         llm,
         gpu,
@@ -182,8 +184,8 @@ def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS,
 
 
 def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
-    """Bytes of weights a step of N tokens reads, over all GPUs; for a dense LLM all but the input embeddings.
-    All experts lie in memory all the same.
+    """Bytes of weights that a step of N tokens reads, over all GPUs. A dense LLM reads all but the input
+    embeddings, a mixture of experts those experts that some token visits.
     """
     read = np.zeros_like(np.asarray(tokens, dtype=float))
     for group in llm.layer_groups:
@@ -202,6 +204,6 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
 
 
 def touched_experts(block: Llm | FeedForward, tokens: float | Array) -> Array:
-    """E (1 - (1 - k/E)^N) of a layer's E experts, N tokens choosing k each, evenly and independently."""
+    """The mean number of a layer's experts that N tokens visit, each k of E evenly."""
     share = block.experts_per_token / block.experts
     return np.asarray(block.experts * (1 - (1 - share) ** np.asarray(tokens, dtype=float)))

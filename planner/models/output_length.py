@@ -26,11 +26,12 @@ DAY_S = 86400.0
 
 
 class OutputTable(NamedTuple):
-    """Outputs that ended, by how long their prompts were: what E[output | input, output > generated] is read
-    from (Aladdin, arXiv:2405.06856, 2.3 and 4.3). All are tokens.
+    """The outputs of requests that ended, by the length of their prompts: E[output | input, output >
+    generated] is read from this table (Aladdin, arXiv:2405.06856, 2.3 and 4.3). All values are tokens.
 
-    Bucket g has prompts up to `edges[g]` and outputs[start[g] : start[g + 1]], shortest first; the last one
-    has those of any prompt. `sums[k]` is what `outputs[k]` and those behind it in its bucket are together.
+    Bucket g has prompts up to `edges[g]` and outputs[start[g] : start[g + 1]], shortest first; the last
+    bucket has those of any prompt. `sums[k]` is the sum of `outputs[k]` and of the outputs after it in its
+    bucket.
     """
 
     edges: Floats  # (G - 1,)
@@ -39,8 +40,10 @@ class OutputTable(NamedTuple):
     sums: Floats  # (2 n,)
 
     def expected(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
-        """Mean output of requests that have made so many tokens and go on; of prompts alike where one went
-        on, else of any, else one token more.
+        """The mean output of requests that have made this many tokens and go on.
+
+        The mean is over the prompts of the same bucket where one of their outputs was longer, else over all
+        prompts, else one token more.
         """
         generated = np.asarray(generated_tokens, float)
         bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
@@ -59,7 +62,7 @@ NO_OUTPUTS = OutputTable(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zer
 
 
 def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buckets: int = 8) -> OutputTable:
-    """Of requests (n,) that ended, in buckets of prompts that hold equally many, so far as they can."""
+    """The table of requests (n,) that ended, in `buckets` equally full ranges of prompt lengths."""
     inputs, outputs = np.asarray(input_tokens, float), np.asarray(output_tokens, float)
     if buckets < 1:
         raise InputError(f"buckets of prompts: {buckets}, must be >= 1")
@@ -77,14 +80,14 @@ def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buck
 
 
 def bucket_of(output_tokens: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> Ints:
-    """Index of the bucket of each output length (>= 1)."""
+    """The index of the bucket of each output length (>= 1)."""
     if bucket_tokens < 1:
         raise InputError(f"bucket_tokens is {bucket_tokens}, must be >= 1")
     return (np.asarray(output_tokens, dtype=np.int64) - 1) // bucket_tokens
 
 
 def bucket_range(bucket: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> tuple[Ints, Ints]:
-    """Shortest and longest output of each bucket; schedulers reserve for the longest."""
+    """The shortest and longest output of each bucket; schedulers reserve KV blocks for the longest."""
     k = np.asarray(bucket, dtype=np.int64)
     return k * bucket_tokens + 1, (k + 1) * bucket_tokens
 
@@ -95,10 +98,11 @@ def synthetic_buckets(
     rng: np.random.Generator,
     bucket_tokens: int = BUCKET_TOKENS,
 ) -> Ints:
-    """Predicted buckets of which this share, to the nearest request, is right.
+    """Predicted buckets of which `accuracy_frac`, to the nearest request, are right.
 
-    Who is wrong is drawn evenly. A wrong bucket is drawn as often as the others occur among these outputs, so
-    mistakes look like the traffic; where all outputs share one bucket it is the next one up.
+    Wrong predictions fall on requests drawn evenly. A wrong bucket is drawn as often as the others occur
+    among these outputs, so that mistakes look like the traffic; where all outputs share one bucket it is the
+    next one up.
     """
     if not 0 <= accuracy_frac <= 1:
         raise InputError(f"accuracy is {accuracy_frac}, must be a share in [0, 1]")
@@ -120,8 +124,8 @@ def synthetic_buckets(
 def features(trace: Trace) -> Floats:
     """What a trace says of each request when it arrives, (n, 5) in the order of FEATURES.
 
-    `first_block` is the id of its prompt's first block and `seen_tokens` how much of the prompt earlier
-    requests began with as well; -1 and 0 in a trace without prefixes.
+    `first_block` is the id of the prompt's first block, and `seen_tokens` the length of the prefix that an
+    earlier request had too; they are -1 and 0 in a trace without prefixes.
     """
     n = len(trace)
     blocks = np.diff(trace.prefix_offsets)
@@ -133,7 +137,7 @@ def features(trace: Trace) -> Floats:
 
 
 def _seen_tokens(trace: Trace) -> Floats:
-    """Tokens of the longest prefix that an earlier request had too, at most the prompt."""
+    """Tokens of the longest prefix that an earlier request had too, at most the prompt's."""
     children: dict[tuple[int, int], int] = {}  # (node, block id) -> node; 0 is the root
     ids, offsets = trace.prefix_ids.tolist(), trace.prefix_offsets.tolist()
     seen_blocks = np.zeros(len(trace))

@@ -1,6 +1,6 @@
 """Predictors of output lengths fitted to a trace, and how often they are right on later requests.
 
-Apart from `output_length.py` because scikit-learn takes most of a second to import and only fitting needs it.
+This module is apart from `output_length.py` because scikit-learn takes most of a second to import.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from planner.traffic.trace import Trace
 class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Expected output  E[ output | input, output > generated ]  [tokens], Aladdin's predictor (2.3).
 
-    X (n, 2): input tokens, output tokens generated so far (0: not begun).   y (n,): output tokens at the end.
-    The mean over the fitted requests whose input falls into the same bucket and whose output is longer than
-    what is there already; buckets hold equally many requests. A request teaches every length up to its own,
-    so `fit` does not read the second column. Without bias, whatever the error of one request.
+    X (n, 2): input tokens, output tokens generated so far (0 before the first).   y (n,): output tokens at
+    the end.
+
+    The prediction is the mean over the fitted requests whose input falls into the same bucket and whose
+    output is longer than what is generated; buckets hold equally many requests. A request counts for every
+    length up to its own, so `fit` does not read the second column. The mean is without bias, whatever the
+    error of one request.
     """
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
         self.input_buckets = input_buckets
-        self.beyond = beyond  # generated more than any request has: "raise", or "extrapolate": one more token
+        # For requests that generated more than any fitted one: "raise", or "extrapolate" to one more token.
+        self.beyond = beyond
 
     def fit(self, X: Floats, y: Floats) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
@@ -92,7 +96,7 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 @dataclass(frozen=True, slots=True)
 class LengthAccuracy:
     """Shares of later requests whose bucket was predicted right: by the model, by always naming the commonest
-    bucket of the earlier requests, and within one bucket of the truth.
+    bucket of the earlier requests, and by the model within one bucket of the truth.
     """
 
     accuracy_frac: float
@@ -109,7 +113,7 @@ def held_out_accuracy(
     bucket_tokens: int = BUCKET_TOKENS,
     fitted_frac: float = 0.7,
 ) -> LengthAccuracy:
-    """Fit on the first `fitted_frac` of the requests, judge on those that came later."""
+    """The accuracy on later requests of a fit to the first `fitted_frac` of them."""
     first = round(fitted_frac * len(trace))
     if not 0 < first < len(trace):
         raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")

@@ -31,10 +31,10 @@ from planner.models.memory import stage_layers
 
 Algorithm = Literal["ring", "one-shot", "fastest"]
 ACTIVATION_BYTES = 2.0
-# Reached share of a link, and seconds of a call however small, as the roofline's calibration found them.
+# The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
 LINK_FRAC = 0.64
 ALL_REDUCE_S = 8.1e-6
-# A hand-over between stages costs two launches and a wait on the host; not measured by us.
+# Estimated: a hand-over between stages costs two launches and a wait on the host.
 SEND_RECV_S = 20e-6
 
 
@@ -46,9 +46,9 @@ def all_reduce_s(
     latency_s: float = ALL_REDUCE_S,
     algorithm: Algorithm = "ring",
 ) -> Array:
-    """Seconds to add up `payload_bytes` over `tp` GPUs; zero for one. Broadcasts.
+    """Seconds to add up `payload_bytes` over `tp` GPUs, zero for one GPU. Broadcasts.
 
-    `link_bytes_per_s` is what one GPU sends in one direction, as the catalog has it.
+    `link_bytes_per_s` is what one GPU sends in one direction, as in the catalog.
     """
     if tp == 1:
         return np.zeros_like(np.asarray(payload_bytes, dtype=float))
@@ -59,7 +59,8 @@ def all_reduce_s(
 
 def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
     """Seconds per KV token of decodes in steps with prefills, where attention serves both in one launch and
-    so reads keys and values once per query head; 0 where it does not. Layers with a window read little.
+    so reads keys and values once per query head; 0 where attention does not. Layers with a window are left
+    out: they read little.
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
@@ -84,8 +85,9 @@ def tp_s(
     latency_s: float = ALL_REDUCE_S,
     algorithm: Algorithm = "ring",
 ) -> Array:
-    """Seconds of the all-reduces in a step of `tokens` tokens: two per layer. What was measured on such GPUs
-    comes before the link, of which `link_frac` is reached.
+    """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
+
+    Times measured on such GPUs are preferred to the link's rate, of which `link_frac` is reached.
     """
     payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
     if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):
@@ -109,7 +111,7 @@ def send_recv_s(
 ) -> Array:
     """Seconds to hand the activations of `tokens` tokens from one pipeline stage to the next.
 
-    `link_bytes_per_s` is one GPU's share of the link between the stages; without it they share a node.
+    `link_bytes_per_s` is one GPU's share of the link between the stages; without it the stages share a node.
     """
     between = gpu.link_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
     payload_bytes = np.asarray(tokens, dtype=float) * 2 * llm.hidden * ACTIVATION_BYTES
@@ -126,11 +128,11 @@ def bubble_frac(pp: int, micro_batches: int) -> float:
 
 
 def throughput_factor(llm: Llm, pp: int, micro_batches: int) -> float:
-    """Micro-batches a pipeline completes in the time that one of them takes through all of its stages.
+    """Micro-batches that a pipeline completes in the time that one of them takes through all of its stages.
 
-    PP for even stages that never idle; bubbles and a stage of ceil(layers / PP) layers take from it. The
-    micro-batches are those of one burst, which fills the pipeline and drains it; vLLM, with work waiting,
-    keeps it full: many micro-batches.
+    The factor is PP for even stages that never idle; bubbles and a stage of ceil(layers / PP) layers lower
+    it. The micro-batches are those of one burst, which fills the pipeline and drains it. vLLM with waiting
+    work keeps the pipeline full, as with many micro-batches.
     """
     balance = llm.layers / (pp * max(stage_layers(llm, pp)))
     return pp * balance / (1 + bubble_frac(pp, micro_batches))
@@ -142,8 +144,8 @@ def pipelined(
     """Seconds of ONE micro-batch through all stages, from the fit of the same `tp` without a pipeline.
 
     The layers do the same work on as many GPUs per stage, so the sum over the stages is the step of PP = 1,
-    and PP - 1 hand-overs come on top; they are affine in N, so f stays piecewise linear. Up to PP steps
-    overlap: steps per second are `throughput_factor` times the inverse of this.
+    plus PP - 1 hand-overs. These are affine in N, so f stays piecewise linear. Up to PP steps overlap: steps
+    per second are `throughput_factor` times the inverse of this time.
     """
     if not 1 <= pp <= llm.layers:
         raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")

@@ -33,8 +33,8 @@ BASIS = (
     "GPUs as shares of their limit"
 )
 
-# Splitwise (arXiv 2311.18677) III-F, Fig. 9: prefill is sensitive to a cap, decode is not down to 50 %.
-# The factor is splitwise-sim's (h100-80gb-pcap = h100-80gb x 1.300, 350 of 700 W); linear between is ours.
+# In Splitwise (arXiv 2311.18677, III-F, Fig. 9) a cap slows prefills, and decodes only below 50 %. The factor
+# is splitwise-sim's (h100-80gb-pcap = h100-80gb x 1.300, 350 of 700 W); interpolating linearly is our choice.
 LOWEST_CAP_FRAC = 0.5
 PREFILL_SLOWDOWN_AT_LOWEST = 1.3
 
@@ -44,9 +44,10 @@ _Four = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The formula above with numbers in it, all shares of a board's limit. `idle_frac` is by GPU name;
-    `mape_frac` are the held-out errors of prefill peaks and decode means. `measured` has the floor, memory,
-    compute and top of GPUs that have their own.
+    """The formula above with numbers in it, all shares of a board's limit.
+
+    `idle_frac` is by GPU name. `prefill_mape_frac` and `decode_mape_frac` are the held-out errors of prefill
+    peaks and decode means. `measured` has floor, memory, compute and top of the GPUs that have their own.
     """
 
     floor_frac: float
@@ -66,7 +67,7 @@ class Power:
             raise CatalogError("power: no share may be below 0, and top not below floor")
 
     def draw_frac(self, compute_utilisation: float | Array, memory_utilisation: float | Array) -> Array:
-        """Share of the board's limit that a step draws; broadcasts, never falls with either."""
+        """The share of the board's limit that a step draws; it never falls with either utilisation."""
         asked = (
             self.floor_frac
             + self.memory_frac * np.asarray(memory_utilisation)
@@ -88,7 +89,7 @@ class Power:
         return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
 
     def of(self, gpu: Gpu) -> Power:
-        """With the numbers of this GPU."""
+        """The same model with the numbers of this GPU, where it has its own."""
         if gpu.base not in self.measured:
             return self
         floor, memory, compute, top = self.measured[gpu.base]
@@ -122,7 +123,7 @@ def utilisations(
 
 @cache
 def shipped_power() -> Power:
-    """The fit in catalogs/power.yaml."""
+    """The model fitted in catalogs/power.yaml."""
     path = repository_dir("catalogs") / "power.yaml"
     document = read_yaml(path)
     try:

@@ -59,10 +59,10 @@ KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the catalog's peak that kernels reach; one set per format of weights, for every GPU and LLM.
+    """Shares of the catalog's peaks that kernels reach; one set per format of weights, for every GPU and LLM.
 
-    `layer_s` and `expert_layer_s` are the fixed times per layer, `expert_activations` counts how many
-    vectors of the hidden width a token moves for each expert it visits.
+    `layer_s` and `expert_layer_s` are the fixed times per layer. `expert_activations` is the number of
+    vectors of the hidden width that a token moves for each expert that it visits.
     """
 
     gemm_frac: float
@@ -86,8 +86,8 @@ IN_4_BITS = ("nvfp4",)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and how far off prefills and
-    decodes are on GPUs that took no part, by "dense" and "mixture".
+    """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and the errors of prefills
+    and decodes on GPUs that took no part in the calibration, by "dense" and "mixture".
     """
 
     efficiency: Efficiency
@@ -96,7 +96,7 @@ class Calibration:
 
 
 def calibration(llm: Llm, gpu: Gpu) -> Calibration:
-    """Of the format in which this GPU multiplies this LLM's weights."""
+    """The calibration of the format in which this GPU multiplies this LLM's weights."""
     rate, row = _rate(llm.weights, gpu), "bf16"
     if WEIGHT_BYTES[llm.weights] < 1:
         row = "nvfp4" if rate == gpu.fp4_flops_per_s else "w4a16"
@@ -137,7 +137,7 @@ def _rate(weights: str, gpu: Gpu) -> float:
 
 
 def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
-    """Of parts of several formats, each with its parameters."""
+    """The joint FLOP/s of parts in several formats, each with its number of parameters."""
     rates = {_rate(weights, gpu) for weights, _ in parts}
     if len(rates) == 1:
         return rates.pop()
@@ -149,8 +149,10 @@ def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
 def roofline(
     llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1, ranks: Ranks = RANKS
 ) -> StepLatency:
-    """The formula above, with the catalog's efficiencies or with these. `gpu` counts as uncapped; a power cap
-    is `StepLatency.slowed` on top. `dp`: of so many data-parallel ranks, which on several nodes are `ranks`.
+    """The formula above, with the catalog's efficiencies or with the given ones.
+
+    `gpu` counts as uncapped; a power cap is applied to the result (`StepLatency.with_power_cap`). With `dp`
+    data-parallel ranks on several nodes, `ranks` says how they exchange tokens.
     """
     if not 1 <= tp <= gpu.gpus_per_node:
         raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
@@ -159,7 +161,8 @@ def roofline(
     if efficiency is None:
         known, of = calibration(llm, gpu), "dense" if llm.experts == 1 else "mixture"
         efficiency = known.efficiency
-        if of not in known.prefill_mape_frac:  # of dense LLMs in 4 bits with 16-bit arithmetic nobody knows
+        # The calibration has no dense LLM in 4 bits with 16-bit arithmetic, so the mixtures' error stands in.
+        if of not in known.prefill_mape_frac:
             of = "mixture"
         prefill, decode = known.prefill_mape_frac[of], known.decode_mape_frac[of]
         basis += f"; like LLMs and GPUs: prefill {100 * prefill:.0f} %, decode {100 * decode:.0f} %"
@@ -175,7 +178,7 @@ def roofline(
     experts_s, joint_s = _experts_s(llm, gpu, tp * dp, tokens, efficiency), np.zeros(0)
     communication_s = reduces_s(tp)
     if dp > 1:
-        share = experts_layers(llm) / (2 * llm.layers)  # of the all-reduces
+        share = experts_layers(llm) / (2 * llm.layers)  # The share of all-reduces that follow experts.
         if nodes > 1:
             experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, ranks)
             basis += (
@@ -205,7 +208,7 @@ def roofline(
 
 
 def _between_nodes_s(llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, ranks: Ranks) -> Array:
-    """Of experts on several nodes, and of the way to them and back, for the tokens of all ranks."""
+    """Seconds of experts on several nodes and of sending tokens to them and back, for all ranks' tokens."""
     layers = experts_layers(llm)
     if ranks.all2all == HIGH_THROUGHPUT:
         experts_s = np.maximum(experts_s, layers * EXPERT_LAUNCHES_S)
@@ -224,8 +227,9 @@ def experts_layers(llm: Llm) -> int:
 
 
 def _activation_bytes(llm: Llm, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
-    """Two norms read and write the stream and its residual, whole on every GPU; gate, up and product
-    are split.
+    """Bytes of the activations of N tokens over all GPUs of a TP group.
+
+    Two norms read and write the stream and its residual, whole on every GPU; gate, up and product are split.
     """
     values = 0.0
     for group in llm.layer_groups:
@@ -240,8 +244,8 @@ def _activation_bytes(llm: Llm, tp: int, tokens: Array, efficiency: Efficiency) 
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Seconds per query-key pair, per KV token of a decode, per sequence (its windows and states) and per
-    token of a prefill (its windows), of all layers.
+    """Seconds of attention over all layers: per query-key pair, per KV token of a decode, per sequence (its
+    windows and states), and per token of a prefill (its windows).
     """
 
     pair_s: float
@@ -251,7 +255,7 @@ class _Attention:
 
 
 def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """A window counts as full; what an index chooses from, as looked at: both are the longest it can be."""
+    """The attention times, with full windows and an index that chooses all tokens: upper bounds."""
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
     pair_flops = kv_bytes = sequence_bytes = token_flops = 0.0
@@ -296,8 +300,9 @@ def _both_s(
     tokens: Array,
     fracs: tuple[float, float, float],
 ) -> Array:
-    """Reading and multiplying with weights on so many GPUs. `fracs`: reached shares of bandwidth and FLOP
-    rate, and the exponent of their overlap.
+    """Seconds of reading and multiplying with weights on this many GPUs.
+
+    `fracs` are the reached shares of bandwidth and FLOP rate, and the exponent of their overlap.
     """
     bandwidth_frac, gemm_frac, overlap = fracs
     read_s = read / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
@@ -307,7 +312,7 @@ def _both_s(
 
 
 def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
-    """Weights that every token visits, and the fixed times per layer."""
+    """Seconds of the weights that every token visits, and of the fixed times per layer."""
     every_token = [(weights, active) for part, weights, _, active in llm.parts() if part != "experts"]
     dense_bytes = sum(parameters * llm.bytes_per_weight(weights) for weights, parameters in every_token)
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
@@ -319,7 +324,7 @@ def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency)
 
 
 def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficiency) -> Array:
-    """Routed experts, and their fixed times per layer."""
+    """Seconds of routed experts, and of their fixed times per layer."""
     fracs = efficiency.expert_bandwidth_frac, efficiency.expert_gemm_frac, efficiency.overlap
     time_s = np.zeros_like(tokens)
     for group in llm.layer_groups:
@@ -341,10 +346,11 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
 def transferred(
     latency: StepLatency, measured: StepLatency, asked: StepLatency, *, basis: str
 ) -> StepLatency:
-    """A fit of one (GPU, TP) carried over to another by their rooflines, `measured` and `asked`.
+    """A fit of one (GPU, TP) carried over to another by the ratio of their rooflines, `measured` and
+    `target`.
 
-    The floor of a step moves by as many seconds as the roofline's, because what the roofline does not explain
-    (the host, mostly) stays; what grows with the step grows by the ratio of the rooflines.
+    The floor of a step moves by as many seconds as the roofline's, because the part that the roofline does
+    not explain (mostly the host) stays. What grows with the step grows by the ratio of the rooflines.
     """
     knots = np.array(latency.knots_tokens)
     growth = np.diff(asked.step_s(knots)) / np.diff(measured.step_s(knots))

@@ -21,7 +21,7 @@ MOST_TOKENS = 1 << 16
 
 
 def saturating_tokens(latency: StepLatency, form: StepForm | None = None) -> int:
-    """L_m by the fit [tokens]; by DistServe's own form where the steps are in it."""
+    """L_m by the fit, in tokens; by DistServe's own form where the steps are given in it."""
     n = np.arange(1.0, MOST_TOKENS + 1)
     if isinstance(form, DistServeSteps):
         a, b, c = form.prefill_s

@@ -31,21 +31,27 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
-MOST_DRAFTS = 16  # tokens drafted per step; published curves end at 8
+# At most this many tokens may be drafted per step; published acceptance curves end at 8.
+MOST_DRAFTS = 16
 
-SAMPLED_ROWS = 2  # per sequence, in the sampling that vLLM 0.32 profiles: a draft token and the next one
-WEIGHTLESS = ("ngram", "suffix")  # methods that look tokens up
-OWN_LAYERS = ("mtp",)  # ... whose drafter comes with the LLM's checkpoint
+# vLLM 0.32 profiles sampling with this many rows per sequence: a draft token and the next one.
+SAMPLED_ROWS = 2
+# These methods look tokens up and have no weights.
+WEIGHTLESS = ("ngram", "suffix")
+# The drafter of these methods comes with the LLM's checkpoint.
+OWN_LAYERS = ("mtp",)
 METHODS = ("mtp", "eagle", "eagle3", "draft_model", *WEIGHTLESS)
-LOOK_AHEAD = ("mtp", "eagle", "eagle3", "draft_model")  # for whose drafts vLLM keeps k more KV slots
+# For the drafts of these methods vLLM keeps k more KV slots.
+LOOK_AHEAD = ("mtp", "eagle", "eagle3", "draft_model")
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A drafter and what comes of it. `acceptance` are the a_i, one for each of the `tokens` drafted.
+    """A drafter and how many of its tokens are accepted. `acceptance` are the a_i, one for each drafted
+    token.
 
     `draft_frac` is q, `draft_s` is s. `model` names a drafter with a checkpoint of its own. `basis` says
-    where the acceptance comes from: it is a property of the traffic, and no engine can promise it.
+    where the acceptance comes from: it is a property of the traffic, and no engine can guarantee it.
     """
 
     method: str
@@ -69,22 +75,22 @@ class Speculation:
 
     @property
     def tokens(self) -> int:
-        """k"""
+        """The number of drafted tokens, k."""
         return len(self.acceptance)
 
     @property
     def most_tokens(self) -> int:
-        """That a step can yield: 1 + k, as many as it checks per sequence."""
+        """The most tokens that a step can yield per sequence, 1 + k; a step checks as many."""
         return 1 + self.tokens
 
     @property
     def accepted(self) -> tuple[float, ...]:
-        """P_1 .. P_k"""
+        """The acceptance of all drafts up to each one, P_1 .. P_k."""
         return tuple(np.cumprod(self.acceptance).tolist())
 
     @property
     def mean_tokens(self) -> float:
-        """That a step yields: the accepted length, the LLM's own token included."""
+        """The mean tokens that a step yields per sequence: the accepted length, with the LLM's own token."""
         return 1.0 + sum(self.accepted)
 
     @property
@@ -93,12 +99,12 @@ class Speculation:
 
     @property
     def drafter(self) -> tuple[str, str | None] | None:
-        """What keeps KV of its own, so that who hands over and who decodes must both have it."""
+        """Method and model of a drafter with KV of its own, alike in prefill and decode workers."""
         return (self.method, self.model) if self.has_weights else None
 
     @property
     def lookahead_tokens(self) -> int:
-        """KV slots that vLLM keeps per sequence beyond those of the tokens it checks."""
+        """The KV slots that vLLM keeps per sequence beyond those of the checked tokens."""
         return self.tokens if self.method in LOOK_AHEAD else 0
 
 
@@ -110,7 +116,7 @@ class SpeculativeSteps:
     speculation: Speculation
 
     def step_s(self, tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float) -> float:
-        """Seconds of a step with prompts of so many tokens together, and A_p, D, K and P."""
+        """Seconds of a step with prompts of `tokens` tokens together, and with A_p, D, K and P."""
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
         width, read = tokens + (1 + k) * decodes, kv_tokens + k * decodes
         more = k * kv_tokens + decodes * k * (k + 1) / 2
@@ -121,7 +127,7 @@ class SpeculativeSteps:
         return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
 
     def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """For the simulator: f(N) + h for every N up to `most_tokens`, and the other numbers."""
+        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and other numbers."""
         latency, speculation = self.latency, self.speculation
         plain = latency.compiled(most_tokens, most_decodes)
         numbers = (*plain.numbers, latency.h_s, speculation.tokens, speculation.draft_frac)
@@ -129,10 +135,10 @@ class SpeculativeSteps:
 
 
 def bounding(latency: StepLatency, speculation: Speculation | None) -> StepLatency:
-    """Step times by which no token of a decode is dearer than it may be: every bound on work rests on them.
+    """Step times that are a lower bound for each token of a decode, for all bounds on work.
 
-    A token that leaves has been one of the step's tokens, and cost f, a and b as such. KV is read once for up
-    to 1 + k tokens. The drafter costs something on top.
+    A token that leaves was one of the step's tokens, and cost f, a and b as such. KV is read once for up to 1
+    + k tokens. The drafter's time comes on top and is left out.
     """
     if speculation is None:
         return latency
@@ -142,13 +148,13 @@ def bounding(latency: StepLatency, speculation: Speculation | None) -> StepLaten
 def conditional(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
     """The a_i of `tokens` drafts from mean accepted lengths, measured apart for 1, 2, ... drafts.
 
-    P_i is what the i-th draft added to the length. Measurements scatter, and P never rises: neighbours that
-    do are taken together (isotonic regression), and the whole is scaled to the length at `tokens` if it is
-    longer, as where a draft more was found to shorten it.
+    P_i is what the i-th draft added to the length. Measurements scatter while P never rises, so neighbours
+    that rise are averaged (isotonic regression). The whole is scaled to the length at `tokens` where it is
+    longer, as happens where one more draft was measured to shorten the length.
     """
     if tokens > len(lengths):
         raise InputError(f"acceptance is known for up to {len(lengths)} draft tokens, found {tokens}")
-    gains: list[tuple[float, int]] = []  # mean, how many
+    gains: list[tuple[float, int]] = []  # The mean of each group of neighbours, and their number.
     for gain in np.diff([1.0, *lengths[:tokens]]).tolist():
         gains.append((gain, 1))
         while len(gains) > 1 and gains[-1][0] > gains[-2][0]:
@@ -164,8 +170,8 @@ def conditional(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """What a drafter is to a worker: its weights and its KV per token, over all GPUs, and the share q of a
-    step of the LLM that one pass takes.
+    """What a drafter costs a worker: its weights and its KV per token, over all GPUs, and the share q of the
+    LLM's step that one pass takes.
     """
 
     weight_bytes: float = 0.0
@@ -173,7 +179,7 @@ class Drafter:
     draft_frac: float = 0.0
 
     def beside(self, use: Memory, llm: Llm, tp: int) -> Memory:
-        """The memory of one GPU with the drafter on it, split as the LLM is."""
+        """The memory use of one GPU with the drafter added, split over GPUs as the LLM is."""
         if not self.weight_bytes:
             return use
         kv_bytes = use.kv_bytes_per_token * (1 + self.kv_bytes_per_token / llm.kv_bytes_per_token)
@@ -182,10 +188,11 @@ class Drafter:
 
 
 def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
-    """Of an LLM; `model` is the small LLM that drafts. The shares are those of the weights that are read.
+    """The drafter of an LLM; `model` is the small LLM that drafts. The share q is that of the weights that
+    are read.
 
-    EAGLE's is one layer like the LLM's own (Li et al. 2024, arXiv:2401.15077) with its output head, which
-    MTP's layers share with the LLM as well.
+    EAGLE's drafter is one layer like the LLM's own (Li et al. 2024, arXiv:2401.15077) with the LLM's output
+    head, which MTP's layers share with the LLM as well.
     """
     if method in WEIGHTLESS:
         return Drafter()

@@ -1,8 +1,8 @@
-"""How far step times may be from those of the next cluster.
+"""How far step times on another cluster may lie from the predicted ones.
 
 The error of a fit on steps of its own campaign says little about other engines, hosts and GPUs. So step times
-have a spread: factors on the time of prefills and of decodes, lognormal, as they were found between
-predictions and measured runs of whole campaigns (catalogs/spreads.yaml).
+have a spread: lognormal factors on the time of prefills and of decodes, as found between predictions and
+measured runs of whole campaigns (catalogs/spreads.yaml).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from statistics import NormalDist
 
 from planner.errors import InputError
 
-WITHIN_FRAC = 0.9  # of all cases lie between `low` and `high`
+# The share of all cases that lie between `low` and `high`.
+WITHIN_FRAC = 0.9
 Z = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)
 MOST_FACTOR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """What measured times are of predicted ones: lognormal with this median and standard deviation."""
+    """The lognormal ratio of measured to predicted times, by median and log standard deviation."""
 
     median: float
     log_sd: float
@@ -37,18 +38,18 @@ class Factor:
 
     @property
     def low(self) -> float:
-        """Below lie 5 % of cases."""
+        """The factor below which 5 % of cases lie."""
         return self.at(-Z)
 
     @property
     def high(self) -> float:
-        """Above lie 5 % of cases."""
+        """The factor above which 5 % of cases lie."""
         return self.at(Z)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Factors on prefills and decodes; `source` says of which runs. `is_own`: of this engine's own runs."""
+    """The factors on prefills and decodes; `is_own` marks those of this engine's own runs."""
 
     prefill: Factor
     decode: Factor
@@ -57,6 +58,6 @@ class Spread:
 
     @classmethod
     def calibrated(cls, uncertainty_frac: float) -> Spread:
-        """What a calibration left: its standard error on both."""
+        """The spread after a calibration: its standard error on both factors."""
         factor = Factor(1.0, uncertainty_frac)
         return cls(factor, factor, "standard error of its calibration", is_own=True)

@@ -1,15 +1,15 @@
-"""How long a worker takes from being asked for to its first request.
+"""How long a worker takes from its request for a start to its first request.
 
     start_s = node_s + image_s + boot_s + load_s + compile_s + profile_s + capture_s
 
-    image_s = size of the image / what a node pulls and unpacks of it per second       0 where it is there
+    image_s = size of the image / bytes that a node pulls and unpacks per second       0 on a node that has it
     load_s = max(weights / bandwidth of the storage, weights / GPUs / load of a GPU)
     compile_s = layers of a stage * (trace + (compile, or read what was compiled))
     capture_s = layers of a stage * capture                                            (CUDA graphs)
 
 Tracing, compiling and capturing are bound by the host's CPU and grow with layers, not with their width
 (Kabakibo et al. 2026, arXiv:2606.07362). A node that has run the same LLM has the image, the weights in its
-page cache and what was compiled.
+page cache and the compiled kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from planner.models.llm import Llm
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where weights come from: bytes per second of one node."""
+    """Where weights come from, with the bytes per second of one node."""
 
     name: str
     bandwidth_bytes_per_s: float
@@ -34,7 +34,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The container image, and what of it a node pulls and unpacks per second."""
+    """The container image, and how many of its bytes a node pulls and unpacks per second."""
 
     name: str
     size_bytes: float
@@ -49,12 +49,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """What an engine takes on GPUs of a kind, measured on one with LLMs of `layers` (fewest, most)."""
+    """The times of an engine's start, measured on one GPU with LLMs of `layers` (fewest, most)."""
 
     name: str
     gpu: str
     layers: tuple[int, int]
-    load_bytes_per_s: float  # into one GPU
+    load_bytes_per_s: float  # The rate at which weights load into one GPU.
     boot_s: float
     trace_layer_s: float
     compile_layer_s: float
@@ -67,7 +67,7 @@ class EngineStart:
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """The parts of a start; `estimated` says why each is no measurement, and is empty where all are."""
+    """The parts of a start. `estimated` has one reason for each part that is no measurement."""
 
     image_s: float
     boot_s: float
@@ -95,8 +95,10 @@ def start_time(
     is_compiled: bool = False,
     node_s: float = 0.0,
 ) -> StartTime:
-    """Of a worker of so many GPUs in `pp` stages; without `image` the node has it, `is_compiled`: what was
-    compiled too. `node_s`: until a node is there.
+    """The start of a worker of this many GPUs in `pp` stages.
+
+    Without `image` the node has the image; with `is_compiled` it has the compiled kernels too. `node_s` is
+    the time until a node is there.
     """
     layers = -(-llm.layers // pp)
     into_gpus_s = llm.weight_bytes / gpus / engine.load_bytes_per_s

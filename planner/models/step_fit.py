@@ -1,6 +1,6 @@
 """Fits a StepLatency to a table of step times, and says how far off it is on steps it has not seen.
 
-Apart from `latency.py` because scikit-learn takes most of a second to import and only fitting needs it.
+This module is apart from `latency.py` because scikit-learn takes most of a second to import.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from planner.errors import ExtrapolationError, InputError
 from planner.models.latency import Array, StepLatency
 
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Decodes of at most this many sequences count as a small batch.
 SMALL_BATCH = 8
+# Steps with a longer mean context count as "long_context".
 LONG_CONTEXT_TOKENS = 8192
+# A fitted m below this share of d is taken for misfits of other terms.
 LEAST_MIXED_FRAC = 0.3
+# The floor of a fit is at least this, because step times must be positive.
 _QUICKEST_STEP_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors over some steps: their mean, and what nine in ten stay below."""
+    """Relative errors over some steps: their mean, and the 90th percentile."""
 
     mape_frac: float
     p90_frac: float
@@ -53,10 +57,10 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         basis: str = "fitted",
         beyond: str = "raise",
     ) -> None:
-        self.knots_tokens = knots_tokens  # corners of f; those without data between them are dropped
-        self.host_s = host_s  # part of y that is the engine's own overhead, measured apart
+        self.knots_tokens = knots_tokens  # Corners of f; corners without data between them are dropped.
+        self.host_s = host_s  # The part of y that is the engine's own overhead, measured apart.
         self.basis = basis
-        self.beyond = beyond  # outside the profiled range: "raise" or "extrapolate"
+        self.beyond = beyond  # Outside the profiled range a prediction may "raise" or "extrapolate".
 
     def fit(self, X: Array, y: Array) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
@@ -96,8 +100,9 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
 
 
 def profiled(model: Any, X: Array) -> Array:
-    """The steps to predict, checked: `model` is fitted and, unless its `beyond` says otherwise, none of them
-    lies outside what it has seen (`x_max_`), else ExtrapolationError.
+    """Check that `model` is fitted and return the steps to predict.
+
+    Raises ExtrapolationError for steps beyond those of the fit (`x_max_`), unless `beyond` is "extrapolate".
     """
     check_is_fitted(model)
     X = validate_data(model, X, reset=False, dtype=np.float64)
@@ -113,7 +118,7 @@ def profiled(model: Any, X: Array) -> Array:
 def held_out_errors(
     model: PiecewiseLinearStepLatency, X: Array, y: Array, *, folds: int = 5, seed: int = 0
 ) -> dict[str, Errors]:
-    """Errors by regime on cells held out of the fit: all repeats of a step fall into the same fold."""
+    """Errors by regime on steps held out of the fit: all repeats of a step fall into the same fold."""
     fold = folds_of_steps(X, folds, seed)
     predicted = np.empty_like(y)
     for k in range(folds):
@@ -151,8 +156,9 @@ def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
 
 
 def equal_shares(X: Array) -> Array:
-    """Square roots of row weights with which prefill, decode and mixed steps count a third each: a grid has
-    few decode steps, an engine runs little else.
+    """Square roots of row weights with which prefill, decode and mixed steps count a third each.
+
+    A grid of measurements has few decode steps, while an engine runs little else.
     """
     kind = np.where(X[:, 4] == 0, 0, np.where(X[:, 2] == 0, 1, 2))
     rows = np.bincount(kind, minlength=3)
@@ -160,21 +166,24 @@ def equal_shares(X: Array) -> Array:
 
 
 def _columns(X: Array, knots: Array) -> Array:
-    """What the intercept, f's slopes, a, b, d, e and m are multiplied with."""
+    """The columns that the intercept, f's slopes, a, b, d, e and m are multiplied with."""
     ramps = np.clip(X[:, :1] - knots[:-1], 0.0, np.diff(knots))
     return np.hstack([np.ones((len(X), 1)), ramps, X[:, 1:], X[:, 3:4] * (X[:, 4:] > 0)])
 
 
 def _nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
-    scale = np.maximum(columns.max(axis=0), 1e-30)  # pairs reach 1e9, prompts 8: scale before solving
+    # Pairs reach 1e9 and prompts 8, so columns are scaled before solving.
+    scale = np.maximum(columns.max(axis=0), 1e-30)
     most = 100 * columns.shape[1]
     solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most)
     return np.asarray(solution / scale)
 
 
 def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
-    """The knots inside the data's range and its ends; none without data since the last one, and none so near
-    the upper end that two rows would decide the slope with which f goes on beyond it.
+    """The knots inside the data's range and its ends.
+
+    Knots with no data since the last one are left out. So are knots near the upper end, where two rows would
+    decide the slope with which f goes on beyond it.
     """
     low, high = float(tokens.min()), float(tokens.max())
     if low == high:
@@ -204,7 +213,7 @@ def least_absolute(
 ) -> Array:
     """Coefficients, >= 0 or within `bounds`, with the least sum of |X c - y| / scale (by default y).
 
-    One unknown per row and one for its error, as a linear program.
+    The problem is a linear program with one unknown per row for its error.
     """
     n, k = X.shape
     each = y if scale is None else scale

@@ -28,14 +28,14 @@ from planner.io.numeric import as_floats
 from planner.io.tables import parse_csv, read_text
 from planner.models.latency import Array
 
-NOT_INCLUDED = "not included"  # what a table of kernel times says of its host_overhead
+NOT_INCLUDED = "not included"  # The value of host_overhead in a table of kernel times.
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
 
 ATTN_PREFILL, ATTN_DECODE, ALL_REDUCE, HEAD = "attn_prefill", "attn_decode", "all_reduce", "head"
 
 
 def operator_column(name: str) -> str:
-    """The column with an operator's seconds."""
+    """The name of the column with an operator's seconds."""
     return f"op_{name}_s"
 
 
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """In the order of COLUMNS, but for the time."""
+        """The columns of the step in the order of COLUMNS, without the time."""
         prompts, new, cached, decodes, context = self
         pairs = prompts * new * (cached + (new + 1) / 2)
         return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps and their times. `X` (n, 5): N, A_p, D, K, P; `y` (n,) seconds; `about` the `#` lines."""
+    """Steps and their times. `X` (n, 5) has N, A_p, D, K, P; `y` (n,) seconds; `about` the `#` lines."""
 
     steps: pd.DataFrame
     about: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class StepTable:
 
     @property
     def is_kernel_time(self) -> bool:
-        """Whether the host has no part in these seconds."""
+        """Whether these are times of kernels alone, without the host's part."""
         host_s = self.about.get("host_s", "")
         return self.about.get("host_overhead") == NOT_INCLUDED or host_s.startswith("0:")
 
@@ -105,7 +105,7 @@ class StepTable:
 
 
 def read_step_table(path: Path) -> StepTable:
-    """Read and check a step table; raises InputError with file, column and row."""
+    """Read and check a step table. Raises InputError with file, column and row."""
     text = read_text(path)
     about = {}
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""What other kinds of fleets would cost: simpler ones, and every GPU type alone."""
+"""What other kinds of fleets would cost: simpler ones, and each GPU type alone in one mixed pool."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from planner.search.stages import Stage
 from planner.search.waves import of_each
 from planner.solvers.master import Option
 
-ALONE_TIMES = 4.0  # of the plan's value: dearer fleets of one GPU type are not looked for
+# Fleets of one GPU type are looked for up to this many times the plan's value.
+ALONE_TIMES = 4.0
 
-ALONE_REQUESTS = 2_000_000  # simulated requests that the GPU types alone may cost together
+# All GPU types alone may simulate this many requests together.
+ALONE_REQUESTS = 2_000_000
 
-ALONE_LEAST = 2  # simulations of each at least,
+# Each GPU type may have at least this many simulations of fleets that hold.
+ALONE_LEAST = 2
 
-ALONE_FAILED = 0.2  # of which one that fails is such a share: it stops early
+# A simulation that fails counts as this share of one that holds, because it stops early.
+ALONE_FAILED = 0.2
 
 _PRICE_STEP = 1.3
 
@@ -35,10 +39,10 @@ ONE_GPU = "one GPU type only"
 def alternatives(
     problem: Problem, level0: Level0, best: Counts, value: float, made: Counts = ()
 ) -> tuple[Alternative, ...]:
-    """The best of simpler kinds, and the cheapest of every GPU type alone in one mixed pool.
+    """The best fleet of each simpler kind, and the cheapest mixed pool of each GPU type alone.
 
-    Each is a fleet that holds, with its price, or is said to be not priced. The plan itself is none of them,
-    neither `best`, on paper, nor what was `made` of it for production.
+    Each row is a fleet that holds, with its price, or says why there is no price. The plan itself is left
+    out: `best`, its fleet on paper, and `made`, its fleet for production.
     """
     asked, search = on_all_draws(problem), level0.search
     oracle, rows = asked.oracle, []
@@ -80,13 +84,13 @@ def alternatives(
 
 
 def as_on_paper(rows: Iterable[Alternative]) -> tuple[Alternative, ...]:
-    """The same rows, beside a plan for production."""
+    """The same rows, marked as fleets on paper beside a plan for production."""
     return tuple(replace(row, notes=(*row.notes, Remarked("on-paper"))) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """The cheapest mixed pool of one GPU type, if one was found; else what none costs less than, and why."""
+    """The cheapest mixed pool of one GPU type; without one, a lower bound on its cost and the reason."""
 
     counts: Counts | None
     cost: float
@@ -95,7 +99,7 @@ class _Alone:
 
 
 def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -> dict[str, _Alone]:
-    """Of each GPU type, by its name; searched side by side, each with its share of the effort."""
+    """The cheapest mixed pool of each GPU type, by name, searched in parallel with equal effort."""
     groups: dict[str, list[Option]] = {}
     for option in level0.options:
         if option.role == "mixed":
@@ -112,10 +116,11 @@ def _mixed_alone(problem: Problem, level0: Level0, best: Counts, value: float) -
 def _cheapest_mixed(
     problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
 ) -> _Alone:
-    """One mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort` requests.
+    """The cheapest mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort`
+    requests.
 
-    Where none is known, all sizes of worker are tried at one price, which grows until one of them holds; then
-    every option is tried below that.
+    Where no such pool is known, one option of each worker size is tried at a price that grows until one
+    holds; then every option is tried below that price.
     """
     oracle, search = problem.oracle, level0.search
     left = max(effort / (len(problem.trace) + sum(map(len, problem.draws))), ALONE_LEAST)
@@ -136,12 +141,12 @@ def _cheapest_mixed(
         return answer
 
     def most(option: Option, price: float) -> int:
-        """Workers of this option for less than `price`, as many as there are; 0 where all of them fail."""
+        """The most workers of this option for less than `price`; 0 where all such counts have failed."""
         count = min(level0.bounded[option.name].most, largest_below(option, price))
         return int(count) if failed[option.name] < count < math.inf else 0
 
     def expected(option: Option) -> tuple[bool, float, int]:
-        """Whether a full step would break the tightest limit on gaps; then by what is likely to do."""
+        """Sort key: options whose full step breaks the tightest TBT limit last, then by the likely cost."""
         budget, is_late = option.type.max_num_batched_tokens, breaks_gaps(option.type, problem.slo)
         count = search.smallest.get(option.name, level0.bounded[option.name].likely)
         return is_late and option.name not in search.smallest, objective(((option, count),)), -budget
@@ -190,11 +195,12 @@ def _cheapest_mixed(
 
 
 def _least(options: Sequence[Option], failed: Mapping[str, int]) -> float:
-    """What one pool of one of these options costs at least, after these counts failed."""
+    """The least that one pool of one of these options can cost, given the counts that failed."""
     return min(objective(((option, failed[option.name] + 1),)) for option in options)
 
 
 def _none_alone(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> Note:
+    """The reason why no pool of one GPU type was found."""
     if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
         return Remarked("all-too-few")
     return NoneUpTo(ALONE_TIMES)

@@ -1,12 +1,13 @@
 """The three answers: the cheapest fleet on paper, in production, and with a loss.
 
-    on paper      the SLO is kept on the traffic and with the step times as they are written
-    production    ... in the share of futures that `safety: kept_in` asks for
-    with a loss   ... in that share after the loss of any one worker
+    on paper      the fleet keeps the SLO on the traffic and with the step times as they are written
+    production    the fleet keeps the SLO in the share of scenarios that `safety: kept_in` asks for
+    with a loss   the fleet does so after the loss of any one worker
 
-Production is searched for by production.py on futures that it sees, and tested on others until Wald's test
-(simulator/repeats.py) decides: whether the share of futures that it keeps is above TEST_BELOW less than what
-was asked. Of fleets that cost the same, or up to NEAR_FRAC more, the one that holds furthest is taken.
+production.py searches for the production fleet in scenarios that it sees. The fleet is then tested in other
+scenarios until Wald's test (simulator/repeats.py) decides whether the share of scenarios that it keeps is
+more than TEST_BELOW_FRAC below the required share. Of fleets whose prices differ by at most LIKE_PRICE_FRAC
+the one with the most headroom is taken.
 """
 
 from __future__ import annotations
@@ -72,33 +73,51 @@ from planner.simulator.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 
-TEST_BELOW = 0.05  # under the share asked for, and
-TEST_ABOVE = 0.5  # of the way from it to all: between these the test decides
+# Wald's test decides between two shares of kept scenarios: the lower lies this far below the required share.
+TEST_BELOW = 0.05
+# The upper share of the test lies this part of the way from the required share to 1.
+TEST_ABOVE = 0.5
+# A test may simulate this many requests in all, in at least 28 and at most 200 scenarios.
 TEST_REQUESTS, TEST_LEAST, TEST_MOST = 6_000_000, 28, 200
-AT_ONCE, MOST_AT_ONCE = 4, 32  # futures that a test simulates before it looks at the clock: so many requests,
-AT_ONCE_REQUESTS = 1_000_000  # within these
+# A test simulates 4 to 32 scenarios before it looks at the clock again, by the length of the trace.
+AT_ONCE, MOST_AT_ONCE = 4, 32
+# The scenarios of one such batch have about this many requests together.
+AT_ONCE_REQUESTS = 1_000_000
+# The fleets on paper and with a loss are simulated with about this many requests, in at least 10 scenarios.
 BESIDE_REQUESTS, BESIDE_LEAST = 200_000, 10
-BESIDE_FUTURES = 32  # of those tested at most, in which the fleet that stands a loss is simulated
-LOSS_FUTURES = 2 * HARDEST  # beside those that may be missed in which one that stands a loss is looked for
-LOSS_SEARCH = LEAST_SEARCH / 2  # simulated requests that each of its searches may cost
-AGAIN_FRAC = 0.15  # above one that failed: what is dearer is searched for again
-TRIES = 4  # tests; what failed one joins the futures, and the fleet grows until it keeps enough of them
+# The fleets on paper and with a loss are simulated in at most this many scenarios.
+BESIDE_FUTURES = 32
+# A fleet with a loss is searched for in this many scenarios more than it may miss.
+LOSS_FUTURES = 2 * HARDEST
+# Each search for a fleet with a loss may simulate this many requests.
+LOSS_SEARCH = LEAST_SEARCH / 2
+# A fleet grown after a failed test is searched for again where its price rose by more than this share.
+AGAIN_FRAC = 0.15
+# At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
+TRIES = 4
+# Fleets whose prices differ by at most this share count as equally expensive.
 NEAR_FRAC = 0.01
-NEARLY, MOST_NEARLY = 2, 4  # futures too many, and fleets tested that miss no more,
-MOST_LOOKED = 64  # of so many
-BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000  # of other types, beside production, that stand a loss
-MOVED, MOST_MOVED = 2, 4  # workers more or fewer of up to so many machines, in a fleet that stands a loss
-MOST_NEAR, NEAR_EFFORT = 16, 1_000_000  # fleets of about one price among which the roomiest is looked for
+# A near-feasible fleet misses at most 2 scenarios more than it may; at most 4 such fleets are tested.
+NEARLY, MOST_NEARLY = 2, 4
+# At most this many fleets are checked for being near feasible.
+MOST_LOOKED = 64
+# Beside each production pool up to 2 workers of another type are combined to stand a loss. At most 4 of these
+# fleets are simulated, out of at most 1,000 combinations.
+BESIDE_WORKERS, MOST_OTHERS, MOST_WAYS = 2, 4, 1_000
+# A fleet with a loss may differ from production by up to 2 workers of each of up to 4 machines.
+MOVED, MOST_MOVED = 2, 4
+# At most 16 fleets of like price are compared by headroom, with this much simulation effort.
+MOST_NEAR, NEAR_EFFORT = 16, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
 
-    `with_loss` is the fleet that stands the loss of any worker, None where none was found or looked for.
-    `trial` has the futures of its search and of that test, for other routers of the same fleet; None
-    on paper.
-    `on_paper` says why there is no fleet for production, where `best` is the cheapest on paper.
+    `with_loss` is the fleet that stands the loss of any worker, None where none was found or none was looked
+    for. `trial` keeps the scenarios of the search and of the test, so that the same fleet can be simulated
+    under other routers; it is None where the fleet is the one on paper. `on_paper` says why there is no
+    production fleet where `best` is the cheapest fleet on paper.
     """
 
     best: Counts
@@ -112,7 +131,7 @@ class Production:
 
 @dataclass(slots=True, eq=False)
 class Test:
-    """Fleets in futures that no search has seen, from the number `first` on."""
+    """A test of fleets in scenarios that no search has seen, those with the number `first` and above."""
 
     oracle: Oracle
     futures: Futures
@@ -122,11 +141,13 @@ class Test:
 
     @property
     def beside(self) -> int:
-        """In how many futures the fleets beside production are simulated."""
+        """The number of scenarios in which the fleets on paper and with a loss are simulated."""
         return int(np.clip(BESIDE_REQUESTS // len(self.oracle.trace), BESIDE_LEAST, BESIDE_FUTURES))
 
     def run(self, counts: Counts) -> KeptIn:
-        """Until it is decided, or can no longer be passed; TEST_MOST futures at most."""
+        """Simulate the fleet in one scenario after the other until the test decides, cannot be passed any
+        more, or has used up its scenarios or the time.
+        """
         most = int(np.clip(TEST_REQUESTS // len(self.oracle.trace), TEST_LEAST, TEST_MOST))
         kept, number, said = 0, 0, self._said(0, 0)
         may_pass = self._said(most, most).decision == "holds"
@@ -137,7 +158,8 @@ class Test:
             return number >= most or self._said(kept, number).decision != "open" or is_hopeless
 
         while not is_over(kept, number) and not self.out_of_time():
-            sure = 1  # futures that are asked whatever the others say
+            # `sure_count` scenarios are needed whatever the first of them say, so all are simulated at once.
+            sure = 1
             while (
                 sure < at_once
                 and not is_over(kept, number + sure)
@@ -150,7 +172,7 @@ class Test:
         return said
 
     def under(self, policies: Policies) -> Test:
-        """The same test of fleets that work by these policies."""
+        """The same test of fleets with these policies."""
         pinning = self.oracle.pinning if ROUTING[policies.routing].pins else None
         oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
         return replace(self, oracle=oracle)
@@ -158,8 +180,10 @@ class Test:
     def of(
         self, counts: Counts, number: int, *, after_loss: bool = False, enough: int | None = None
     ) -> KeptIn:
-        """In the first so many of them, fewer where the time ends before, or it is sure whether `enough` of
-        all are kept.
+        """Count in how many of the first `number` scenarios the fleet keeps the SLO.
+
+        The count stops early where the time is over, and as soon as it is certain whether `enough` of all are
+        kept.
         """
         oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
         kept = asked = 0
@@ -172,7 +196,7 @@ class Test:
         return replace(self._said(kept, asked), after_loss=after_loss)
 
     def _hold(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
-        """Whether the fleet holds in each of these futures."""
+        """Whether the fleet keeps the SLO in each of these scenarios."""
 
         def holds(number: int) -> bool:
             return oracle.within_future(self.futures[self.first + number]).holds([counts])[0]
@@ -186,13 +210,14 @@ class Test:
 
 
 def is_passed(kept_in: KeptIn, safety: Safety) -> bool:
+    """Whether the test decided for the fleet, and the share that it kept is the required one."""
     return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tried:
-    """The fleet for production, how it did in futures that no search has seen, the last question asked, and
-    the scale model that was searched where that is large.
+    """A fleet for production with the result of its test, the problem in the scenarios of its last search,
+    and the scale model that was searched where the problem is large.
     """
 
     best: Counts
@@ -206,10 +231,11 @@ class Tried:
         return self.asked if self.model is None else self.model
 
     def kept_under(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
-        """In how many futures a fleet is kept that works by these policies, and whether those are enough: it
-        must pass the same test and, where it does worse there than the plan itself, hold in as many of the
-        futures of the search as a search under these policies asks for. The first that are too few are what
-        is told.
+        """In how many scenarios the fleet is kept with these policies, and whether that is enough.
+
+        The fleet must pass the same test. Where it does worse in the test than the plan itself, it must also
+        keep the SLO in as many of the search's scenarios as a search with these policies requires. The
+        returned count is that of the first check that fails.
         """
         test, futures = self.test.under(policies), self.searched.searched
         counts = test.oracle.counts(fleet)
@@ -226,9 +252,10 @@ class Tried:
 
 
 def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests: int = TRIES) -> Tried | None:
-    """The cheapest fleet found that passes its test, or that of the last try; None where the time was over.
+    """The cheapest fleet found that passes its test, or the fleet of the last test; None where the time was
+    over.
 
-    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough futures.
+    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough scenarios.
     """
     if (idle := idle_misses(problem)) is not None:
         raise out_of_reach_in_futures(idle)
@@ -240,15 +267,15 @@ def tried(problem: Problem, paper: Found, start: Sequence[Fleet] = (), *, tests:
 
 
 def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet]) -> Tried | None:
-    """As `tried`, searched on a scale model of the question, or on the question itself; None also where the
-    model has no fleet.
+    """As `find_production_fleet`, searched on the scale model `model`, which may be the problem itself; None
+    also where the scale model has no fleet.
     """
     safety, asked, first = problem.task.safety, in_production(model), 0
     asked = replace(asked, oracle=replace(asked.oracle, until=problem.deadline))
     found: Tried | None = None
     assert safety is not None and problem.tested is not None and model.tested is not None
     futures = asked.oracle.futures
-    stage = f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} futures"
+    stage = f"production: the cheapest fleet that keeps the SLO in most of {len(futures)} scenarios"
     problem.progress(Stage(stage, "production"))
     asked, least = cheapest_kept(asked, paper, start)
     is_searched = True
@@ -257,7 +284,7 @@ def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet
             return found
         if least is None:
             raise unreachable(asked, paper)
-        problem.progress(Stage("production: on futures that the search has not seen", "test"))
+        problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
         best = in_time(partial(_roomier, asked, paper, least), least) if is_searched else least
         test = Test(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.run(best)
@@ -282,8 +309,11 @@ def _tried(problem: Problem, model: Problem, paper: Found, start: Sequence[Fleet
 
 
 def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[Counts, KeptIn]:
-    """Workers are taken away, the dearest first, while the fleet holds in enough futures and passes its test:
-    what grew by twice as many each time may have grown too far. As many as one of a scale model stands for.
+    """Remove workers, the most expensive first, while the fleet keeps the SLO in enough scenarios and passes
+    its test.
+
+    Growth doubles its step each time, so a fleet may have grown too far. In a scale model one worker stands
+    for `downscale` workers, and as many are removed at once.
     """
     step = asked.oracle.one_in
     while is_passed(kept_in, test.safety):
@@ -300,22 +330,22 @@ def _shrunk(asked: Problem, test: Test, best: Counts, kept_in: KeptIn) -> tuple[
 
 
 def tested(asked: Problem, paper: Found, best: Counts, test: Test) -> tuple[Counts, KeptIn]:
-    """Of fleets at about the price of `best` the one that holds furthest, with as few workers as pass the
-    test, and how it did there.
+    """Of fleets at about the price of `best` the one with the most headroom, with as few workers as pass the
+    test, and the result of its test.
     """
     best = _roomier(asked, paper, best)
     return _shrunk(asked, test, best, test.run(best))
 
 
 def tested_alone(problem: Problem, paper: Found, fleet: Fleet) -> Tried | None:
-    """How a fleet that is known to keep enough of the futures that a search sees does in others, or one of
-    about its price that holds further; None where this question has no such workers.
+    """The test of a fleet that is known to keep enough of the search's scenarios, or of a fleet at about its
+    price with more headroom; None where the problem does not have such workers.
     """
     counts = counts_of(fleet, paper.level0.options)
     if not counts:
         return None
     assert problem.task.safety is not None and problem.tested is not None
-    problem.progress(Stage("production: on futures that the search has not seen", "test"))
+    problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
     asked = in_production(problem)
     asked = replace(asked, oracle=replace(asked.oracle, until=problem.deadline))
     test = Test(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
@@ -325,17 +355,17 @@ def tested_alone(problem: Problem, paper: Found, fleet: Fleet) -> Tried | None:
 
 
 def production(problem: Problem, paper: Found) -> Production | None:
-    """The three answers; `paper` is the cheapest fleet on what is written. None where the time was over.
+    """The three answers, where `paper` is the cheapest fleet on paper; None where the time was over.
 
-    Raises InfeasibleError as `tried` does.
+    Raises InfeasibleError as `find_production_fleet` does.
     """
     found = tried(problem, paper)
     return None if found is None else with_answers(problem, paper, found)
 
 
 def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
-    """The fleet for production with the answers beside it; one that stands a loss is looked for within the
-    limits of `found.asked`.
+    """The production fleet with the answers beside it. The fleet with a loss is searched for within the
+    limits of the trial's problem.
     """
     answer, lossy = None, None
     if not problem.oracle.has_losses and not problem.out_of_time():
@@ -355,7 +385,7 @@ def with_answers(problem: Problem, paper: Found, found: Tried) -> Production:
 
 
 def production_or_paper(problem: Problem, paper: Found) -> Production | None:
-    """As `production`; where no fleet keeps enough futures the cheapest on paper, and why it is that one."""
+    """As `plan_production`; the cheapest fleet on paper, with the reason, where none keeps enough."""
     try:
         return production(problem, paper)
     except InfeasibleError as error:
@@ -376,8 +406,10 @@ def production_or_paper(problem: Problem, paper: Found) -> Production | None:
 
 
 def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
-    """In the futures that production was searched in, and the fleet on paper was not; beside a scale model in
-    the first ones of the test, as those it was searched in are drawn as a whole for nothing else.
+    """In how many scenarios the fleet on paper keeps the SLO.
+
+    These are the scenarios in which production was searched. Beside a scale model they are the first ones of
+    the test, because the search's scenarios at full size would have to be drawn for this count alone.
     """
     assert problem.searched is not None
     if found.searched.oracle.one_in > 1:
@@ -386,8 +418,11 @@ def _kept_on_paper(problem: Problem, paper: Found, found: Tried) -> KeptIn:
 
 
 def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
-    """The fleet that stands a loss where it costs no more than what was found, and passes the test: with as
-    few workers as do where it costs less, as it is where it costs the same, as in nodes that are paid anyway.
+    """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
+    the test; else the given trial.
+
+    A fleet with a loss that costs less is cut down to as few workers as pass the test. One that costs the
+    same is kept whole: its workers stand on nodes that are paid for anyway.
     """
     if lossy is None or objective(lossy) > objective(found.best) * (1 + 2 * FEWER_FRAC):
         return found
@@ -400,9 +435,11 @@ def _if_cheaper(found: Tried, lossy: Counts | None) -> Tried:
 
 
 def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
-    """Cheaper fleets that miss a few too many of the futures that the search has seen and hold on paper, the
-    cheapest first, MOST_NEARLY at most. MOST_LOOKED are looked at, the dearest first: a search that refuted
-    them has simulated most of what they miss.
+    """Cheaper fleets that hold on paper and miss slightly too many of the search's scenarios, cheapest first,
+    at most MOST_NEAR_FEASIBLE.
+
+    At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
+    fleets has simulated most of the scenarios that they miss, so the check is cheap.
     """
     asked = replace(asked, most_effort=asked.oracle.effort() + NEAR_EFFORT)
     below, most = objective(best) * (1 - NEAR_FRAC), asked.oracle.may_miss + NEARLY
@@ -422,7 +459,7 @@ def _nearly(asked: Problem, paper: Found, best: Counts) -> list[Counts]:
 def not_certified(
     problem: Problem, made: Production | None
 ) -> tuple[NotCertified | TooFewKept | IdleMisses, ...]:
-    """A warning where production was asked for and the word certified is not earned."""
+    """A warning where production was required and the plan cannot be called certified."""
     if (safety := problem.task.safety) is None:
         return ()
     if made is None:
@@ -436,7 +473,9 @@ def not_certified(
 
 
 def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
-    """No fleet within the limits keeps enough; the largest share that one does, and its price."""
+    """The error that no fleet within the limits keeps enough scenarios, with the largest share that some
+    fleet keeps and the price of that fleet, by bisection over the share.
+    """
     assert asked.task.safety is not None
     count = len(asked.oracle.futures)
     best, low = paper.best, asked.oracle.may_miss
@@ -453,8 +492,8 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
     unit = OBJECTIVE_UNITS[asked.task.objective]
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
-        f"futures; the most that one does is {100 * kept_frac:.0f} %, for {paid(asked, best):.2f} {unit} (on "
-        f"paper: {paid(asked, paper.best):.2f} {unit})",
+        f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for {paid(asked, best):.2f} {unit} "
+        f"(on paper: {paid(asked, paper.best):.2f} {unit})",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
@@ -464,18 +503,20 @@ def unreachable(asked: Problem, paper: Found) -> InfeasibleError:
 
 
 def _fewest(most: int, oracle: Oracle, counts: Counts, count: int) -> int:
-    """Of the futures that a fleet misses, known to be `most` at most."""
+    """The number of scenarios that a fleet misses, which is known to be at most `most`."""
     return min(most, oracle.missed(counts, count))
 
 
 def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | None]:
-    """Production with one worker more of each machine stands any loss; searched is what does and costs less:
-    with fewer of them beside owned GPUs that idle, and fleets that are known; with one worker type per pool;
-    with a few workers more or fewer than production, then with a few of other types beside it.
+    """The answer "with a loss", and its fleet.
 
-    First the futures are given up that are hardest for production, so that one simulation refutes a fleet.
-    Of a question that is searched on a scale model, which cannot tell one worker, nothing else is looked for,
-    nor how far it holds.
+    Production with one more worker of each machine stands any loss. What costs less is searched for in this
+    order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
+    more or fewer than production; a few workers of other types beside production. The scenarios that
+    production finds hardest are given up first, so that one missed scenario refutes a fleet.
+
+    A scale model cannot tell one worker from none. So where one was searched, no other fleet with a loss is
+    looked for, and its headroom is not computed.
     """
     asked = production.searched
     if asked.oracle.one_in > 1:
@@ -502,8 +543,9 @@ def _with_a_loss(production: Tried, paper: Found) -> tuple[Answered, Counts | No
 
 
 def _spared(lossy: Problem, asked: Problem, paper: Found, best: Counts) -> Counts | None:
-    """The cheapest of: production with a worker more of each machine; the same and owned GPUs that idle, with
-    as few as stand a loss; the fleet on paper with a worker more; MOST_OTHERS that keep enough of `asked`.
+    """The cheapest of these fleets that stand a loss: production with one more worker of each machine; the
+    same with as few workers on idle owned GPUs as suffice; the fleet on paper with one more worker of each
+    machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
     lossy = limited(lossy, LOSS_SEARCH)
     more = one_more(asked, best)
@@ -524,9 +566,11 @@ def _spared(lossy: Problem, asked: Problem, paper: Found, best: Counts) -> Count
 
 
 def _moved(lossy: Problem, paper: Found, best: Counts, known: Counts | None) -> Counts | None:
-    """The cheapest fleet found that stands a loss and has up to MOVED workers more or fewer of each machine
-    of production, or of owned GPUs that it leaves idle. Of those that cost less than what is known only the
-    largest are tried: if one fails, so do all below it.
+    """The cheapest fleet found that stands a loss and has up to MOST_WORKERS_CHANGED workers more or fewer
+    than production of each machine, or of owned GPUs that production leaves idle.
+
+    Only fleets that cost less than `known` and to which no other such fleet adds workers are simulated: if
+    one fails, all smaller fleets fail too.
     """
     lossy = limited(lossy, LOSS_SEARCH)
     own = of_machines(best)
@@ -553,11 +597,12 @@ def _moved(lossy: Problem, paper: Found, best: Counts, known: Counts | None) -> 
 
 
 def _roles(counts: Counts) -> set[str]:
+    """The roles that these pools have."""
     return {option.role for option, _ in counts}
 
 
 def _largest(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those to which none of the others adds workers alone."""
+    """The vectors that no other vector reaches in every component."""
     every = np.array(vectors)
     return [
         vector for vector, row in zip(vectors, every, strict=True) if (every >= row).all(axis=1).sum() == 1
@@ -565,9 +610,9 @@ def _largest(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts | None) -> Counts | None:
-    """The cheapest fleet that stands a loss of these: production with a worker more of each pool, or up to
-    BESIDE_WORKERS of another GPU or degree in its role, that cost less than what is known. MOST_OTHERS are
-    tried.
+    """The cheapest fleet below the price of `known` that stands a loss and is production with one more worker
+    of each pool, or with up to MOST_OTHER_WORKERS workers of another GPU or degree in that pool's role. At
+    most MOST_OTHER_FLEETS are simulated.
     """
     settings = best_settings(lossy, paper.level0, {})
     ways = [
@@ -599,6 +644,7 @@ def _with_other_types(lossy: Problem, paper: Found, best: Counts, known: Counts 
 
 
 def _answered(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    """An answer with the fleet's headroom, which is left out where the time is over."""
     bought = _bought(problem, name, counts, kept_in)
     try:
         end = ends(problem.oracle, counts, before_each=lambda: _stop_in_time(problem))
@@ -615,12 +661,14 @@ def _stop_in_time(problem: Problem) -> None:
 
 
 def _bought(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    """An answer with the fleet's price and bill, without its headroom."""
     fleet = problem.oracle.fleet(counts)
     value, paid_usd_per_h = paid(problem, counts), bill(fleet).usd_per_h
     return Answered(name, bought(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h)
 
 
 def _drawn(problem: Problem, best: Counts, searched: Oracle) -> FuturesDrawn:
+    """The fact that says how the scenarios were drawn and how many the search saw."""
     assert problem.task.safety is not None and problem.searched is not None
     trace = problem.searched.trace
     how = drawn_by(problem.task, trace)
@@ -635,8 +683,10 @@ def _drawn(problem: Problem, best: Counts, searched: Oracle) -> FuturesDrawn:
 
 
 def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
-    """Of fleets at about this price the one that holds furthest; `best` where none beats it. How far they
-    hold is asked first, as whether they keep enough futures takes many more simulations.
+    """Of fleets at about this price the one with the most headroom; `best` where no other has more.
+
+    Headroom is computed first, because checking whether a fleet keeps enough scenarios takes many more
+    simulations. A fleet replaces `best` only if its headroom is a tenth larger.
     """
     if problem.out_of_time():
         return best
@@ -654,7 +704,7 @@ def _roomier(problem: Problem, paper: Found, best: Counts) -> Counts:
 
 
 def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
-    """Fleets that were found to hold, in some futures at least."""
+    """Fleets that keep the SLO in some of the search's scenarios at least."""
     for fleet, holds in list(problem.oracle.told.items()):
         counts = counts_named(fleet, paper.level0.options) if holds else None
         if counts and problem.allows(counts):
@@ -662,7 +712,7 @@ def _held(problem: Problem, paper: Found) -> Iterator[Counts]:
 
 
 def _near(problem: Problem, paper: Found, best: Counts) -> Iterator[Counts]:
-    """The same GPUs with other settings of the engine, then fleets that hold on paper at about this price."""
+    """Fleets at about this price: the same GPUs with other engine settings, then fleets that hold."""
     options = paper.level0.options
     alike = [
         [each for each in options if each.role == option.role and hardware(each) == hardware(option)]

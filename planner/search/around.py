@@ -1,13 +1,13 @@
-"""What holds around the fleet of a plan, after it was found: what the first screen of its report draws.
+"""What holds around the fleet of a plan, after the search: the data of the first screen of the report.
 
-    workers   the plan's pools in their proportion, with fewer and more workers, in futures of its test
-    traffic   whether the plan's fleet passes what a plan for MORE_FRAC more of it would ask of it. What
-              another fleet costs is not looked for: that is a plan of its own
-    breaks    how much more traffic, how much longer steps and prompts, one worker less, other prices
+    workers   the plan's pools in their proportion, with fewer and more workers, in scenarios of its test
+    traffic   whether the plan's fleet passes what a plan for MORE_FRAC more traffic would require. The price
+              of another fleet for that traffic is not looked for: that is a plan of its own
+    breaks    how much more traffic, how much longer steps and prompts, the loss of a worker, other prices
 
-Numbers of workers and what breaks it may simulate BUDGET_REQUESTS, and BUDGET_TIMES the traffic, more traffic
-MORE_REQUESTS, so that equal questions give equal answers; what that, or the clock, leaves no room for is left
-out and named.
+Simulations are limited by requests, so that equal questions give equal answers: BUDGET_REQUESTS and
+BUDGET_TIMES the traffic, and MORE_REQUESTS for more traffic. What these limits or the clock leave no room for
+is named.
 """
 
 from __future__ import annotations
@@ -47,22 +47,32 @@ from planner.traffic.trace import Trace
 
 Told = TypeVar("Told")
 
-BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4  # less than a CPU second
+# All simulations but those of more traffic may simulate 1.2 million requests and 4 times the traffic, which
+# takes less than a CPU second.
+BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4
+# Numbers of workers are simulated in 4 to 10 scenarios.
 FUTURES_LEAST, FUTURES_MOST = 4, 10
-MORE_REQUESTS = 3_000_000  # in the futures that a search sees and the least that a test asks
-WORKERS_BESIDE = 2  # fewer, and more
-STEP_FRAC = 0.1  # of a large fleet's workers, from one number of them to the next
-SPARE_FRAC = 1.5  # times the workers in proportion to traffic, beyond which none are looked for
+# More traffic is simulated only where the search's scenarios and the shortest test have fewer requests.
+MORE_REQUESTS = 3_000_000
+# This many smaller and this many larger numbers of workers are simulated.
+WORKERS_BESIDE = 2
+# From one number of workers to the next a fleet changes by this share, and by one worker at least.
+STEP_FRAC = 0.1
+# Fleets of more than this many times the planned workers, in proportion to traffic, are not simulated.
+SPARE_FRAC = 1.5
+# Price rises of more than this share are not reported.
 PRICES_MOST_FRAC = 1.0
 
 
 def around(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
-    """Of the fleet of a plan. `priced` are the fleets that it may be held against, with their labels."""
+    """What holds around a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
     return _Around(problem, best, tuple(priced)).found()
 
 
 @dataclass(slots=True)
 class _Around:
+    """The search for what holds around one fleet, with its budget and what it left out."""
+
     problem: Problem
     best: Counts
     priced: tuple[tuple[str, Fleet], ...]
@@ -73,10 +83,12 @@ class _Around:
     simulations: int = 0
 
     def found(self) -> Around:
+        """Compute all parts that the time and the budget allow."""
         problem = self.problem
         alone = problem.oracle.alone()
         futures = self._futures()
-        tested = None if problem.out_of_time() else problem.tested  # whose futures are yet to be drawn
+        # Drawing the scenarios takes time, so none are drawn where the time is over.
+        tested = None if problem.out_of_time() else problem.tested
         self.oracles = [alone] if tested is None else [alone.within_future(tested[i]) for i in range(futures)]
         if problem.task.safety is not None:
             self.may_miss = int((1 - problem.task.safety.kept_in_frac) * futures + 1e-9)
@@ -99,7 +111,7 @@ class _Around:
         )
 
     def _futures(self) -> int:
-        """As many as leave enough for other traffic; 1 where there are none but what is written."""
+        """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
         if self.problem.tested is None:
             return 1
         each = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
@@ -109,7 +121,7 @@ class _Around:
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
     def _may_go_on(self, part: Part, requests: float) -> bool:
-        """Whether the clock and the budget allow it; else it is among what is left out."""
+        """Whether the clock and the budget allow this many requests; else the part is noted as left out."""
         if not self.problem.out_of_time() and self.spent + requests <= self._budget():
             return True
         if part not in self.left_out:
@@ -117,7 +129,7 @@ class _Around:
         return False
 
     def _in_time(self, part: Part, find: Callable[[], Told]) -> Told | None:
-        """What there is to find, or None where the time ends before it is found."""
+        """The result of `find`, or None, with the part noted as left out, where the time ends first."""
         try:
             return find()
         except StoppedError:
@@ -133,8 +145,6 @@ class _Around:
         self.simulations += 1
         self.spent += len(oracle.trace)
 
-    # -- numbers of workers
-
     def _at_workers(self) -> tuple[AtWorkers, ...]:
         planned = [count for _, count in self.best]
         if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
@@ -146,7 +156,7 @@ class _Around:
         )
 
     def _worst(self, counts: Counts) -> list[Verdict | None]:
-        """Of each oracle, after the loss that leaves the least; None where no worker of a role is left."""
+        """For each oracle the verdict after the worst loss; None where a role has no worker left."""
         for oracle in self.oracles:
             self._count(oracle)
         return of_each(lambda oracle: oracle.worst_verdict(counts), self.oracles)
@@ -154,10 +164,10 @@ class _Around:
     def _with(self, counts: Iterable[int]) -> Counts:
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
 
-    # -- more traffic
-
     def _more_traffic(self, known: Sequence[Holds]) -> MoreTraffic | None:
-        """As a plan with `safety: growth` asks; None where that takes too many simulations."""
+        """Whether the fleet carries the traffic that a plan with `safety: growth` would require; None where
+        that takes too many simulations.
+        """
         problem, safety = self.problem, self.problem.task.safety
         room = next((each for each in known if each.strain == "traffic"), None)
         if room is None:
@@ -183,10 +193,8 @@ class _Around:
             return MoreTraffic(False, count - missed, count)
         return MoreTraffic(True, kept_in.kept, kept_in.futures)
 
-    # -- what breaks it
-
     def _ends(self) -> tuple[Holds, ...]:
-        """Known already, where the answers say it."""
+        """The headroom of the fleet, which a plan for production has computed already."""
         end = ends(self.problem.oracle, self.best, before_each=self._stop_in_time)
         return (
             Holds("traffic", end.headroom.traffic_frac, end.by_traffic),
@@ -194,7 +202,7 @@ class _Around:
         )
 
     def _losses(self) -> tuple[Lost, ...]:
-        """Of one worker each, and of none beside it: what the promise counts as lost is there."""
+        """What the loss of one worker of each pool breaks, without losses that safety adds."""
         oracle, found = self.problem.oracle.alone(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
             return ()
@@ -214,7 +222,8 @@ class _Around:
 
         def at(more_frac: float) -> tuple[Oracle, Counts]:
             self._count(oracle)
-            longer = longer_prompts(oracle.trace, more_frac)  # which leave less room to pin prefixes in
+            # Longer prompts leave less room to pin prefixes in, so the pinning is computed anew.
+            longer = longer_prompts(oracle.trace, more_frac)
             pinning = None if oracle.pinning is None else Pinning(longer)
             return replace(oracle, trace=longer, pinning=pinning, answers=Answers()), self.best
 
@@ -223,7 +232,7 @@ class _Around:
 
 
 def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
-    """Of workers of each pool: those that are planned, fewer and more, in the proportion of the plan."""
+    """Counts per pool for the planned total and for fewer and more workers, in the plan's proportion."""
     total, pools = sum(planned), len(planned)
     step = max(1, round(STEP_FRAC * total))
     totals = range(total - WORKERS_BESIDE * step, total + WORKERS_BESIDE * step + 1, step)
@@ -231,7 +240,7 @@ def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
-    """So many workers dealt out as in the plan, at least one to a pool, by largest remainders."""
+    """This many workers dealt out in the plan's proportion by largest remainders, at least one per pool."""
     exact = np.array(planned) * (workers / sum(planned))
     counts = np.maximum(np.floor(exact), 1).astype(int)
     while (left := workers - counts.sum()) != 0:
@@ -244,8 +253,10 @@ def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
 def least_in_proportion(
     planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
 ) -> tuple[int, ...] | None:
-    """The fewest workers in the proportion of the plan that hold, by bisection; None where none do with
-    SPARE_FRAC times as many as traffic has grown by.
+    """The fewest workers in the plan's proportion that hold, by bisection; None where SPARE_FRAC times the
+    workers in proportion to traffic do not hold.
+
+    `factor` is by how much traffic has grown.
     """
     total = sum(planned)
     few, many = len(planned) - 1, max(round(total * factor), len(planned))
@@ -264,12 +275,14 @@ def least_in_proportion(
 
 
 def longer_prompts(trace: Trace, more_frac: float) -> Trace:
-    """The same requests with prompts so much longer; what they share stays as it is."""
+    """The same requests with prompts longer by this share; the shared prefixes keep their lengths."""
     return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
 
 
 def _room(verdict: Verdict | None) -> float:
-    """How far the tightest limit is from being missed, as a share of what may be late; the least first."""
+    """How far the tightest line is from a miss, as a share of the requests that may be late; minus infinity
+    where no worker is left.
+    """
     if verdict is None:
         return -np.inf
     rooms = [
@@ -282,6 +295,7 @@ def _room(verdict: Verdict | None) -> float:
 def _at(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
+    """For each limit the shares of requests that keep it: lowest, least required, median, highest."""
     shares = []
     for k, limit in enumerate(limits):
         kept = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
@@ -291,8 +305,10 @@ def _at(
 
 
 def price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
-    """For each GPU of the plan the nearest change of its price from which another fleet is cheaper: a bill is
-    linear in it. Changes beyond doubling are no matter, and fleets that cost no less at any price of it.
+    """For each GPU of the plan the smallest price rise from which another fleet is cheaper.
+
+    A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
+    than the plan today, or that stay dearer up to twice the price, are left out.
     """
     own, found = bill(fleet).usd_per_h, list[PriceTurns]()
     for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running):
@@ -311,7 +327,7 @@ def price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[Pric
 
 
 def _doubled(fleet: Fleet, gpu: str) -> float:
-    """The bill where this GPU costs twice as much."""
+    """The bill in USD/h if this GPU cost twice as much."""
     return bill(
         fleet.with_types(
             lambda worker: (
@@ -324,5 +340,5 @@ def _doubled(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_others(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """Alternatives with their labels, those that are fleets with a price."""
+    """The alternatives that are fleets with a price, with their labels."""
     return [(each.label, each.fleet) for each in alternatives if each.fleet is not None and each.is_priced]

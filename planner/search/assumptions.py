@@ -1,4 +1,4 @@
-"""What a plan takes for granted, as facts."""
+"""What a plan takes for granted, as facts that its report and certificate show."""
 
 from __future__ import annotations
 
@@ -111,6 +111,7 @@ def assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple
 
 
 def _adapters(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
+    """What the plan takes for granted of LoRA adapters, one fact per pool that serves them."""
     return [
         Adapters(
             pool.type.name,
@@ -130,6 +131,7 @@ def _adapters(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
 
 
 def _offloaded(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
+    """What the plan takes for granted of KV blocks in the host's memory, and their hit rates."""
     offload = fleet.policies.kv_offload
     hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
     if offload is None or hit_frac is None or reload_frac is None:
@@ -154,7 +156,7 @@ def _offloaded(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
 
 
 def _of_bound(problem: Problem) -> list[Assuming]:
-    """What the lower bound counts, and over which fleets."""
+    """What the lower bound counts, and over which fleets it holds."""
     work, trace = problem.obliged, problem.trace
     found: list[Assuming] = [
         ObligedWork(

@@ -1,4 +1,4 @@
-"""From a question to a certified plan: the search (best_fleet.py), then what speaks for it (findings.py)."""
+"""From a question to a certified plan: the search (best_fleet.py), then its evidence (findings.py)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,13 @@ from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
 
-RATE_FRAC = 2 / 3  # of the time, for the rate of the objective throughput
-LEAST_S = 5.0  # of a search at the rate that was found, where that took all of the time
-PREFIXES_S = 60.0  # at most, to place prefixes on each pool: they are tried by number, not by the clock
+# With the objective throughput the search for the rate may take this share of the time.
+RATE_FRAC = 2 / 3
+# A search at the rate that was found has at least this long, even if finding the rate took all of the time.
+LEAST_S = 5.0
+# Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock
+# rarely decides.
+PREFIXES_S = 60.0
 
 
 def plan(
@@ -61,13 +65,13 @@ def plan(
     prove: bool = False,
 ) -> Plan:
     """The fleet that is to be run, with its certificate: the cheapest found that keeps the task's SLO in
-    enough futures (`task.safety`), or, without safety, on the traffic as it is written.
+    enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
 
-    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the promise. After
-    `time_limit_s` the best fleet found so far is returned with status "best found"; the answer depends on the
-    clock only then. With the objective "throughput" the traffic is first raised as far as the limits allow,
-    in production as far as a fleet passes its test.
-    `asked` as for `pose`. With `prove` every cheaper fleet of level 0 is simulated.
+    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO. After
+    `time_limit_s` the best fleet found so far is returned with status "best found"; only then does the answer
+    depend on the clock. With the objective "throughput" the traffic is first raised as far as the limits
+    allow, in production as far as a fleet passes its test. `traffic_request` is as in `build_problem`. With
+    `prove` every cheaper fleet of level 0 is simulated.
     """
     deadline = time.monotonic() + time_limit_s
     conditions, throughput = replace(conditions or Conditions(), deadline=deadline), None
@@ -95,7 +99,7 @@ def plan(
 
 
 def with_around(found: Plan, searched: tuple[Problem, Found], made: Production | None) -> Plan:
-    """The plan with what holds around its fleet (around.py), in what is left of the time."""
+    """The plan with what holds around its fleet (robustness.py), computed in the time that is left."""
     problem, paper = searched
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
     best = paper.best if made is None else made.best
@@ -107,9 +111,11 @@ def with_around(found: Plan, searched: tuple[Problem, Found], made: Production |
 
 
 def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions) -> Plan:
-    """The plan for the most traffic that a fleet keeps in enough futures, less of it where none passes its
-    test; for the most on paper where no fleet for production is found. The rate on paper must be found in a
-    third of the time, that in production in two thirds.
+    """The plan for the most traffic that a fleet keeps in enough scenarios, with less traffic where no fleet
+    passes its test; for the most traffic on paper where no production fleet is found.
+
+    The search for the rate on paper ends after a third of the time, that for the rate in production after two
+    thirds.
     """
     until = [_share_of_time(conditions, part * RATE_FRAC) for part in (0.5, 1.0)]
     on_paper, fleet = most_traffic(task, trace, catalog, seed=seed, conditions=until[0])
@@ -131,13 +137,13 @@ def _most_kept(task: Task, trace: Trace, catalog: Catalog, seed: int, conditions
 
 
 def _share_of_time(conditions: Conditions, share: float) -> Conditions:
-    """The same with so much of the time that is left."""
+    """The same conditions with this share of the time that is left."""
     now_s = time.monotonic()
     return replace(conditions, deadline=now_s + share * max(conditions.deadline - now_s, 0.0))
 
 
 def _at_least(conditions: Conditions) -> Conditions:
-    """The same with time for a fleet that is known to be simulated and written."""
+    """The same conditions with enough time left to simulate and write a fleet that is already known."""
     return replace(conditions, deadline=max(conditions.deadline, time.monotonic() + LEAST_S))
 
 
@@ -152,8 +158,10 @@ def search_llm(
     start: Sequence[Fleet] = (),
     prove: bool = False,
 ) -> list[tuple[Problem, Found]]:
-    """The fleets of one LLM, with all of the limits for itself: bounded from below, then searched for. Those
-    of `start` that hold are what others must beat.
+    """Search for the fleets of one LLM with all of the limits for itself, after bounding their cost from
+    below.
+
+    Fleets of `start` that hold are what others must beat.
     """
     problem = pose(task, trace, catalog, seed=seed, conditions=conditions, asked=asked)
     if task.safety is not None and (idle := idle_misses(problem)) is not None:
@@ -173,11 +181,11 @@ def certified(
     deadline: float | None = None,
     made: Production | None = None,
 ) -> Plan:
-    """What is to be run, with what speaks for it; `trace` is the whole one, as it was read.
+    """The plan of the fleet that is to be run, with the evidence for it; `trace` is the whole one, as it was
+    read.
 
-    That is what was `made` of the best fleet that the searches found, or that fleet itself.
-
-    What would be simulated beyond `deadline`, by default that of the search, is left out, and said to be.
+    The fleet is that of `production`, or the best that the searches found. Simulations that would begin after
+    `deadline`, by default that of the search, are left out, and a warning names them.
     """
     problem, found = best_of(searched)
     oracle = problem.oracle
@@ -186,7 +194,8 @@ def certified(
     began = time.monotonic()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
-    clock = findings.Clock(deadline - (time.monotonic() - began))  # others take as long
+    # The last simulation may take as long as that of the plan did, so it must begin that much earlier.
+    clock = findings.Clock(deadline - (time.monotonic() - began))
     beyond = _further(searched, simulation, trace, catalog, seed, clock, made)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(deadline - time.monotonic(), 0.0)
@@ -241,12 +250,16 @@ def certified(
 def _alternatives(
     problem: Problem, found: Found, made: Production | None, beyond: _Further
 ) -> tuple[Alternative, ...]:
+    """The rows of alternatives, marked as fleets on paper beside a plan for production."""
     fleet = () if made is None else made.best
     rows = (*alternatives(problem, found.level0, found.best, found.value, fleet), *beyond.alternatives)
     return rows if made is None else as_on_paper(rows)
 
 
 def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Production | None) -> Status:
+    """The status of a plan: "certified" only where the search was exhausted, the fleet passed its test, and
+    its step times are measured with a spread.
+    """
     if made is not None and made.on_paper is not None:
         return "not for production"
     if not certificate.level0_exhausted:
@@ -261,7 +274,7 @@ def _status(problem: Problem, certificate: Certificate, fleet: Fleet, made: Prod
 
 @dataclass(frozen=True, slots=True)
 class _Further:
-    """What further simulations say of the best fleet and of others."""
+    """The results of the simulations after the search, of the best fleet and of others."""
 
     neighbours: tuple[Neighbour, ...]
     binds: tuple[Binding, ...]
@@ -269,7 +282,7 @@ class _Further:
     warnings: tuple[Warned, ...]
     alternatives: tuple[Alternative, ...]
     repeats: tuple[Repeats, ...]
-    simulations: int  # beside those of the search
+    simulations: int  # The number of simulations beside those of the searches.
 
 
 def _further(
@@ -281,14 +294,16 @@ def _further(
     clock: findings.Clock,
     made: Production | None,
 ) -> _Further:
-    """Simulate whatever the clock allows beside the plan itself. Futures take the place of other draws of the
-    traffic, and of step times at the ends of their spread.
+    """Simulate what the clock allows beside the plan itself.
+
+    In production the scenarios replace other draws of the traffic and step times at the ends of their spread.
     """
     problem, found = best_of(searched)
     best, oracle = found.best if made is None else made.best, problem.oracle
     fleet = oracle.fleet(best)
     other_policies = findings.other_policies(searched, clock)
-    asked = on_all_draws(problem)  # the search asked of as few draws as would do
+    # The search simulated only as many draws as it needed to refute a fleet.
+    asked = on_all_draws(problem)
     neighbours, binds = findings.neighbours(asked, found.best, clock)
     one_more, one_more_warnings = findings.one_more(asked, best, clock)
     if_longer = None if made else findings.if_steps_take_longer(problem, fleet, clock)
@@ -339,10 +354,10 @@ def _certificate(
     seed: int,
     made: Production | None,
 ) -> Certificate:
-    """What was proved and found; `of_limits` are the shadow prices."""
+    """The certificate: what was proved and found. `of_limits` are the shadow prices of the limits."""
     problem, found = best_of(searched)
     searches = [each.level0.search for _, each in searched]
-    simplest = min(searches, key=lambda search: search.value)  # under any of the policies
+    simplest = min(searches, key=lambda search: search.value)  # The cheapest of level 0 under any policy.
     is_exhausted = all(search.is_exhausted for search in searches)
     wanted = problem.task.objective
     return Certificate(

@@ -1,23 +1,22 @@
-"""The cheapest sequence of pool sizes that keeps an SLO through a day, knowing the future.
+"""The cheapest sequence of pool sizes that keeps an SLO through a day, with the whole day known beforehand.
 
-Logic-based Benders decomposition. The master (solvers/pool_sizes.py) names the cheapest sequence that no cut
-forbids, the simulator runs the day with it, and each window that fails gives a cut:
+The method is logic-based Benders decomposition. The master (solvers/pool_sizes.py) proposes the cheapest
+sequence that no cut forbids, the simulator runs the day with it, and each window that fails gives a cut:
 
-    least     the least size of each pool with which a window holds, with the most of everything else
-    explained for a window that fails with sizes x: the fewest steps before it that explain it (with the
-              most workers until then it fails as well), each of their sizes raised as far as it still
-              fails: more of one of these is needed
-    seen      a sequence that was simulated
+    least      the least size of each pool with which a window holds, with the most of everything else
+    explained  for a window that fails with sizes x: the fewest steps before it that explain the failure (with
+               the most workers until then it fails as well). Each of their sizes is raised as far as the
+               window still fails: more of one of these sizes is needed
+    seen       a sequence that was simulated
 
-A sequence that fails is repaired, by more workers in the windows that fail, so that a good one is known
-early. The search ends where the master's bound reaches the best bill. What that says depends on
+A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
+early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption:
 
-    MORE      more workers, and less work before, never hurt: cuts forbid sequences that were not simulated
+    MORE       more workers, and less work before, never hurt: cuts forbid sequences that were not simulated
 
-Where the sequences that cost less than the best are few, those are simulated too, and nothing is taken for
-granted (`is_exact`).
+Where few sequences cost less than the best, they are simulated too, and nothing is assumed (`is_exact`).
 
-The optimum is one of a grid: sizes change at given moments, and at no other. A controller that changes them
+The optimum is that of a grid: sizes change at given moments, and at no other. A controller that changes sizes
 at other moments may cost less; none costs less than `proved_usd` (solvers/paid_work.py).
 """
 
@@ -51,17 +50,25 @@ from planner.solvers.pool_sizes import (
 
 Ints = npt.NDArray[np.int64]
 
-MOST_SEQUENCES = 50_000  # of a grid, whose costs are all looked at
-MOST_WALKED = 5_000  # that cost less than the best, and are all simulated
-MOST_TIES = 2_000_000  # requests of days simulated only because drains of another may be shorter
-LAGS = (0, 1, 2, 4, 8)  # steps before a window by which a failure is explained
+# The costs of all sequences are computed where a grid has at most this many.
+MOST_SEQUENCES = 50_000
+# Sequences that cost less than the best are all simulated where there are at most this many.
+MOST_WALKED = 5_000
+# Days of at most this many requests together are simulated after the first that holds. They tie with it by
+# the master's cost, and may cost less because their workers drain faster.
+MOST_TIES = 2_000_000
+# A failure is explained by the sizes from this many steps before the window on.
+LAGS = (0, 1, 2, 4, 8)
+# A sequence is repaired at most this many times.
 REPAIRS = 8
-FILL_DRAINS_S = (30.0, 120.0)  # for which a paid hour leaves room
-SAME_FRAC = 2e-6  # costs this close are the same
+# Where whole hours are paid, gaps between two lives of a worker are filled for either of these drain times.
+FILL_DRAINS_S = (30.0, 120.0)
+# Costs that differ by less than this share count as equal.
+SAME_FRAC = 2e-6
 
 
 class Runs(Protocol):
-    """What is asked of simulations; search/day_runs.py answers."""
+    """The simulations that the search needs, which search/day_runs.py provides."""
 
     @property
     def terms(self) -> DayTerms: ...
@@ -82,9 +89,9 @@ class Runs(Protocol):
 class DayOptimum:
     """The cheapest sequence found, with its simulated day, and what is known of cheaper ones.
 
-    No sequence on this grid costs less than `bound_usd`, which rests on MORE unless it `is_exact`: there all
-    that cost less were simulated. `proved_usd` holds for every controller, at every moment. `cuts` and
-    `seconds` say how long it took.
+    No sequence on this grid costs less than `bound_usd`, which rests on MORE unless `is_exact`: then all
+    sequences that cost less were simulated. `proved_usd` bounds every controller, at every moment. `cuts` and
+    `seconds` say how long the search took.
     """
 
     best: DayRun
@@ -96,7 +103,7 @@ class DayOptimum:
 
     @property
     def gap_frac(self) -> float:
-        """How much less a sequence on this grid may cost."""
+        """The largest share of the bill by which another sequence on this grid may cost less."""
         return max(1 - self.bound_usd / self.best.usd, 0.0) if self.best.usd > 0 else 0.0
 
     @property
@@ -109,7 +116,7 @@ class DayOptimum:
 
     @property
     def status(self) -> str:
-        """In a few words, what is known of it."""
+        """What is known of the sequence, in a few words for the report."""
         if not self.is_optimal:
             return f"no cheaper one is known on this grid; at most {100 * self.gap_frac:.2g} % cheaper"
         return "optimal on this grid" + ("" if self.is_exact else ", if more workers never hurt")
@@ -117,7 +124,7 @@ class DayOptimum:
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """What is known so far."""
+    """What the search knows so far: cuts, simulated sequences, the best day, and the bound."""
 
     runs: Runs
     deadline: float
@@ -134,7 +141,7 @@ class _Search:
         return time.monotonic() > self.deadline
 
     def look(self, workers: Ints) -> DayRun:
-        """Simulate a day; one that holds may be the best."""
+        """Simulate a day, and keep it as the best where it holds, fits the stock and costs less."""
         found = self.runs.day(workers)
         is_allowed = found.fits and is_within_stock(self.terms, workers)
         if found.holds and is_allowed and found.usd < self.best_usd * (1 - 1e-12):
@@ -157,9 +164,9 @@ def cheapest_day(
     walks: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DayOptimum:
-    """Search until nothing is cheaper by more than `gap_frac`, or the time is up.
+    """Search until no sequence is cheaper by more than `gap_frac`, or the time is up.
 
-    With `walks` all cheaper sequences are simulated where these are few. Raises InfeasibleError where a
+    With `walks` all cheaper sequences are simulated where there are few. Raises InfeasibleError where a
     window fails with the most workers of every pool.
     """
     began = time.monotonic()
@@ -197,7 +204,7 @@ def _optimum(search: _Search, began_s: float, *, is_exact: bool) -> DayOptimum:
 
 
 def _next(search: _Search, gap_frac: float) -> Ints | None:
-    """The cheapest sequence that may hold and was not simulated; None where there is none, or no time."""
+    """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
     while not search.out_of_time() and not search.is_closed(gap_frac):
         left_s = search.deadline - time.monotonic()
         found = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, 1.0))
@@ -205,7 +212,8 @@ def _next(search: _Search, gap_frac: float) -> Ints | None:
         if found.workers is None:
             return None
         workers = closed(search.terms, found.workers)
-        if not (workers == found.workers).all():  # the same run under another name
+        # Sequences that close to the same workers have the same run.
+        if not (workers == found.workers).all():
             search.seen.append(found.workers)
         if not search.is_closed(gap_frac) and not any((workers == each).all() for each in search.seen):
             return workers
@@ -213,7 +221,7 @@ def _next(search: _Search, gap_frac: float) -> Ints | None:
 
 
 def _give_in(search: _Search, time_limit_s: float) -> NoReturn:
-    """No sequence that holds was found."""
+    """Raise the error that no sequence that holds was found."""
     if search.bound_usd == math.inf:
         stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
         raise InfeasibleError(
@@ -229,7 +237,7 @@ def _give_in(search: _Search, time_limit_s: float) -> NoReturn:
 
 
 def _refuse(search: _Search) -> None:
-    """Not even the most workers hold."""
+    """Raise the error that not even the most workers hold."""
     found = search.look(search.terms.most)
     most = ", ".join(str(pool.most) for pool in search.terms.pools)
     what = "requests pile up, or some are never served"
@@ -246,8 +254,9 @@ def _refuse(search: _Search) -> None:
 
 
 def _least_sizes(search: _Search) -> None:
-    """Of each window and pool the least size with which it holds, with the most of everything else: in all
-    of its steps, and in each of several. Together they are the first sequence that is looked at.
+    """For each window and pool cut off the sizes below the least with which the window holds, with the most
+    of everything else: in all of its steps, and in each step of several. All least sizes together are the
+    first sequence that is simulated.
     """
     runs, floor = search.runs, search.terms.least
     for c, pool in enumerate(search.terms.pools):
@@ -270,15 +279,15 @@ def _least_sizes(search: _Search) -> None:
 
 
 def _fails_with(runs: Runs, window: int, steps: range, c: int, size: int) -> bool:
-    """Whether a window is missed with so many workers of a pool in these steps, and the most of all else."""
+    """Whether a window is missed with `size` workers of pool `c` in these steps and the most elsewhere."""
     workers = runs.terms.most
     workers[steps.start : steps.stop, c] = size
     return runs.misses(workers, window, runs.own_steps(window).start)
 
 
 def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
-    """The least of low ... high that does not fail, `high` without asking, looked for from a guess on."""
-    low -= 1  # fails, or is none
+    """The least of low ... high that does not fail, from a guess on; `high` is taken to hold."""
+    low -= 1  # Sizes up to `low` are taken to fail.
     at, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
         if fails(at):
@@ -292,7 +301,7 @@ def _least(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int
 
 
 def _first_of_each_run(runs: Runs, missed: Sequence[int]) -> list[int]:
-    """Windows that fail behind one that holds: the others may fail because of these."""
+    """Windows that fail after one that holds; later ones may fail because of these and get no cut yet."""
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
@@ -308,9 +317,11 @@ def _explained(search: _Search, workers: Ints, window: int) -> Cut:
         ),
         None,
     )
-    raised = terms.most  # of other LLMs
+    # Pools of other LLMs have no part in this window, so they keep their most workers.
+    raised = terms.most
     raised[:, runs.pools_of(window)] = workers[:, runs.pools_of(window)]
-    if first is None:  # the day has shown it, no slice does: because of any step up to the window
+    # Where the window fails in the whole day but in no slice, any step up to it may be the cause.
+    if first is None:
         return _cut(terms, raised, range(later.stop))
     raised[later.stop :] = terms.most[later.stop :]
     by_time = [*range(first, own.start), *later, *own]
@@ -329,6 +340,7 @@ def _explained(search: _Search, workers: Ints, window: int) -> Cut:
 
 
 def _cut(terms: DayTerms, workers: Ints, steps: range) -> Cut:
+    """The cut that one of these sizes below the most must be exceeded."""
     return tuple(
         (t, c, int(workers[t, c]))
         for t in steps
@@ -338,20 +350,21 @@ def _cut(terms: DayTerms, workers: Ints, steps: range) -> Cut:
 
 
 def _cut_off(search: _Search, workers: Ints, found: DayRun) -> list[tuple[int, Cut]]:
-    """Cuts for the windows that are missed with these workers; where there is none, they are left out."""
+    """Add the cuts of the windows that are missed with these workers, and return them by window."""
     cuts = [
         (window, _explained(search, workers, window))
         for window in _first_of_each_run(search.runs, found.missed)
     ]
     cuts = [(window, cut) for window, cut in cuts if cut]
     search.cuts += [cut for _, cut in cuts]
-    if not cuts:  # of no window: the backlog grows, or somebody is never served
+    # No window is missed where the backlog grows or a request is never served, so the sequence itself is cut.
+    if not cuts:
         search.seen.append(workers)
     return cuts
 
 
 def _repair(search: _Search, workers: Ints, cuts: Sequence[tuple[int, Cut]]) -> None:
-    """More workers where windows fail until none does."""
+    """Add workers where windows fail until none does, or the sequence costs no less than the best."""
     terms = search.terms
     for _ in range(REPAIRS):
         workers = workers.copy()
@@ -369,7 +382,7 @@ def _repair(search: _Search, workers: Ints, cuts: Sequence[tuple[int, Cut]]) -> 
 
 
 def _keep(search: _Search, workers: Ints, window: int, cut: Cut) -> None:
-    """Raise the cheapest size of a cut with which the window holds; all of them, where none is enough."""
+    """Raise the cheapest size of a cut with which the window holds, or all near sizes if none does."""
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):
         return
@@ -395,8 +408,8 @@ def _keep(search: _Search, workers: Ints, window: int, cut: Cut) -> None:
 
 
 def _fill(search: _Search, workers: Ints) -> None:
-    """Where whole units are paid: the sequences that cost least as workers are given up, above what the cuts
-    ask for and above this one.
+    """Where whole units are paid, simulate this sequence and the cheapest one within the cuts with gaps
+    filled, where one longer life of a worker costs no more than two.
     """
     if not search.terms.is_by_unit or search.out_of_time():
         return
@@ -412,7 +425,7 @@ def _fill(search: _Search, workers: Ints) -> None:
 
 
 def _walk(search: _Search) -> bool:
-    """Simulate all sequences that may cost less than the best, whatever cuts say; True if that was done."""
+    """Simulate all sequences that may cost less than the best; True if all were simulated."""
     terms = search.terms
     steps, _ = terms.shape
     ranges = [range(pool.least, pool.most + 1) for pool in terms.pools] * steps

@@ -1,9 +1,9 @@
 """What simulations say of sequences of pool sizes over a day: the subproblem of search/day.py.
 
-A whole day is simulated under a timetable; where it is only asked whether one window fails, and because of
-which sizes, a slice of it does: from some time before the first step that matters, with the most workers of
-every pool until then, to a little after the window. That a slice fails and the day would not is not possible
-if more workers and less work before never hurt; nothing else rests on slices.
+A whole day is simulated under a timetable. Whether one window fails, and because of which sizes, is simulated
+on a slice of the day: from some time before the first step that matters, with the most workers of every pool
+until then, to a little after the window. If more workers and less work before never hurt, a window that fails
+in the slice fails in the day too. Nothing else rests on slices.
 """
 
 from __future__ import annotations
@@ -31,19 +31,24 @@ from planner.traffic.trace import Trace, measured_window
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-RUN_IN_S = 60.0  # of a slice, before the first step that matters
-REACH_S = 10.0  # of a slice, beyond the window and the limits on TTFT and E2E
+# A slice begins this long before the first step that matters.
+RUN_IN_S = 60.0
+# A slice ends this long after the window, plus the largest limit on TTFT or E2E.
+REACH_S = 10.0
+# The limits on TTFT and E2E lengthen a slice by at most this.
 MOST_REACH_S = 120.0
 
-UNFINISHED = 2  # in replay.STATUS
+# The value of a simulation's status for requests that were not finished, in replay.STATUS.
+UNFINISHED = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayRun:
-    """A day with a sequence of sizes: the run, its bill, the windows that miss the SLO. `holds` if none does,
-    the backlog is steady, and every request was served that a worker can hold. `fits` if the stock was enough
-    for all workers at every moment, those that drain among them. Of several LLMs `parts` are the days of
-    each, and `run` is the first one's.
+    """A day with a sequence of sizes: the run, its bill, and the windows that miss the SLO.
+
+    `holds` if no window is missed, the backlog is steady, and every request that a worker can hold was
+    served. `fits` if the stock was enough for all workers at every moment, draining ones included. For
+    several LLMs `parts` are the days of each, and `run` is the first one's.
     """
 
     workers: Ints
@@ -56,10 +61,11 @@ class DayRun:
 
 
 class DayRuns:
-    """Simulates `trace` on the pools of `fleet` (their counts are no matter) with given sizes in given steps.
+    """Simulates `trace` on the pools of `fleet`, whose counts have no part, with given sizes in given steps.
 
-    `pools` say how each may change, `edges_s` (T + 1,) when: from 0 to the last arrival, by default where the
-    windows of the SLO begin. Raises InputError for pools whose workers are taken away by chance.
+    `pools` say how each pool may change. `terms.edges_s` (T + 1,) say when, from 0 to the last arrival; by
+    default these are the beginnings of the SLO's windows. Raises InputError for pools whose workers are
+    interrupted by chance.
     """
 
     def __init__(
@@ -99,24 +105,24 @@ class DayRuns:
         return range(len(self.fleet.pools))
 
     def is_first(self, window: int) -> bool:
-        """Whether no window of the same traffic is before it."""
+        """Whether this is the first window of its LLM's traffic."""
         return window == 0
 
     def own_steps(self, window: int) -> range:
-        """The steps during which a window lasts."""
+        """The steps that overlap with a window."""
         start_s, end_s = self.windows_s[window], self.windows_s[window + 1]
         edges_s = self.terms.edges_s
         first = int(np.searchsorted(edges_s, start_s + 1e-6, "right")) - 1
         return range(max(first, 0), max(int(np.searchsorted(edges_s[:-1], end_s - 1e-6)), first + 1))
 
     def later_steps(self, window: int) -> range:
-        """The steps after it that may still decide whether it holds."""
+        """The steps after a window that may still decide whether its requests keep their limits."""
         own, edges_s = self.own_steps(window), self.terms.edges_s[:-1]
         end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self._reach_s))
         return range(own.stop, max(end, own.stop))
 
     def least_paid(self) -> LeastPaid:
-        """What any controller pays, whatever it does."""
+        """The least that any controller pays."""
         pools = list(zip(self.fleet.pools, self.asked_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
         front = [(pool, each) for pool, each in pools if pool.role != "decode"]
@@ -131,7 +137,7 @@ class DayRuns:
         return least_paid(options, self.trace, self.slo, self.windows_s, always=always, is_cached=is_cached)
 
     def day(self, workers: Ints) -> DayRun:
-        """The whole day with these workers (T, C) ready in the steps."""
+        """The whole day with these workers (T, C) ready in the steps; each sequence is simulated once."""
         key = workers.tobytes()
         if key not in self._known:
             run = self._run(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
@@ -143,7 +149,8 @@ class DayRuns:
         """Whether a window is missed with these workers from step `first` on, and the most until then."""
         edges_s, last_s = self.terms.edges_s, float(self.windows_s[window + 1])
         start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0) if first else 0.0
-        if self.fleet.policies.prefix_cache:  # a cache that is cold makes more work, not less
+        # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
+        if self.fleet.policies.prefix_cache:
             start_s = 0.0
         arrival_s = self.trace.arrival_s
         inside = slice(
@@ -160,7 +167,8 @@ class DayRuns:
         times_s = np.maximum(edges_s[first:end] - start_s, 0.0)
         most = self.terms.most
         firsts = workers[0] if first == 0 else most[0]
-        ample = [  # sizes are of workers that are ready, whenever they were asked for
+        # Sizes count ready workers, so in a slice workers start at once.
+        ample = [
             replace(pool, start_s=0.0, most=2 * int(each.max()), first=int(size))
             for pool, each, size in zip(self.pools, most.T, firsts, strict=True)
         ]
@@ -191,13 +199,13 @@ class DayRuns:
 
 
 def _all_alike(pool: ElasticPool) -> ElasticPool:
-    """The pool without a difference between starts: all are warm where so many may be, else none is."""
+    """The pool with the warm start-up time where all workers may start warm, else the cold one."""
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
 
 
 def slo_edges_s(trace: Trace, slo: Slo) -> Floats:
-    """Edges (V + 1,) of the windows in which the SLO is judged; of the measured one where it has none."""
+    """Edges (V + 1,) of the SLO's windows, or of the measured window where the SLO has none."""
     if slo.every_s is not None:
         return judged_windows_s(trace, slo.every_s)
     return np.array([measured_window(trace)[0], float(trace.arrival_s[-1])])
@@ -213,7 +221,7 @@ def day_terms(
     unit_s: float = 0.0,
     stock: Mapping[str, int] | None = None,
 ) -> DayTerms:
-    """The terms of the master problem for a fleet's pools; steps last `step_s`, or as the SLO's windows."""
+    """The master problem's terms for a fleet's pools, in steps of `step_s` or of the SLO's windows."""
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
         edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))

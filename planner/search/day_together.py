@@ -1,7 +1,7 @@
 """Several LLMs whose pools change on one stock: what simulations say of all their sizes at once.
 
-The master problem has the pools of all LLMs side by side, and their windows one LLM after the other; each LLM
-is simulated by itself, since they share nothing but GPUs and the nodes that are paid.
+The master problem has the pools of all LLMs side by side, and their windows one LLM after the other. Each LLM
+is simulated by itself, since LLMs share only GPUs and paid nodes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 
 Ints = npt.NDArray[np.int64]
-LATE_FRAC = 0.05  # of the longest traffic that another may end earlier
+# The traffic of one LLM may end earlier than another's by at most this share of the longest.
+LATE_FRAC = 0.05
 
 
 def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
-    """One grid for all pools, to the end of the shortest traffic. Raises InputError where one LLM's traffic
-    ends much earlier than another's.
+    """One grid for all pools, to the end of the shortest traffic.
+
+    Raises InputError where one LLM's traffic ends much earlier than another's.
     """
     ends_s = [float(terms.edges_s[-1]) for terms in each]
     first_s, last_s = min(ends_s), max(ends_s)
@@ -39,7 +41,7 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
 
 
 class JointRuns:
-    """The days of several LLMs under sizes (T, P) of all their pools; search/day.py asks it as `DayRuns`."""
+    """The days of several LLMs under sizes (T, P) of all their pools, with the methods of `DayRuns`."""
 
     def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
         self.each, self.terms = tuple(each), terms
@@ -71,7 +73,7 @@ class JointRuns:
         return self._of[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
-        """The sum: each LLM's work is done by its own workers."""
+        """The sum over the LLMs, because each LLM's work is done by its own workers."""
         found = [runs.least_paid() for runs in self.each]
         total_usd, of_slo_usd = sum(one.usd for one in found), sum(one.of_slo_usd for one in found)
         return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0))

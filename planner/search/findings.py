@@ -1,4 +1,4 @@
-"""What speaks for a plan: neighbours that fail, alternatives, what binds; as facts."""
+"""The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings."""
 
 from __future__ import annotations
 
@@ -50,37 +50,43 @@ from planner.traffic.kinds import quarters_apart
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 
-FEW_RESIDENCES = 20  # a measured window of fewer mean residence times is called short
+# A measured window of fewer mean residence times of a request is called short.
+FEW_RESIDENCES = 20
 
-FEW_KEEP = 0.5  # of the lowest percentile: of p90, 45 % of the requests keep all limits at once
+# A warning is given where fewer than this share of the lowest percentile keep all limits: 45 % for p90.
+FEW_KEEP = 0.5
 
-LONG_S, HOUR_S = (
-    7200.0,
-    3600.0,
-)  # of a longer measured window the worst hour is told; a shorter trace is short
+# The worst hour is reported of a measured window over 2 h; a trace below 1 h is called short.
+LONG_S, HOUR_S = 7200.0, 3600.0
 
-HOUR_FACTOR = 2.0  # times the plan's workers with which every hour is first looked at
+# The search for a fleet that keeps every hour begins with this many times the plan's workers.
+HOUR_FACTOR = 2.0
 
-LATE_FRAC = 0.2  # of requests that arrive after the last nominal arrival: more, and the load dies away
+# If more than this share of requests arrive after the last nominal arrival, the load is said to die away.
+LATE_FRAC = 0.2
 
-_NEAR = 3.0  # a limit that would have to grow by more than this is not what binds: capacity is
+# A limit that a smaller fleet exceeds by more than this factor is not reported as binding; capacity is.
+_NEAR = 3.0
 
+# Placing workers on nodes takes at most this long.
 PLACEMENT_S = 10.0
 
-ALIKE_FRAC = 0.01  # of the input tokens: fewer that prompts have in common are not worth a line
+# Prompts that share fewer of their input tokens than this are not worth a line.
+ALIKE_FRAC = 0.01
 
 
 @dataclass(slots=True)
 class Clock:
-    """Whether there is time for one more simulation, and what there was none for.
+    """Whether there is time for one more simulation, and what there was no time for.
 
-    The last one may begin at `deadline`, on time.monotonic's clock.
+    The last simulation may begin at `deadline`, on time.monotonic's clock.
     """
 
     deadline: float = math.inf
     missed: list[LeftOut] = field(default_factory=list)
 
     def allows(self, what: LeftOut) -> bool:
+        """Whether there is time for one more simulation of this kind; else the kind is noted as left out."""
         if time.monotonic() <= self.deadline:
             return True
         if what not in self.missed:
@@ -92,8 +98,8 @@ class Clock:
 
 
 def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tuple[Alternative, ...]:
-    """What the policies that were not chosen cost. Where first come first served was asked for alone, what
-    shortest first would save.
+    """What the best fleets of the policies that were not chosen cost; where only first come first served was
+    searched, what shortest first would save.
     """
     chosen, found = best_of(answers)
     choices = chosen.task.policies()
@@ -113,7 +119,7 @@ def other_policies(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tu
 
 
 def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, ...]:
-    """What prefix caches save at the same SLO, both fleets certified by simulation."""
+    """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
     problem, found = best_of(answers)
     if problem.hits is None:
         return ()
@@ -130,7 +136,7 @@ def prefix_savings(answers: Sequence[tuple[Problem, Found]]) -> tuple[Binding, .
 
 
 def pinned_replicas(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> tuple[Binding, ...]:
-    """What pinned prefixes are worth against the best fleet of LRU caches: two fleets, simulated."""
+    """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
     pinned = [(problem, found) for problem, found in answers if problem.oracle.pinning is not None]
     lru = [
         (problem, found)
@@ -163,7 +169,10 @@ def pinned_replicas(answers: Sequence[tuple[Problem, Found]], clock: Clock) -> t
 
 
 def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
-    """With prefix caches one worker more may spread prefixes too thin: is the SLO kept then? And warnings."""
+    """Whether the SLO is kept with one more worker in each pool, and a warning where it is not.
+
+    With prefix caches one more worker may spread prefixes too thin, so more workers can hurt.
+    """
     if not problem.oracle.policies.prefix_cache:
         return (), ()
     found: list[Binding] = []
@@ -180,7 +189,9 @@ def one_more(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Bindin
 
 
 def _shortest_first(problem: Problem, found: Found, clock: Clock) -> tuple[Alternative, ...]:
-    """What shortest prompts first would save with the plan's own worker types, and whom it would cost."""
+    """What serving the shortest prompts first would save with the plan's own worker types, and how much
+    longer the longest TTFT would be.
+    """
     has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
     if not has_queue or sum(count for _, count in found.best) < 2:
         return ()
@@ -203,7 +214,7 @@ def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
 def neighbours(
     problem: Problem, best: Counts, clock: Clock
 ) -> tuple[tuple[Neighbour, ...], tuple[Binding, ...]]:
-    """Every fleet with one worker fewer, simulated to the end; and what relaxing its failing limit saves."""
+    """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save."""
     neighbours: list[Neighbour] = []
     binding: list[Binding] = []
     for i, (option, count) in enumerate(best):
@@ -245,8 +256,8 @@ def neighbours(
 def if_steps_take_longer(
     problem: Problem, fleet: Fleet, clock: Clock
 ) -> facts.UpperEnds | facts.LongerSteps | None:
-    """What happens if step times lie at the upper ends of their spread; where they have none, if the fits err
-    to the bad side, all steps longer by their error at once.
+    """The SLO with step times at the upper ends of their spread, or, where they have no spread, with all
+    steps longer by the error of their fit at once.
     """
     latencies = [pool.type.latency for pool in fleet.pools]
     spreads = [fit.spread for fit in latencies if fit.spread is not None]
@@ -265,6 +276,7 @@ def if_steps_take_longer(
 def _at_upper_ends(
     problem: Problem, fleet: Fleet, spreads: Sequence[Spread], clock: Clock
 ) -> facts.UpperEnds | None:
+    """The SLO with step times at the upper ends of their spread."""
     if not clock.allows("longer-steps"):
         return None
     verdict = _on_every_draw(problem, fleet.within(Z, Z))
@@ -275,10 +287,11 @@ def _at_upper_ends(
 def insurance(
     problem: Problem, found: Found, trace: Trace, catalog: Catalog, seed: int, clock: Clock
 ) -> tuple[tuple[Alternative, ...], tuple[Binding, ...], tuple[Warned, ...]]:
-    """What a robust plan costs more than one for what is expected, and how it does then; and warnings.
+    """What a robust plan costs more than one for the expected traffic and step times, how the robust fleet
+    does then, and warnings.
 
-    Both searches leave the exact world beyond level 0, so the fleet of the stricter question, where it holds,
-    is offered to the weaker one: what is expected never costs more than what is robust.
+    Beyond level 0 neither search is exact. So the fleet of the stricter question is offered to the weaker one
+    where it holds there: the expected plan never costs more than the robust one.
     """
     task = problem.task
     if task.robust == Robust() or not clock.allows("expected"):
@@ -323,8 +336,8 @@ def insurance(
 
 
 def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | None:
-    """Workers on the fewest nodes, owned ones and those on spot on nodes of their own; None where there are
-    too many ways.
+    """The workers on the fewest nodes; None where there are too many ways to place them. Owned and spot
+    workers stand on nodes of their own.
     """
     pools = []
     for pool in fleet.pools:
@@ -340,7 +353,7 @@ def placement(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> Placement | No
 
 
 def on_spot(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
-    """What the plan takes for granted of its spot workers, and a run in which they are taken away at once."""
+    """How many spot workers the plan expects to lose, and the SLO in a run that takes them away."""
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0
     said: list[Binding] = []
@@ -373,7 +386,7 @@ def on_spot(problem: Problem, best: Counts, clock: Clock) -> tuple[tuple[Binding
 
 
 def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
-    """Of the traffic that must be served; where that holds, of the first other draw or rate that does not."""
+    """The verdict on the traffic, or on the first other draw or rate that fails where that holds."""
     _, first = problem.oracle.verdict(fleet, record=True)
     if not first.holds:
         return first
@@ -385,7 +398,7 @@ def _on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
 
 
 def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
-    """What a fleet misses."""
+    """What a fleet misses: its limits, the attainment and the backlog."""
     worst, attainment = verdict.attainment_worst, None
     if not verdict.attainment_holds:
         frac = verdict.attainment_frac if worst is None else worst.kept_frac
@@ -398,14 +411,15 @@ def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
 
 
 def at(line: Line) -> At:
-    """Where a limit stands: in its worst window, where the SLO has any."""
+    """The value and kept share of a limit, in its worst window where the SLO is judged in windows."""
     worst = line.worst
     return At(line.limit, *line.decides, worst.span_s if worst else None)
 
 
 def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
-    """Where each limit stands in its worst hour; None for less than LONG_S, where windows are judged, or
-    where gaps were counted over the whole alone."""
+    """Each limit in its worst hour; None for windows below LONG_S, where the SLO has windows of its own, and
+    where gaps were counted over the whole alone.
+    """
     start_s, end_s = simulation.window_s
     if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
         return None
@@ -422,7 +436,9 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
 
 
 def holding_hours(problem: Problem, best: Counts, hour: facts.WorstHour, clock: Clock) -> facts.WorstHour:
-    """The same with what it costs to hold every hour with more of the plan's workers, on what is written."""
+    """The worst hour with the price of enough workers, in the plan's proportion, to keep the SLO in every
+    hour of the traffic as it is written.
+    """
     if not clock.allows("hours"):
         return hour
     alone = problem.oracle.alone()
@@ -446,13 +462,13 @@ def holding_hours(problem: Problem, best: Counts, hour: facts.WorstHour, clock: 
 
 
 def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
-    """The worst hour of a long trace, where every hour keeps the limits; else it is among the warnings."""
+    """The worst hour of a long trace that keeps all limits in every hour; else nothing."""
     hour = worst_hour(simulation, slo)
     return () if hour is None or hour.missed else (hour,)
 
 
 def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
-    """Limits of which nothing (or less than one worker) is left."""
+    """The limits of which less than one worker's share is left."""
     found = []
     for limit, amount in limits.rows():
         used = limits.used(limit, workers_of(best))
@@ -466,7 +482,7 @@ def used_up(limits: Limits, best: Counts) -> tuple[Binding, ...]:
 
 
 def bound_prices(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[Binding, ...]:
-    """What `bounds.shadow_prices` say, largest first. Nothing for limits that cost the bound nothing."""
+    """The shadow prices of `bounds.shadow_prices` as facts, largest first, without zeros."""
     unit = OBJECTIVE_UNITS[wanted]
     steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
     return tuple(
@@ -477,15 +493,17 @@ def bound_prices(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[Bindi
 
 
 def window_of(simulation: Simulation) -> MeasuredWindow:
-    """Seconds of the measured window, and how many mean residence times of a request they are."""
+    """The measured window in seconds, and in mean residence times of a request."""
     window_s = simulation.window_s[1] - simulation.window_s[0]
     return MeasuredWindow(window_s, window_s / float(np.nanmean(simulation.e2e_s)))
 
 
 def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[Warned, ...]:
-    """A warning where every line holds, but FEW_KEEP times the lowest percentile is more than keep them all.
+    """A warning where every line holds but fewer than FEW_KEEP times the lowest percentile of requests keep
+    them all.
 
-    Each percentile lets other requests go, and one of all gaps lets go who waits long for a single token.
+    Each percentile lets other requests miss, and a percentile over all gaps says little of a request that
+    waits long for a single token.
     """
     share = verdict.attainment_frac
     least_frac = min(limit.percentile_frac for limit in slo.limits)
@@ -499,9 +517,7 @@ def few_keep_all(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[Wa
 
 
 def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[Warned, ...]:
-    """What the reader must know first: few requests are served as promised, too short a trace, step times
-    that nobody measured.
-    """
+    """What the reader must know first, such as a short trace or step times without measurement."""
     window = window_of(simulation)
     found: list[Warned] = [*few_keep_all(slo, verdict, simulation)]
     if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
@@ -519,7 +535,7 @@ def warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -
 
 
 def one_trace(problem: Problem) -> tuple[Warned, ...]:
-    """A warning where futures are redrawn from a trace that says little of what else may come."""
+    """A warning where scenarios are redrawn from a trace that says little of other traffic."""
     if problem.searched is None or problem.task.described is not None:
         return ()
     trace = problem.searched.trace
@@ -530,10 +546,10 @@ def one_trace(problem: Problem) -> tuple[Warned, ...]:
 
 
 def images(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
-    """What is said where the LLM has an encoder: that nobody knows of images, or that its time is left out.
+    """A warning where the LLM has an encoder: the trace has no images, or the encoder's time is left out.
 
-    Its least time is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on every GPU,
-    and make a token of one patch or more.
+    The least time of an encoder is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on
+    every GPU, and make a token of one patch or more.
     """
     parameters, tokens = fleet.llm.encoder_parameters, trace.image_tokens
     if not parameters:
@@ -550,7 +566,7 @@ def images(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
 
 
 def uncounted_prefixes(policies: Policies, trace: Trace) -> tuple[Warned, ...]:
-    """What is said of a trace with block ids where prefix caches are not counted."""
+    """A warning where the trace has block ids and prefix caches are not counted."""
     if (
         policies.prefix_cache
         or not trace.has_prefixes
@@ -561,14 +577,14 @@ def uncounted_prefixes(policies: Policies, trace: Trace) -> tuple[Warned, ...]:
 
 
 def shared_copies(problem: Problem) -> tuple[Warned, ...]:
-    """A warning where users were made up who ask what others asked."""
+    """A warning where the traffic has copies of users who share their prefixes with the originals."""
     if not (problem.trace.copies_share_prefixes and problem.oracle.policies.prefix_cache):
         return ()
     return (facts.Cautioned("copies-share-prefixes"),)
 
 
 def dying_away(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
-    """A warning where sessions run on for long while no new one begins."""
+    """A warning where sessions run on for long after the last new one began."""
     if not problem.trace.after.size:
         return ()
     late_frac = float((simulation.arrival_s > problem.trace.arrival_s[-1]).mean())
@@ -576,9 +592,7 @@ def dying_away(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
 
 
 def old_prices(prices: Sequence[Price], today: datetime.date) -> tuple[Warned, ...]:
-    """A warning where prices were listed more than OLD_DAYS before `today`; of those without a date nobody
-    can tell.
-    """
+    """A warning of prices listed more than OLD_DAYS before `today`, of those that have a date."""
     ages = [(age_days(price.date, today), price) for price in prices]
     old = [(age, price) for age, price in ages if age is not None and age > OLD_DAYS]
     if not old:
@@ -588,7 +602,7 @@ def old_prices(prices: Sequence[Price], today: datetime.date) -> tuple[Warned, .
 
 
 def prices(task: Task, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ...]:
-    """What each GPU costs, and who says so."""
+    """The price of each GPU, with its source and date."""
     found = []
     for gpu in gpus:
         if gpu.name.endswith(OWNED):

@@ -1,7 +1,8 @@
-"""Futures in which even an idle worker misses a limit, as steps take longer there: no fleet keeps them.
+"""Scenarios in which even an idle worker misses a limit, because steps take longer there: no fleet keeps
+these.
 
-Asked before anything is searched, so that nobody waits for what no fleet can do. The requests as they are
-written are asked first: the traffic of a future is drawn only where they come near a limit.
+The check comes before any search, so that nobody waits for what no fleet can do. The requests as they are
+written are checked first: the traffic of a scenario is drawn only where those come near a limit.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from planner.search.production import may_miss
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-LIKELY_FRAC = 0.9  # of a limit: the percentiles of futures differ from those of what is written by less
+# Scenarios are drawn only where the written requests need more than this share of a limit. The percentiles of
+# scenarios differ by less than the rest from those of the written requests.
+LIKELY_FRAC = 0.9
 
 Floors = list[tuple[Limit, float, str]]
-"""Limits that are out of reach, what an idle worker needs [s], and the worker type that needs the least."""
+"""Limits that are out of reach, each with the seconds that the fastest idle worker needs, and its type."""
 
 
 def idle_misses(problem: Problem) -> IdleMisses | None:
-    """The limit that idle workers miss in the most of the futures that a search sees, where they miss one in
-    more of these than may be missed; None elsewhere, and where no safety is asked for.
+    """The limit that idle workers miss in the most scenarios, where they miss some limit in more of the
+    search's scenarios than a fleet may; None otherwise, and without `safety`.
     """
     if problem.task.safety is None or problem.searched is None:
         return None
@@ -61,24 +64,24 @@ def idle_misses(problem: Problem) -> IdleMisses | None:
 
 
 def judged_traffic(problem: Problem, trace: Trace) -> Judged:
-    """Whom a judge counts of this traffic, with the prefixes that they share where there may be caches."""
+    """The requests of this traffic that the SLO counts, with shared prefixes where caches are used."""
     hits = None if problem.hits is None else PrefixHits.of(trace)
     return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
 
 
 def _floors(problem: Problem, slo: Slo, z: tuple[float, float], of: Judged) -> Floors:
-    """The limits that no idle worker keeps with step times so far above their medians."""
+    """The limits that no idle worker keeps with steps `z` standard deviations above their medians."""
     return unreachable(slo, [slowed_by_spread(worker, *z) for worker in problem.types], of)
 
 
 def out_of_reach_in_futures(idle: IdleMisses) -> InfeasibleError:
-    """The same as an error, with what would help."""
+    """The idle misses as an error that says what would help."""
     limit, share = idle.limit, int(100 * (1 - idle.missed / idle.futures)) / 100
     lower = f", or safety: {{kept_in: {share:g}}}" if share > 0 else ""
     return InfeasibleError(
-        f"latency: in {idle.missed} of {idle.futures} futures even an idle worker misses {limit.name} <= "
+        f"latency: in {idle.missed} of {idle.futures} scenarios even an idle worker misses {limit.name} <= "
         f"{show_s(limit.limit_s)}, as steps may take longer than predicted: no number of workers keeps it in "
-        f"{100 * idle.asked_frac:g} % of futures. Relax it to {show_s(idle.enough_s)} or more (what "
+        f"{100 * idle.asked_frac:g} % of scenarios. Relax it to {show_s(idle.enough_s)} or more (what "
         f"{idle.fastest}, the fastest, needs){lower}, measure the steps (plan profile), or add a faster GPU",
         kind="latency",
         constraint=limit.name,

@@ -1,7 +1,7 @@
-"""What limits that several LLMs share cost: what more of each saves, and what it takes where all do not fit.
+"""What limits that several LLMs share cost: what more of each saves, and what it takes where not all fit.
 
-Every question goes to the same designs (cheapest.py), so that what was simulated for one serves all. The
-least of a limit is found by minimising its use under the others: no step, no bisection.
+Every query goes to the same designs (cheapest.py), so simulations of one query serve all. The least of a
+limit is found by minimising its use under the other limits, which needs no step width and no bisection.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from planner.search.problem import Problem
 from planner.search.waves import side_by_side
 from planner.solvers.master import Limits
 
-CHEAPER_FRAC = 1e-6  # a saving of less is none
+# A smaller relative saving is rounding.
+CHEAPER_FRAC = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The designs of each LLM, and until when they may be asked about."""
+    """Queries to the designs of all LLMs, as long as there is time."""
 
     llms: Sequence[Sequence[Design]]
     out_of_time: Callable[[], bool]
@@ -42,7 +43,7 @@ class Asking:
         )
 
     def least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
-        """The least of something else."""
+        """The least of another weight of the fleets than the objective."""
         return cheapest(
             self.llms,
             rows,
@@ -54,9 +55,9 @@ class Asking:
 
 
 def prices(ask: Asking, rows: Sequence[SharedLimit], value: float, unit: str) -> tuple[Binding, ...]:
-    """Of each limit, the least more (of it alone) with fleets below `value`, and what they save.
+    """For each limit the least increase of it alone that allows fleets below `value`, and what these save.
 
-    Over fleets with one worker type per pool, as all that is asked here.
+    This covers fleets with one worker type per pool, as do all queries here.
     """
     found: list[Binding] = []
     below = value * (1 - CHEAPER_FRAC)
@@ -85,7 +86,7 @@ def fit(limits: Limits, fleets: Iterable[Counts | None]) -> bool:
 
 
 def less(limits: Limits, counts: Counts) -> Limits:
-    """What a fleet leaves of limits; a hair more where they are not whole numbers."""
+    """What a fleet leaves of the limits. Fractional limits keep a relative 1e-9 more, against rounding."""
     left = {
         limit: amount * (1 + 1e-9) - sum(limits.use(limit, option.type) * count for option, count in counts)
         for limit, amount in limits.rows()
@@ -99,13 +100,15 @@ def less(limits: Limits, counts: Counts) -> Limits:
 
 
 def beside(limits: Limits, fleets: Sequence[Counts], k: int) -> Limits:
-    """What all fleets but the k-th leave."""
+    """What all fleets but the k-th leave of the limits."""
     return less(limits, tuple(each for other, counts in enumerate(fleets) if other != k for each in counts))
 
 
 def in_turn(llms: int, limits: Limits, serve: Callable[[int, Limits], Counts | None]) -> list[Counts] | None:
-    """The fleets of so many LLMs, one after another on what is left, beginning with each until all are served
-    once; None where none of these orders serves all. `serve` gives a fleet of the k-th LLM within limits.
+    """The fleets of `llms` LLMs, served one after another on what is left, beginning with each LLM until all
+    are served once; None where none of these orders serves all.
+
+    `serve` returns a fleet of the k-th LLM within the given limits, or None.
     """
     for first in range(llms):
         left, taken = limits, dict[int, Counts]()
@@ -120,7 +123,7 @@ def in_turn(llms: int, limits: Limits, serve: Callable[[int, Limits], Counts | N
 
 
 def within(problem: Problem, left: Limits) -> Problem:
-    """The same question within other limits."""
+    """The same problem within other limits."""
     task = replace(
         problem.task,
         stock={gpu: left.stock.get(gpu, left.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
@@ -135,9 +138,9 @@ def within(problem: Problem, left: Limits) -> Problem:
 def infeasible(
     ask: Asking, rows: Sequence[SharedLimit], *, is_exact: bool, is_proved: bool
 ) -> InfeasibleError:
-    """Name the limits that bind, and the least more of each alone that would do.
+    """The error that names the binding limits, and the least increase of each alone that would do.
 
-    Only one worker type per pool was looked at, so that nothing would do is seldom proved.
+    Only fleets with one worker type per pool were searched, so infeasibility is seldom proved.
     """
     limits = [row.limit.name for row in rows if row.limit is not None]
     names = ", ".join(limits)
@@ -171,8 +174,8 @@ def infeasible(
 
 
 def ways_to_fit(ask: Asking, rows: Sequence[SharedLimit]) -> list[list[Change]]:
-    """The least more of each limit alone that would do, else that much more of all; none where that is not
-    known.
+    """The least increase of each limit alone that would do, or else the increase of all that would; no ways
+    where that is not known.
     """
     ways: list[list[Change]] = []
     is_exact = True
@@ -191,11 +194,12 @@ def ways_to_fit(ask: Asking, rows: Sequence[SharedLimit]) -> list[list[Change]]:
 
 
 def _used(row: SharedLimit, shared: Cheapest) -> float:
-    """What the best choice takes of a limit; nothing if there is none."""
+    """How much of a limit the best choice uses, 0 if there is none."""
     chosen = [design.counts(vector) for design, vector in shared.best or ()]
     return sum(row.use(option) * count for counts in chosen for option, count in counts)
 
 
 def _raised(row: SharedLimit, amount: float) -> Change:
+    """The change of one limit to `amount`, as an error reports it."""
     assert row.limit is not None
     return Change(row.limit.name, row.amount, amount, row.limit.unit)

@@ -1,15 +1,16 @@
-"""A trace too long to be searched whole: its busiest part is planned, and the plan simulated on all of it.
+"""A trace too long to be searched whole: its busiest part is planned, and the plan is simulated on all of it.
 
-A search simulates hundreds of fleets, and production as many futures, so a fleet is looked for on the part of
-the trace with the most tokens, and simulated once on the whole trace. Where it fails there, the part in which
-the most requests are late is planned in place of the first, ROUNDS times at most. Too long are more than
-LONG_REQUESTS, for production a share of these, as every fleet is simulated in dozens of futures; or so many
-that WHOLE_SIMULATIONS of them would take longer than the time limit: that goes by the limit as it is given,
+A search simulates hundreds of fleets, and production each of them in dozens of scenarios. So a fleet is
+looked for on the part of the trace with the most tokens, and simulated once on the whole trace. Where it
+fails there, the part in which the most requests are late is planned instead, in at most MOST_ROUNDS rounds. A
+trace is too long if it has more than LONG_REQUESTS requests, for production a share of these, or so many that
+WHOLE_SIMULATIONS simulations of it would take longer than the time limit. That goes by the given limit and
 not by the clock, so that equal questions give equal answers.
 
-A fleet that keeps a percentile in the busiest part may be more than the whole trace asks for: there the late
-requests of a busy hour are few among many. So on paper the plan is then made smaller, as long as the whole
-trace allows and time is left, and what that saves is said. The plan stays what the busiest part asks for.
+A fleet that keeps a percentile in the busiest part may be larger than the whole trace needs: over the whole
+the late requests of a busy hour are few among many. So on paper a smaller fleet is then looked for as long as
+the whole trace allows and time is left, and the report says what it would save. The plan stays the fleet of
+the busiest part.
 """
 
 from __future__ import annotations
@@ -36,34 +37,44 @@ from planner.traffic.scaling import busiest
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import clock, show_s, show_span
 
-LONG_REQUESTS = 2_000_000  # traces with more are planned by their busiest part,
-IN_FUTURES_FRAC = 0.25  # for production those with more than this share: every fleet has dozens of futures
-PART_REQUESTS = 200_000  # on average: the busiest part has more
+# Traces with more requests are planned by their busiest part.
+LONG_REQUESTS = 2_000_000
+# For production the limit is this share, because every fleet is simulated in dozens of scenarios.
+IN_FUTURES_FRAC = 0.25
+# A part has at most this many requests at the trace's mean rate; the busiest part has more.
+PART_REQUESTS = 200_000
+# At most this many parts are planned, one after the other.
 ROUNDS = 3
-REQUEST_S = 2e-6  # of simulating the whole trace, with what is recorded
-WHOLE_SIMULATIONS = 20  # that there must be time for, else a part is searched for which there is twice that
-CHECK_TIMES = 1.5  # as long as that a simulation of the whole may take beside other work of the machine
-LEAST_REQUESTS = 20_000  # of a part, unless the trace is short
+# Seconds per request of simulating and recording the whole trace, for an estimate that needs no clock.
+REQUEST_S = 2e-6
+# A trace is searched whole only where there is time for this many simulations; a part gets twice as many.
+WHOLE_SIMULATIONS = 20
+# A simulation of the whole may take this many times its estimate, beside other work of the machine.
+CHECK_TIMES = 1.5
+# A part has at least this many requests at the trace's mean rate.
+LEAST_REQUESTS = 20_000
 
 Planned = Callable[[Trace, float], Plan]
-"""The plan for a trace, within so many seconds."""
+"""Plans a trace within the given seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """A part of the trace, with its arrivals counted from `from_s`, where it begins in the whole."""
+
     trace: Trace
     from_s: float
 
 
 def part_requests(seconds: float) -> int:
-    """On average, of a part that is searched under this time limit."""
+    """The requests of a part at the trace's mean rate, for a search with this time limit in seconds."""
     fits = int(min(seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S), PART_REQUESTS))
     return max(fits, min(LEAST_REQUESTS, PART_REQUESTS))
 
 
 def is_too_long(task: Task, trace: Trace, seconds: float = math.inf) -> bool:
-    """Whether a trace is planned by its busiest part: one that is long, also for so many seconds, and meant
-    as it is.
+    """Whether a trace is planned by its busiest part: it is too long to be searched whole within `seconds`,
+    and the task takes its requests as they are.
     """
     most = LONG_REQUESTS * (1.0 if task.safety is None else IN_FUTURES_FRAC)
     is_long_for = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
@@ -78,7 +89,7 @@ def is_too_long(task: Task, trace: Trace, seconds: float = math.inf) -> bool:
 
 
 def searched_requests(task: Task, trace: Trace, seconds: float) -> int:
-    """About how many requests a plan is of: those of its part, where it is planned by one."""
+    """About how many requests the search simulates: those of a part or of the whole trace."""
     return part_requests(seconds) if is_too_long(task, trace, seconds) else len(trace)
 
 
@@ -91,8 +102,8 @@ def plan_by_parts(
     progress: Progress,
     limit_s: float = math.inf,
 ) -> Plan:
-    """The plan. All of it takes at most so many seconds, what is left of the time limit `limit_s`, but for
-    what a search takes beyond its own.
+    """The plan for a long trace. It takes at most `seconds`, which is what is left of the time limit
+    `limit_s`, except for what a search takes beyond its own share.
     """
     deadline = time.monotonic() + seconds
     length_s = trace.duration_s * part_requests(limit_s) / len(trace)
@@ -111,7 +122,8 @@ def plan_by_parts(
         outcome = outcome_of(judge(simulation, found.slo), found.slo)
         said = replace(said, outcome=outcome)
         from_s = part.from_s if outcome.holds else _worst(simulation, found.slo.limits, length_s)
-        del simulation  # the next one needs as much memory
+        # The next simulation needs as much memory, so this one is freed first.
+        del simulation
         if outcome.holds:
             if task.safety is None:
                 progress("simulating smaller fleets on all requests")
@@ -126,6 +138,7 @@ def plan_by_parts(
 
 
 def _note(trace: Trace, said: OverTheWhole) -> str:
+    """The line that names the busiest part and says whether the whole trace was simulated and kept."""
     checked = {None: "not simulated", True: "simulated too and kept", False: "simulated too and MISSED"}
     holds = None if said.outcome is None else said.outcome.holds
     return (
@@ -135,7 +148,7 @@ def _note(trace: Trace, said: OverTheWhole) -> str:
 
 
 def _from(trace: Trace, start_s: float, length_s: float) -> _Part:
-    """The requests in [start, start + length), counted from its start."""
+    """The requests that arrive in [start_s, start_s + length_s), with arrivals counted from start_s."""
     ends_s = (start_s, start_s + length_s)
     rows = np.arange(*np.searchsorted(trace.arrival_s, ends_s, "left"))
     arrival_s = trace.arrival_s[rows] - start_s
@@ -146,7 +159,7 @@ def _from(trace: Trace, start_s: float, length_s: float) -> _Part:
 def _on_all(
     fleet: Fleet, trace: Trace, slo: Slo, deadline: float, *, stop_early: bool = False
 ) -> Simulation | None:
-    """The fleet on the whole trace; None where the time is over."""
+    """The fleet simulated on the whole trace; None where the time is over."""
     if time.monotonic() > deadline:
         return None
     try:
@@ -164,7 +177,7 @@ def _on_all(
 
 
 def _worst(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
-    """Where the part begins in which the most requests miss some limit; of gaps their longest."""
+    """The start of the part in which the most requests miss a limit, TBT by their longest gap."""
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
     values_s = {
         "ttft": simulation.ttft_s,
@@ -180,8 +193,11 @@ def _worst(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -
 
 
 def _smaller(found: Plan, trace: Trace, said: OverTheWhole, deadline: float) -> OverTheWhole:
-    """What is said, with the smallest fleet that still keeps the SLO over the whole, as far as time allows:
-    workers go from one pool after the other, the dearest first. One worker less is tried first, then halves.
+    """The facts over the whole trace with the smallest fleet found that keeps the SLO over it, as far as time
+    allows.
+
+    Workers are removed from one pool after the other, the most expensive first: one worker first, then by
+    bisection.
     """
     counts = [pool.count for pool in found.fleet.pools]
     order = sorted(range(len(counts)), key=lambda i: -found.fleet.pools[i].type.price_usd_per_h)

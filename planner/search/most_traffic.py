@@ -1,8 +1,8 @@
-"""The most traffic that the limits allow, for the objective throughput: on paper, then in production.
+"""The most traffic within the limits, for the objective throughput: first on paper, then in production.
 
-In production a rate counts where a fleet is found that keeps the SLO in enough of the futures that a search
-sees (production.py). What is drawn depends on the rate, and the search for production may simulate so much
-and no more, so no rate is refuted for good there. Futures that it has not seen test the fleet (certify.py).
+In production a rate counts where a fleet is found that keeps the SLO in enough of the scenarios that a search
+sees (production.py). The scenarios depend on the rate, and a search for production is limited in simulated
+requests, so no rate is refuted for good. Scenarios that the search has not seen test the fleet (certify.py).
 """
 
 from __future__ import annotations
@@ -26,25 +26,31 @@ from planner.search.production import LEAST_SEARCH, in_most, in_production, limi
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
-RATE_STEP_FRAC = 0.01  # how near the refuted rate is to the most traffic that is carried
+# On paper the refuted rate lies at most this share above the highest rate that is carried.
+RATE_STEP_FRAC = 0.01
 
-KEPT_STEP_FRAC = 0.02  # the same in production
-FIRST_FRAC = 0.8  # of the most traffic on paper: the rate that is looked at first
-KNOWN_LESS_FRAC, KNOWN_LEAST_FRAC = 0.9, 0.5  # of it, at which the fleet on paper is tried
-LESS_FRAC = 0.03  # less traffic, where a fleet fails its test
+# In production the refuted rate lies at most this share above the highest rate that is carried.
+KEPT_STEP_FRAC = 0.02
+# In production the first rate is this share of the most traffic on paper.
+FIRST_FRAC = 0.8
+# The fleet on paper is tried at rates that fall by a tenth each, down to half of the first rate.
+KNOWN_LESS_FRAC, KNOWN_LEAST_FRAC = 0.9, 0.5
+# After a failed test the traffic is lowered by this share.
+LESS_FRAC = 0.03
 
-_FEWEST_REQUESTS = 20  # a trace thinned further says nothing
+# A trace is thinned to no fewer requests: percentiles of fewer say nothing.
+_FEWEST_REQUESTS = 20
 
 
 Carries = Callable[[float, Fleet | None], Fleet | None]
-"""A fleet that carries so many requests per second, of the same workers as the one that is given, if one is;
-None if there is none. Raises StoppedError where the time is over.
+"""Finds a fleet that carries a rate in requests per second; where a fleet is given, only its worker types are
+used. Returns None where there is no such fleet, and raises StoppedError where the time is over.
 """
 
 
 @dataclass(slots=True)
 class Climb:
-    """The highest rate at which a fleet was found, that fleet, and the lowest at which none was."""
+    """The highest rate at which a fleet was found, that fleet, and the lowest rate without a fleet."""
 
     carries: Carries
     step_frac: float
@@ -55,16 +61,16 @@ class Climb:
 
     @property
     def refuted_rps(self) -> float | None:
-        """The lowest rate at which no fleet was found; None where the time was over before there was one."""
+        """The lowest rate at which no fleet was found; None where the time was over before such a rate."""
         return None if math.isinf(self.failed_rps) else self.failed_rps
 
     def from_rate(self, rate_rps: float, known: Fleet | None = None) -> None:
-        """Climb until a rate is refuted that is `step_frac` higher than one at which a fleet was found, until
-        no rate above `least_rps` is left, or the time is over.
+        """Climb until a refuted rate lies at most `step_frac` above one at which a fleet was found, no rate
+        above `least_rps` is left, or the time is over.
 
-        A fleet is taken as far as its own workers go before all others are asked once more: so every kind of
-        worker is refuted once or twice, and not at every rate. The workers of a fleet that is `known` are
-        asked first, at lower and lower rates down to KNOWN_LEAST_FRAC of the first.
+        A fleet's own worker types are taken to their highest rate before all types are searched again: so
+        each type is refuted once or twice, and not at every rate. The worker types of a `known` fleet are
+        tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
         """
         at_rps = rate_rps
         try:
@@ -92,7 +98,7 @@ class Climb:
         return fleet is not None
 
     def _take_further(self, fleet: Fleet) -> None:
-        """The workers of a fleet, as far as they go."""
+        """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`."""
         failed = self.failed_rps
         factor = 2.0 if math.isinf(failed) else 1 + 4 * self.step_frac
         while failed > self.holds_rps * (1 + self.step_frac):
@@ -107,20 +113,22 @@ class Climb:
 
 
 def _in_digits(rate_rps: float) -> float:
+    """The rate with four significant digits, so that equal questions try equal rates."""
     return float(f"{rate_rps:.4g}")
 
 
 def most_traffic(
     task: Task, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
 ) -> tuple[Throughput, Fleet]:
-    """The most requests per second that a fleet of level 0 within the limits carries, to RATE_STEP_FRAC, or
-    as far as the time goes, and such a fleet.
+    """The most requests per second that a fleet of level 0 within the limits carries, and such a fleet. The
+    rate is exact to RATE_STEP_FRAC, or as far as the time allowed.
 
-    A rate is refuted by the exhausted search of level 0 at it, and then so are all higher ones: more traffic
-    is never easier to carry, an assumption beside monotonicity in the workers. A fleet carries a rate if it
-    keeps the SLO on every draw of it that the task asks for.
+    A rate is refuted where the search of level 0 at that rate is exhausted without a fleet, and all higher
+    rates are refuted with it. That assumes that more traffic is never easier to carry, beside the assumption
+    that more workers never hurt. A fleet carries a rate if it keeps the SLO on every draw that the task
+    requires.
 
-    Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one.
+    Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one is found.
     """
     quiet = Conditions(conditions.deadline, answers=conditions.answers)
     known: list[Fleet] = []
@@ -159,10 +167,10 @@ def most_kept(
     conditions: Conditions,
 ) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
-    in enough of the futures that a search sees, to KEPT_STEP_FRAC, or as far as the time goes, and that
-    fleet; None where the time ends before one. `best` is the fleet on paper.
+    in enough of the search's scenarios, and that fleet. The rate is exact to KEPT_STEP_FRAC, or as far as the
+    time allowed; the result is None where the time ends before the first fleet. `best` is the fleet on paper.
 
-    Raises InfeasibleError where there is none at any rate.
+    Raises InfeasibleError where no rate has such a fleet.
     """
     quiet, known = Conditions(conditions.deadline), {policies: [best] for policies in task.policies()}
 
@@ -194,7 +202,7 @@ def most_kept(
 
 
 def _of_workers(problem: Problem, fleet: Fleet | None) -> Problem:
-    """The same question of fleets that have workers of these types alone; of all where there is no fleet."""
+    """The same problem with the worker types of `fleet` alone; the problem itself without a fleet."""
     if fleet is None:
         return problem
     names = {pool.type.name for pool in fleet.pools}
@@ -202,14 +210,14 @@ def _of_workers(problem: Problem, fleet: Fleet | None) -> Problem:
 
 
 def _slowest_first(problem: Problem) -> Problem:
-    """Futures with the longest steps first: what misses many is soon found to."""
+    """The same problem with the scenarios of the longest steps first, where most fleets fail early."""
     oracle = problem.oracle
     futures = sorted(oracle.futures, key=lambda future: -sum(future.z))
     return in_most(problem, futures, oracle.may_miss)
 
 
 def falling(found: Throughput) -> Iterator[Throughput]:
-    """The most traffic, then less and less, where the fleet of the one before fails its test."""
+    """The given throughput, then rates that each lie LESS_RATE_FRAC below the one before."""
     while True:
         yield found
         less = float(f"{found.rate_rps * (1 - LESS_FRAC):.4g}")
@@ -217,13 +225,16 @@ def falling(found: Throughput) -> Iterator[Throughput]:
 
 
 def _nothing_carried(task: Task, climb: Climb, conditions: Conditions) -> PlannerError:
+    """The error that no rate is carried, or that the time was over before one was found."""
     if math.isinf(climb.failed_rps) or time.monotonic() > conditions.deadline:
         return OutOfTimeError("the most traffic was not found within the time limit; raise --time-limit")
     return _infeasible_at_any_rate(task, climb.failed_rps)
 
 
 def at_rate(task: Task, trace: Trace, rate_rps: float, seed: int) -> Task:
-    """The cheapest fleet for a rate; of one draw where, so near to the trace's own rate, there is but one."""
+    """The task of finding the cheapest fleet for a rate. The task has one draw where the rate is so near to
+    the trace's own that all draws are the same requests.
+    """
     at = replace(task, objective="cost", rate_rps=rate_rps)
     if task.draws > 1 and task.scale != "compress":
         first, second = (asked_traffic(trace, at, seed=seed + k)[0] for k in (0, 1))
@@ -234,7 +245,7 @@ def at_rate(task: Task, trace: Trace, rate_rps: float, seed: int) -> Task:
 def _infeasible_at_any_rate(task: Task, rate_rps: float) -> InfeasibleError:
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s"
-        f"{'' if task.safety is None else ' in enough futures'}; raise limits or stock, or relax the SLO",
+        f"{'' if task.safety is None else ' in enough scenarios'}; raise limits or stock, or relax the SLO",
         kind="capacity",
         constraint="limits",
         relaxation="more of what limits: and fleet: gpus allow",

@@ -1,4 +1,4 @@
-"""The answer: a fleet, what was simulated, what was proved over what, and the alternatives it beat."""
+"""The plan: a fleet, what was simulated, what was proved over which fleets, and the alternatives."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Plan:
     """Everything that `plan` writes down.
 
     `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
-    `on_paper` is the cheapest fleet on what is written, whose value the certificate has; None where the plan
-    was read from a folder. `trial` has the futures in which the fleet has passed its test, until the routers
-    of deployment targets have been held to them.
+    `on_paper` is the cheapest fleet on what is written, whose value the certificate has; it is None where the
+    plan was read from a folder. `trial` keeps the scenarios in which the fleet passed its test, until the
+    fleet has been simulated under the routers of the deployment targets.
     """
 
     status: Status
@@ -40,45 +40,47 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     max_model_len: int
     prices: tuple[Price, ...]
-    warnings: tuple[Warned, ...] = ()  # what a reader must know before trusting the figures
-    throughput: Throughput | None = None  # where that was the objective; the certificate is about cost
+    warnings: tuple[Warned, ...] = ()  # What a reader must know before trusting the figures.
+    throughput: Throughput | None = None  # Set if it was the objective; the certificate is about cost.
     placement: Placement | None = None
-    prefixes: tuple[PoolPrefixes, ...] = ()  # where the plan counts on prefix caches
+    prefixes: tuple[PoolPrefixes, ...] = ()  # One per pool if the plan counts on prefix caches.
     on_paper: Fleet | None = None
-    made: Made | None = None  # when, and by which version
+    made: Made | None = None  # When the plan was made, and by which version.
     trial: Tried | None = field(default=None, repr=False)
-    _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)  # once known
+    # `power` is computed once and stored here.
+    _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)
 
     @property
     def value(self) -> float:
-        """Of the fleet, in the objective's unit; the certificate's is that of the cheapest on paper."""
+        """The fleet's objective in its unit; the certificate's value is that of the fleet on paper."""
         made = self.certificate.answer("production")
         return self.certificate.value if made is None or made.value is None else made.value
 
     @property
     def power(self) -> ExpectedPower | None:
-        """What the fleet draws in its simulation; None where that kept no record of its steps."""
+        """What the fleet draws in its simulation; None where the simulation recorded no steps."""
         if not self._power:
             self._power.append(expected_power(self.fleet, self.simulation))
         return self._power[0]
 
     @property
     def bill(self) -> Bill:
-        """What is paid for the fleet: whole nodes where they are sold whole, nothing for what is owned but
-        electricity where that is counted.
+        """What is paid for the fleet: whole nodes where nodes are sold whole. Owned GPUs cost nothing, or
+        their electricity where that is counted.
         """
         is_counted = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running)
         return bill(self.fleet, self.placement, self.power if is_counted else None)
 
     @property
     def usd_per_million_tokens(self) -> float:
-        """What is paid (`bill`), idle GPUs among it, for as long as the fleet serves (`served_s`), over its
-        tokens, prompts and answers.
+        """USD per million tokens of prompts and answers: the bill, idle GPUs included, over the time that the
+        fleet serves this traffic (`served_s`).
         """
         return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
 
     @property
     def usd_per_million_output_tokens(self) -> float:
+        """USD per million tokens of answers, of the same bill."""
         return self._usd_per_million(self.trace.output_tokens.sum())
 
     def _usd_per_million(self, tokens: float) -> float:
@@ -87,8 +89,10 @@ class Plan:
 
 
 def served_s(trace: Trace, simulation: Simulation) -> float:
-    """How long this traffic keeps a fleet: the trace's duration; where requests wait for others, whose
-    arrivals as if answers took no time say little of it, from the first arrival to the last token.
+    """Seconds that this traffic occupies a fleet: the trace's duration.
+
+    Where requests wait for the answers of others the arrivals in the trace are too early, so the time from
+    the first arrival to the last token counts instead.
     """
     if not trace.after.size:
         return trace.duration_s

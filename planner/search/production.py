@@ -1,13 +1,16 @@
-"""The cheapest fleet that keeps the SLO in most futures: a chance constraint, by scenarios.
+"""The cheapest fleet that keeps the SLO in most scenarios: a chance constraint solved with sampled scenarios.
 
-    S futures are drawn (futures.py), of which a fleet may miss the SLO in `may_miss`, beside what is written
-    grow    the cheapest fleet on paper, until it misses no more: an incumbent, and how hard each future is
-    search  level 0 as on paper, below that price: a fleet holds if it misses no more. First in the hardest
-            alone; those that the fleet found misses of the others join them, until it keeps enough of all.
-            One that misses too many grows too, and may be the next incumbent
+A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_miss` of them.
 
-Which futures are missed is left to each fleet. Fresh futures test the answer (answers.py); if it fails they
-join the S, and it grows again. A cheaper fleet that is nearly there is tested too: S futures are few.
+    grow    Workers are added to the cheapest fleet on paper until it misses no more than it may. That gives
+            an incumbent, and how hard each scenario is.
+    search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. The
+            scenarios that its fleet misses among the others join them, until a fleet keeps enough of all. A
+            fleet that misses too many is grown too, and may be the next incumbent.
+
+Each fleet may miss scenarios of its own. answers.py tests the fleet in fresh scenarios; if it fails there,
+these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too many is tested
+too, because S is small.
 """
 
 from __future__ import annotations
@@ -31,20 +34,26 @@ from planner.search.problem import Problem, silent
 from planner.search.waves import of_each
 from planner.solvers.master import Option
 
-GROWN_MOST = 16  # times the workers that a pool has on paper: what misses with so many misses with any
-LEAST_SEARCH = 3_000_000  # simulated requests that a search may cost,
-SEARCH_FLEETS, MOST_SEARCH = 20, 8_000_000  # or so many fleets in its futures, within these
-LEAST_DEARER = 1e-9  # of one fleet than another, so that what costs nothing more is worth most
-HARDEST = 4  # futures beside those that may be missed with which a search begins
+# A machine grows to at most this many times its workers on paper; a fleet that misses then is taken to miss
+# with any number.
+GROWN_MOST = 16
+# A search may simulate at least this many requests.
+LEAST_SEARCH = 3_000_000
+# A search may simulate 20 fleets in all of its scenarios where that is more, and at most 8 million requests.
+SEARCH_FLEETS, MOST_SEARCH = 20, 8_000_000
+# The price of added workers is taken to be at least this, so that free ones (owned GPUs) are preferred.
+LEAST_DEARER = 1e-9
+# A search begins with this many scenarios more than a fleet may miss.
+HARDEST = 4
 
 
 def may_miss(safety: Safety, count: int) -> int:
-    """Of so many futures."""
+    """The most of `count` scenarios that a fleet may miss."""
     return int((1 - safety.kept_in_frac) * count + 1e-9)
 
 
 def in_production(problem: Problem) -> Problem:
-    """The same question of the futures that a search sees; itself where no safety is asked for."""
+    """The same problem in the scenarios that a search sees; the problem itself without `safety`."""
     if problem.task.safety is None or problem.searched is None:
         return problem
     count = problem.searched.count
@@ -53,23 +62,23 @@ def in_production(problem: Problem) -> Problem:
 
 
 def in_most(problem: Problem, futures: Sequence[Future], may_miss: int) -> Problem:
-    """The same question of these futures too, those asked first that stand first."""
+    """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
     oracle = replace(problem.oracle, futures=tuple(futures), may_miss=may_miss)
     return replace(problem, oracle=oracle, progress=silent)
 
 
 def refuted_below(problem: Problem, value: float) -> Problem:
-    """The same question, where fleets that are worth less are known to fail it."""
+    """The same problem, in which all fleets worth less than `value` are known to fail."""
     return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - 1e-9)))
 
 
 def limited(problem: Problem, most: float) -> Problem:
-    """The same question, to be searched with so much effort from here on."""
+    """The same problem, whose search may simulate a limited number of requests, at most `most`."""
     return replace(problem, most_effort=problem.oracle.effort() + _effort(problem, most))
 
 
 def _effort(problem: Problem, most: float) -> float:
-    """What a search may cost."""
+    """The requests that a search may simulate, at most `most`."""
     of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.futures)
     return min(max(of_fleets, LEAST_SEARCH), most)
 
@@ -77,8 +86,8 @@ def _effort(problem: Problem, most: float) -> float:
 def cheapest_kept(
     problem: Problem, paper: Found, start: Sequence[Fleet] = ()
 ) -> tuple[Problem, Counts | None]:
-    """The question with the hardest futures first, and the cheapest fleet found that misses the SLO in no
-    more of them than it may; None if none was found. Of equal ones those of `start` come first.
+    """The problem with the hardest scenarios first, and the cheapest fleet found that misses no more of them
+    than it may; None where none was found. Among equal fleets those of `start` are preferred.
     """
     beside = owned_beside(problem, paper.level0, paper.best)
     ordered, best = in_time(lambda: grown(problem, paper.best, beside), (problem, None))
@@ -97,11 +106,12 @@ def cheaper_kept(
     most: float = MOST_SEARCH,
     refuted: float = -math.inf,
 ) -> Counts | None:
-    """The cheapest fleet found, `best` where none is cheaper; the hardest futures come first in `problem`.
-    Fleets that are worth less than `refuted` are known to miss too many, as on paper none of them holds.
+    """The cheapest fleet found, or `best` where none is cheaper. The hardest scenarios come first in
+    `problem`. Fleets worth less than `refuted` are known to miss too many scenarios, because none of them
+    holds on paper.
 
-    With `any_mix` fleets of several types per pool are looked for, where the cheapest on paper is one or no
-    other is known.
+    With `any_mix` fleets of several worker types per pool are searched too, where the cheapest fleet on paper
+    is such a fleet or no other fleet is known.
     """
     roles = [option.role for option, _ in paper.best]
     is_mixed = any_mix and (len(set(roles)) < len(roles) or best is None)
@@ -126,7 +136,7 @@ def cheaper_kept(
         if len(missed) <= oracle.may_miss:
             return found
         dearest = math.inf if best is None else objective(best)
-        # it holds in the hardest: little is short
+        # The fleet keeps enough of the hardest scenarios, so it needs little growth to keep enough of all.
         more = in_time(partial(grown, problem, found, most=dearest), (problem, None))[1]
         if more is not None and (best is None or not _is_no_cheaper(more, best)):
             best = more
@@ -135,17 +145,20 @@ def cheaper_kept(
 
 
 def _is_no_cheaper(found: Counts, best: Counts) -> bool:
-    """The same fleet, or a dearer one: others may cost the same."""
+    """Whether a fleet is `best` itself or costs more than `best`."""
     return named(found) == named(best) or objective(found) > objective(best) * (1 + 1e-9)
 
 
 def grown(
     problem: Problem, least: Counts, beside: Counts = (), *, most: float = math.inf
 ) -> tuple[Problem, Counts | None]:
-    """A fleet with workers added until it misses no more than it may; None where that leaves the limits,
-    takes over GROWN_MOST times as many, is worth more than `most`, or the time is over. Each time to the
-    pool that keeps most futures more for its price, and twice as many. Pools `beside` the fleet may be added
-    too, with up to so many.
+    """Add workers to a fleet until it misses no more scenarios than it may, with the scenarios ordered
+    hardest first.
+
+    The fleet is None where it leaves the limits, needs over MOST_GROWTH times as many workers, is worth more
+    than `most`, or the time is over. Each step adds workers to the pool that gains most kept scenarios for
+    its price, and twice as many as the step before. The pools `beside` the fleet may be added, with at most
+    the given counts.
     """
     oracle, first = problem.oracle, workers_by_machine(least)
     counts, easier, step = least, list[int](), 1
@@ -190,7 +203,7 @@ def grown(
 
 
 def _missed(oracle: Oracle, counts: Counts) -> set[int]:
-    """Those of the futures in which a fleet misses the SLO, as far as they decide whether it keeps enough."""
+    """The scenarios in which a fleet misses the SLO, as far as they decide whether the fleet keeps enough."""
     missed, count = set[int](), len(oracle.futures)
     for first in range(0, count, WAVE):
         if len(missed) + count - first <= oracle.may_miss or len(missed) > oracle.may_miss:
@@ -201,7 +214,7 @@ def _missed(oracle: Oracle, counts: Counts) -> set[int]:
 
 
 def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
-    """Those of these futures in which a fleet keeps the SLO."""
+    """Those of these scenarios in which a fleet keeps the SLO."""
 
     def holds(i: int) -> bool:
         oracle.stop_in_time()
@@ -211,12 +224,12 @@ def _kept(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
 
 
 def _kept_by(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
-    """In how many of these futures each of the fleets keeps the SLO."""
+    """In how many of these scenarios each of the fleets keeps the SLO."""
     return of_each(lambda counts: len(_kept(oracle, counts, numbers)), fleets)
 
 
 def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:
-    """So many workers more in these pools, by default in all."""
+    """The counts with `more` workers added to these pools, by default to all."""
     return tuple(
         (option, count + (more if pools is None or k in pools else 0))
         for k, (option, count) in enumerate(counts)
@@ -224,6 +237,6 @@ def with_more(counts: Counts, more: int, pools: Sequence[int] | None = None) -> 
 
 
 def _with_pool(counts: Counts, option: Option, count: int) -> Counts:
-    """A pool more, after those of its role."""
+    """The counts with one more pool, placed after the other pools of its role."""
     at = max(k for k, (other, _) in enumerate(counts) if other.role == option.role) + 1
     return (*counts[:at], (option, count), *counts[at:])

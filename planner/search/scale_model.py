@@ -1,13 +1,13 @@
-"""A scale model of a large question: one request in so many, served by one worker in so many of each pool.
+"""A scale model of a large problem: 1 in `downscale` requests, served by 1 in `downscale` workers.
 
-Production simulates every fleet in dozens of futures, so a search that may cost MOST_SEARCH requests would
-see little of a question with hundreds of thousands. Behind a balancing router a pool of hundreds of workers
-is much like one of dozens with as much work for each, which waits a little longer: the sum of more users is
-smoother. So a fleet that keeps the SLO in the model mostly keeps it at full size too, with a few workers to
-spare. That is not taken on trust: what the model finds is tested at full size, in futures that no search has
-seen (answers.py).
+Production simulates every fleet in dozens of scenarios, so a search limited to MOST_SEARCH_REQUESTS would see
+few fleets of a problem with hundreds of thousands of requests. Behind a balancing router a pool of hundreds
+of workers behaves much like one of dozens with as much work for each worker. The smaller pool waits a little
+longer, because its load varies more. So a fleet that keeps the SLO in the model mostly keeps it at full size
+too, with a few workers to spare. Every fleet from the model is still tested at full size, in scenarios that
+no search has seen (answers.py).
 
-Where requests share prefixes, or adapters, a part of them finds less in a cache, and there is no model.
+Where requests share prefixes or adapters, a sample of them finds less in the caches, so no model is built.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from planner.search.futures import one_of
 from planner.search.problem import Problem
 from planner.search.production import in_most
 
-FULL_REQUESTS = 200_000  # with fewer the question itself is searched
-MODEL_REQUESTS = 50_000  # that a model has at least,
-MODEL_WORKERS = 16  # and in each pool of the fleet on paper
+# A problem with at most this many requests is searched itself.
+FULL_REQUESTS = 200_000
+# A model has at least this many requests.
+MODEL_REQUESTS = 50_000
+# Each pool of the fleet on paper has at least this many workers in the model.
+MODEL_WORKERS = 16
 
 
 def scale_model(problem: Problem, paper: Counts) -> Problem:
-    """The model of a question whose cheapest fleet on paper is known; itself where it is none too large."""
+    """The model of a problem with this cheapest fleet on paper; a small problem is its own model."""
     many = min(len(problem.trace) // MODEL_REQUESTS, *(count // MODEL_WORKERS for _, count in paper))
     shares = problem.trace.has_prefixes or problem.trace.adapters
     if many < 2 or len(problem.trace) <= FULL_REQUESTS or shares or problem.draws:
@@ -44,7 +47,7 @@ def scale_model(problem: Problem, paper: Counts) -> Problem:
 
 
 def at_full_size(problem: Problem, modelled: Problem) -> Problem:
-    """The question itself in the futures that its model is asked of, in their order."""
+    """The problem at full size in the scenarios of its model, in the same order."""
     if modelled.oracle.one_in == problem.oracle.one_in:
         return modelled
     kinds = {futures.kind: futures for futures in (problem.searched, problem.tested) if futures is not None}

@@ -1,11 +1,11 @@
-"""A schedule of workers simulated on the traffic that it is for, and repaired where windows miss the SLO.
+"""A schedule of workers, simulated on its traffic and repaired where windows miss the SLO.
 
-A schedule counts workers by the rate that one sustains. Here each LLM's requests run through its workers,
-which are asked for a start before their window begins and drain after it, on the GPUs that all LLMs share.
-A window of the SLO that is missed gets firm workers more, of the kind that is cheapest for its rate: in the
-window of the schedule in which it lies, and, if it is missed again, in the one before it too. In the end each
-of these is left out again that is not needed. What is paid is paid for the GPUs that workers really held: the
-cheapest number of reserved ones, on demand above it, spot.
+A schedule counts workers by the rate that one worker sustains. Here each LLM's requests run through its
+workers, which start before their window begins and drain after it, on the GPUs that all LLMs share. A window
+of the SLO that is missed gets more firm workers, of the kind that is cheapest for its rate: in the schedule's
+window in which it lies and, if it is missed again, in the one before too. In the end each added worker that
+no window needs is removed. The bill covers the GPUs that workers really held: the cheapest number of reserved
+GPUs, on-demand GPUs above it, and spot GPUs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,22 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
+# A schedule is repaired at most this many times.
 REPAIRS = 12
-MORE_FRAC = 0.1  # of the workers that are there: so many more at a time, at least one
-NOTICE_S = 120.0  # before a spot worker is taken away
-LOOK_S = 60.0  # in which one that was taken away is asked for again
-MISSED_ANYWAY = 3  # repairs after which a window is left as it is
+# A repair adds this share of the workers of a window, at least one.
+MORE_FRAC = 0.1
+# A spot worker is warned this long before it is taken away.
+NOTICE_S = 120.0
+# A spot worker that was taken away is replaced within this time.
+LOOK_S = 60.0
+# A window that is still missed after this many repairs is left as it is.
+MISSED_ANYWAY = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """How one LLM of a schedule is simulated: its requests, its SLO, and for each worker type of the market
-    (by its number) the fleet whose pools one such worker is.
+    """How one LLM of a schedule is simulated: its requests, its SLO, and for each worker type of the market,
+    by its number, a fleet whose pools are one such worker.
     """
 
     llm: str
@@ -51,32 +56,34 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """What the windows of one LLM's SLO came to, before the repair and after it."""
+    """The windows of one LLM's SLO, before the repair and after it."""
 
     llm: str
     windows: int
     missed_before: int
-    missed: tuple[float, ...]  # when those begin that are missed still [s]
-    unfinished: int  # requests
+    missed: tuple[float, ...]  # The beginnings [s] of the windows that are still missed.
+    unfinished: int  # The number of unfinished requests.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulated:
-    """The schedule as repaired, with what was simulated of it. `held_gpus` (G, T) are firm GPUs on average in
-    each window, those that start or drain among them; costs in USD/h on average.
+    """The repaired schedule, with the results of its simulation.
+
+    `held_gpus` (G, T) are the mean firm GPUs in each window, starting and draining ones included. Costs are
+    means in USD/h.
     """
 
     schedule: Schedule
     kept: tuple[Kept, ...]
-    added: int  # workers times windows
+    added: int  # The added workers times the windows in which they were added.
     cost_before_usd_per_h: float
     reserved_usd_per_h: float
     on_demand_usd_per_h: float
     spot_usd_per_h: float
     reserved_gpus: Counts
     held_gpus: Floats
-    taken: int  # spot workers that the market took away
-    why_left: str  # why windows are missed still; empty where none is
+    taken: int  # The number of spot workers that the market took away.
+    why_left: str  # The reason why windows are still missed; empty where none is.
 
     @property
     def cost_usd_per_h(self) -> float:
@@ -96,9 +103,10 @@ def simulate_schedule(
     time_limit_s: float = 60.0,
     progress: Progress = silent,
 ) -> Simulated:
-    """Simulate, and repair until every window holds, a limit forbids more, or the time is up.
+    """Simulate a schedule, and repair it until every window holds, a limit forbids more workers, or the time
+    is up.
 
-    Raises InputError where a fleet is not what the market says of its worker.
+    Raises InputError where a fleet does not match the market's worker.
     """
     _check(market, demand, served)
     deadline, firm = time.monotonic() + time_limit_s, found.workers.copy()
@@ -164,7 +172,7 @@ def _check(market: Market, demand: Demand, served: Sequence[Served]) -> None:
 
 
 class _KeptUp(Timetable):
-    """A timetable that asks again, within LOOK_S, for workers that were taken away."""
+    """A timetable that replaces workers within REPLACE_WITHIN_S after they were taken away."""
 
     def next_s(self, time_s: float) -> float:
         return min(super().next_s(time_s), time_s + LOOK_S)
@@ -172,7 +180,7 @@ class _KeptUp(Timetable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Own:
-    """One pool of an LLM: whether on spot, how it may change, its sizes in the windows (T,)."""
+    """One pool of an LLM: whether on spot, how it may change, and its sizes in the windows (T,)."""
 
     pool: Pool
     is_spot: bool
@@ -187,7 +195,7 @@ class _Ran:
 
 
 def _pools(market: Market, firm: Counts, spot: Counts, each: Served) -> Iterator[_Own]:
-    """The pools of an LLM; GPUs are named as the market's stock counts them."""
+    """The pools of an LLM, with GPUs named as the market's stock counts them."""
     for counts, is_spot in ((firm, False), (spot, True)):
         for c, unit in each.units.items():
             capacity = market.capacities[c]
@@ -226,7 +234,7 @@ def _run(market: Market, demand: Demand, firm: Counts, spot: Counts, served: Seq
 
 
 def _missed(served: Sequence[Served], runs: Sequence[_Ran]) -> list[tuple[int, int]]:
-    """LLM and window of each that is missed."""
+    """The LLM and window of each miss, both by number."""
     simulations = [ran.run.simulation for ran in runs]
     return [
         (m, v)
@@ -254,7 +262,7 @@ def _repaired(
     missed: Sequence[tuple[int, int]],
     failed: dict[tuple[int, int], int],
 ) -> Counts:
-    """More firm workers for the windows that are missed, as far as the limits allow."""
+    """The firm workers with more of them in the windows that are missed, as far as the limits allow."""
     wanted: set[tuple[int, int]] = set()
     for m, v in missed:
         failed[m, v] = failed.get((m, v), 0) + 1
@@ -283,7 +291,7 @@ def _trimmed(
     runs: list[_Ran],
     deadline: float,
 ) -> tuple[Counts, list[_Ran]]:
-    """Without those workers of the repair that no window needs: each is left out once."""
+    """The firm workers without those added ones that no window needs, and the runs with them."""
     for c, t in np.argwhere(firm > found.workers).tolist():
         while firm[c, t] > found.workers[c, t] and time.monotonic() < deadline:
             less = firm.copy()
@@ -296,7 +304,7 @@ def _trimmed(
 
 
 def _usd_per_rate(market: Market, c: int) -> float:
-    """What a firm worker costs at most, through what it sustains."""
+    """The highest price of a firm worker over the rate that it sustains."""
     capacity = market.capacities[c]
     return market.highest_usd_per_h(capacity) / capacity.rate_rps
 
@@ -304,9 +312,10 @@ def _usd_per_rate(market: Market, c: int) -> float:
 def _held(
     market: Market, runs: Sequence[_Ran], end_s: float, *, is_spot: bool
 ) -> list[tuple[Floats, Floats]]:
-    """For each GPU of the market how many are held from each moment on: times (K,), counts (K,), to the end.
+    """For each GPU of the market how many are held from each moment on, to the end: times (K,) and counts
+    (K,).
 
-    Who is there when a run is over stays to the end.
+    Workers that are there when a run is over stay to the end.
     """
     found = []
     for offer in market.offers:
@@ -326,7 +335,7 @@ def _held(
 
 
 def _paid(market: Market, runs: Sequence[_Ran], end_s: float) -> tuple[Counts, tuple[float, float, float]]:
-    """Reserved GPUs (G,) that make the bill least, and USD/h reserved, on demand and on spot."""
+    """Reserved GPUs (G,) that make the bill least, and USD/h of reserved, on-demand and spot GPUs."""
     reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
     firm, spot = (_held(market, runs, end_s, is_spot=each) for each in (False, True))
     for g, offer in enumerate(market.offers):
@@ -354,7 +363,7 @@ def _paid(market: Market, runs: Sequence[_Ran], end_s: float) -> tuple[Counts, t
 
 
 def _in_windows(demand: Demand, held: Sequence[tuple[Floats, Floats]]) -> Floats:
-    """GPUs (G, T) on average in each window."""
+    """Mean GPUs (G, T) in each window."""
     edges_s = np.arange(demand.rate_rps.shape[1] + 1) * demand.window_s
     found = []
     for times_s, gpus in held:

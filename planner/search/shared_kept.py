@@ -1,8 +1,8 @@
-"""Several LLMs whose limits do not allow the safety that they ask for: the largest share of futures that all
-of them keep, and the fleets that do.
+"""The largest share of scenarios that several LLMs keep together, where the limits do not allow what they
+require.
 
-The fleets on paper fit together and keep some share. Between it and what is asked the largest is found by
-bisection: at each share the LLMs take fleets of one worker type per pool in turn, on what is left.
+The fleets on paper fit together and keep some share. Between that share and the required one the largest is
+found by bisection: at each share the LLMs in turn take fleets of one worker type per pool, from what is left.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from planner.solvers.master import Limits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InCommon:
-    """Each LLM's question in its futures, a fleet of each, and the share of futures that all of them keep; an
-    LLM that asks for less keeps no more than that, one that asks for no safety keeps what is written.
+    """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all of them
+    keep.
+
+    An LLM that requires less keeps only its own share, and one without safety keeps the traffic as it is
+    written.
     """
 
     asked: Sequence[Problem]
@@ -63,13 +66,16 @@ def most_in_common(
 
 
 def _asked_frac(problem: Problem) -> float:
+    """The share of scenarios that the LLM's safety requires, 0 without safety."""
     return 0.0 if problem.task.safety is None else problem.task.safety.kept_in_frac
 
 
 def _with_share(
     asked: Sequence[Problem], limits: Limits, kept_frac: float, out_of_time: Callable[[], bool]
 ) -> list[Counts] | None:
-    """Fleets that fit together and keep this share, or what their LLM asks for where that is less."""
+    """Fleets that fit together and keep this share, or their LLM's own share where that is smaller; None
+    where no such fleets were found.
+    """
 
     def serve(k: int, left: Limits) -> Counts | None:
         if out_of_time():
@@ -83,7 +89,7 @@ def _with_share(
 
 
 def _kept_frac(asked: Sequence[Problem], fleets: Sequence[Counts]) -> float:
-    """The least share over the LLMs that keep less than they ask for; all, where none does."""
+    """The smallest kept share among the LLMs that keep less than they require; 1 where none does."""
     kept = [1.0]
     for problem, counts in zip(asked, fleets, strict=True):
         if count := len(problem.oracle.futures):

@@ -1,7 +1,8 @@
-"""Several LLMs on one stock, on paper: the master of search/cheapest.py over all of them (together.py).
+"""Several LLMs on one stock, on paper: the master problem of search/cheapest.py over all of them
+(together.py).
 
-What one stage simulates the next ones know. The sum of the best fleets alone bounds every choice, so an LLM
-that gives way to others does so at a stated price.
+Later stages reuse what earlier ones simulated. The sum of the best fleets alone bounds every choice, so an
+LLM that gives way to others does so at a stated price.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from planner.search.waves import side_by_side
 from planner.solvers.master import Limits
 
 Searched = list[tuple[Problem, Found]]
-"""The best fleet under each choice of policies."""
+"""The problem and the best fleet under each choice of policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPaper:
-    """What each LLM's fleet on paper was found in, and what the others leave it; what is known of level 0,
-    what binds, and the oracles that were asked further.
+    """The searches of each LLM's fleet on paper and what the others leave it, with the result of level 0, the
+    limits that bind, and the oracles that were used beyond the searches alone.
     """
 
     searched: Sequence[Searched]
@@ -61,9 +62,9 @@ def plan_on_paper(
     progress: Progress,
     keeps_half: bool,
 ) -> tuple[list[Searched], SharedPaper]:
-    """What each LLM would have alone, and the fleets of all together.
+    """The searches of each LLM alone, and the fleets of all together.
 
-    With `keeps_half` half of what is left after the first is kept for what comes after the second.
+    With `keeps_half` half of the time left after the first stage is reserved for what comes after the second.
     """
     alone, answers = list[Searched](), Answers()
     for k, part in enumerate(parts):
@@ -87,7 +88,7 @@ def plan_on_paper(
 
 
 def value_of(searched: Searched) -> float:
-    """Of the best fleet, in the objective's unit."""
+    """The objective of the best fleet of all policies, in its unit."""
     problem, found = best_of(searched)
     return paid(problem, found.best)
 
@@ -95,7 +96,7 @@ def value_of(searched: Searched) -> float:
 def _sharing(
     parts: Sequence[Part], alone: Sequence[Searched], limits: Limits, deadline: float, progress: Progress
 ) -> SharedPaper:
-    """The LLMs within limits that bind: the best choice for all, then each within what the others leave."""
+    """The fleets within limits that bind: the best choice for all, then each LLM within what others leave."""
     searched = [[(on_all_draws(problem), found) for problem, found in each] for each in alone]
     until, rows = slice_of(deadline, 1), shared_limits(limits)
     _one_after_another(searched, limits, slice_of(until, 1), progress)
@@ -118,7 +119,7 @@ def _sharing(
     unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [value_of(each) for each in together]
     gives = gives_way(parts, [value_of(each) for each in alone], values, unit)
     binding = (*gives, *prices(ask, rows, shared.value, unit))
-    # a smaller fleet that holds after all, where more workers have hurt
+    # Where more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
     if (least := sum(map(_level0, together))) < shared.value * (1 - 1e-9):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     oracles = [problem.oracle for each in searched for problem, _ in each]
@@ -126,26 +127,27 @@ def _sharing(
 
 
 def _level0(searched: Searched) -> float:
-    """The best of one worker type per pool."""
+    """The best value with one worker type per pool."""
     problem, found = best_of(searched)
     level0 = found.level0.search
     return level0.value if level0.best is None else paid(problem, level0.best)
 
 
 def _all_fit(alone: Sequence[Searched], limits: Limits) -> Cheapest:
-    """What is known of level 0 where the best fleets of all LLMs fit together, of several types or not."""
+    """The result of level 0 where the best fleets of all LLMs, which may have several types, fit together."""
     best = [best_of(searched)[1] for searched in alone]
     level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
     least = sum(search.value for search in level0)
     is_exact = all(found.level0.search.is_exhausted for each in alone for _, found in each)
-    has_draws = any(problem.draws for each in alone for problem, _ in each)  # which only the best must keep
+    # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
+    has_draws = any(problem.draws for each in alone for problem, _ in each)
     is_known = least <= sum(found.value for found in best) * (1 + 1e-9)
     is_known |= not has_draws and fit(limits, (search.best for search in level0))
     return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
-    """Whether a limit is too little even for one worker of each LLM, the one that takes least of it."""
+    """Whether some limit does not allow even one worker of each LLM, the one that uses least of it."""
     return any(
         sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
         for name, amount in limits.rows()
@@ -155,10 +157,11 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: Limits) -> bool:
 def _walk(
     searched: Sequence[Searched], llms: Sequence[Sequence[Design]], shared: Cheapest, deadline: float
 ) -> bool:
-    """Simulate every fleet of level 0 that a better choice could have; the designs learn what holds.
+    """Simulate every fleet of level 0 that a better choice could contain, and record in the designs which
+    ones hold.
 
-    Beside the least that the other LLMs need alone, each of which must be exact, a fleet of an LLM may have
-    no more than what is left of the value. Returns whether all were simulated.
+    A better choice leaves an LLM at most the shared value less the least values of the others alone, which
+    must be exact. Returns whether all such fleets were simulated.
     """
     alone = [min(found.level0.search.value for _, found in each) for each in searched]
     if any(not found.level0.search.is_exact or problem.draws for each in searched for problem, found in each):
@@ -190,7 +193,7 @@ def _walk(
 def _within_the_others(
     parts: Sequence[Part], shared: Cheapest, deadline: float
 ) -> tuple[list[Searched], list[OthersLeave]]:
-    """Search for each LLM within what the others leave, from its fleet in the best choice on."""
+    """Search for each LLM within what the others leave, starting from its fleet in the best choice."""
     assert shared.best is not None
     chosen = [design.counts(vector) for design, vector in shared.best]
     found, leave = list[Searched](), list[OthersLeave]()
@@ -207,13 +210,14 @@ def _within_the_others(
 
 
 def searched_within(problem: Problem, left: Limits, known: Counts) -> Searched:
-    """The search for an LLM within what others leave, from a fleet that is known on."""
+    """Search for an LLM within the limits `left` by others, starting from the fleet `known`."""
     problem = within(problem, left)
     problem = replace(problem, lower=lower_bound(problem))
     return [(problem, search(problem, [problem.oracle.fleet(known)]))]
 
 
 def others_leave(left: Limits) -> OthersLeave:
+    """What the others leave of each limit, as a fact for the certificate."""
     return OthersLeave(tuple(Remainder(limit, amount) for limit, amount in left.rows()))
 
 
@@ -229,13 +233,13 @@ def gives_way(
 
 
 def slice_of(deadline: float, shares: int) -> float:
-    """The end of the first of so many equal shares of the time that is left, when one more is kept back."""
+    """The end of the first of `shares` equal shares of the remaining time, with one more in reserve."""
     now = time.monotonic()
     return now + max(deadline - now, 0.0) / (shares + 1)
 
 
 def _searched(part: Part, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
-    """The search for one LLM with all of the fleet for itself."""
+    """The search for one LLM with all of the fleet for itself; errors name the LLM."""
     try:
         return search_llm(part.task, part.trace, catalog, seed=seed, conditions=conditions)
     except InfeasibleError as error:
@@ -245,9 +249,9 @@ def _searched(part: Part, catalog: Catalog, seed: int, conditions: Conditions) -
 
 
 def _one_after_another(alone: Sequence[Searched], limits: Limits, until: float, progress: Progress) -> None:
-    """Serve the LLMs in turn from what is left, beginning with each of them, until all are served once.
+    """Search the LLMs in turn on what is left, beginning with each of them, until all are served once.
 
-    The fleets are not returned: what was simulated on the way, the oracles know.
+    The fleets are not returned: the purpose is that the oracles keep the verdicts for the master.
     """
 
     def serve(k: int, left: Limits) -> Counts | None:

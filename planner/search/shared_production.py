@@ -1,15 +1,16 @@
-"""Several LLMs in production on one stock: each keeps its SLO in the share of its futures that it asks for.
+"""Several LLMs in production on one stock: each keeps its SLO in the share of its scenarios that it requires.
 
-    alone   each LLM's fleet for production with all of the limits for itself; where all fit together, that is
-            the answer
-    share   else one master (cheapest.py) over the designs of all LLMs, in which a fleet holds if it misses
-            its SLO in no more of the futures that its LLM's search sees than it may; and the LLMs in turn on
-            what is left, which finds fleets of several types too
-    refine  each LLM within what the others leave, where its fleet may be of several types
-    test    each on futures that no search has seen; those of a fleet that fails join the futures of its LLM,
-            and all share again
+    alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit, that is the
+            answer.
+    share   Else one master (cheapest.py) covers the designs of all LLMs. A fleet holds if it misses its SLO
+            in no more of its LLM's scenarios than it may. The LLMs are also served in turn on what is left,
+            which finds fleets of several types too.
+    refine  Each LLM is searched within what the others leave, where its fleet may have several types.
+    test    Each fleet is tested in scenarios that no search has seen. Those of a fleet that fails join the
+            scenarios of its LLM, and all LLMs share again.
 
-Futures of different LLMs are drawn apart: each LLM keeps its promise, and nothing is said of all at once.
+Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO in enough of them, and nothing
+is claimed of all LLMs at once.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from planner.solvers.master import Limits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnPaper:
-    """One of the LLMs as it was planned on paper: the question with all of the limits for itself, its best
-    fleet then, and the fleet on paper beside those of the others.
+    """One LLM as it was planned on paper: its problem with all of the limits for itself, its best fleet then,
+    and its fleet on paper beside those of the others.
     """
 
     name: str
@@ -49,8 +50,8 @@ class OnPaper:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedProduction:
-    """For each LLM what is to be run, None where it asks for no safety; its `fleets`, and those it takes with
-    all of the limits for itself.
+    """The result for each LLM: its production, None where it requires no safety; its fleet; and the fleet
+    that it takes with all of the limits for itself.
     """
 
     made: tuple[Production | None, ...]
@@ -61,21 +62,22 @@ class SharedProduction:
 
 @dataclass(slots=True, eq=False)
 class _Llm:
-    """What is known of an LLM: the question in its futures, the hardest first, and the test of its fleets."""
+    """What is known of an LLM: its problem in scenarios, the hardest first, and the test of its fleets."""
 
     on_paper: OnPaper
     asked: Problem
     alone: Counts
-    test: Test | None  # None where no safety is asked for
+    test: Test | None  # None where no safety is required.
     kept_in: KeptIn | None
-    alone_holds: bool = True  # as far as is known
+    alone_holds: bool = True  # Whether no test has refuted the fleet alone.
 
     @property
     def is_passed(self) -> bool:
+        """Whether the fleet passed its test, or needs none."""
         return self.test is None or (self.kept_in is not None and is_passed(self.kept_in, self.test.safety))
 
     def try_again(self) -> None:
-        """With the futures of the test that failed among those that are searched."""
+        """Add the scenarios of the failed test to those of the search."""
         assert self.test is not None and self.kept_in is not None
         count = self.kept_in.futures
         futures = [self.test.futures[self.test.first + i] for i in range(count)]
@@ -88,10 +90,11 @@ class _Llm:
 def share_production(
     llms: Sequence[OnPaper], limits: Limits, deadline: float, progress: Progress
 ) -> SharedProduction | None:
-    """The cheapest fleets found that keep each SLO in enough futures, together within the limits.
+    """The cheapest fleets found that keep each SLO in enough scenarios and fit together within the limits.
 
     None where the time was over. Raises InfeasibleError if one LLM cannot be served so even alone, or no
-    fleets of all were found that fit together; the message names the least more of each limit that would do.
+    fleets of all were found that fit together; the message names the least increase of each limit that would
+    do.
     """
     known: list[_Llm] = []
     for k, one in enumerate(llms):
@@ -117,7 +120,7 @@ def share_production(
 
 
 def _alone(one: OnPaper, until: float) -> _Llm | None:
-    """With all of the limits for itself; None where the time was over."""
+    """The production of one LLM with all of the limits for itself; None where the time was over."""
     problem = replace(one.problem, deadline=until)
     if problem.task.safety is None:
         return _Llm(one, problem, one.alone.best, None, None)
@@ -134,7 +137,7 @@ def _alone(one: OnPaper, until: float) -> _Llm | None:
 def _with_share(
     error: InfeasibleError, llms: Sequence[OnPaper], limits: Limits, deadline: float, progress: Progress
 ) -> InfeasibleError:
-    """The error with the largest share of futures that all LLMs keep together."""
+    """The error with the largest share of scenarios that all LLMs keep together."""
     asked = [replace(in_production(one.problem), deadline=deadline, progress=silent) for one in llms]
     common = _in_common(llms, asked, limits, deadline, progress)
     return InfeasibleError(
@@ -149,7 +152,8 @@ def _with_share(
 def _in_common(
     llms: Sequence[OnPaper], asked: Sequence[Problem], limits: Limits, deadline: float, progress: Progress
 ) -> InCommon:
-    progress("production: the largest share of futures that all LLMs keep together")
+    """The largest share of scenarios that all LLMs keep together, from their fleets on paper on."""
+    progress("production: the largest share of scenarios that all LLMs keep together")
     on_paper = [one.paper.best for one in llms]
     return most_in_common(asked, on_paper, limits, lambda: time.monotonic() > deadline)
 
@@ -157,7 +161,9 @@ def _in_common(
 def _together(
     llms: Sequence[_Llm], limits: Limits, deadline: float, progress: Progress
 ) -> tuple[list[Counts], Cheapest, int] | None:
-    """Fleets within the limits that they share, how the master ended, and how many tests there were."""
+    """Fleets within the shared limits, the result of the master, and the number of tests; None where the time
+    was over before any fleets were found.
+    """
 
     def out_of_time() -> bool:
         return time.monotonic() > deadline
@@ -173,8 +179,8 @@ def _together(
         chosen, shared = _chosen(llms, limits, deadline, progress)
         if chosen is None and out_of_time():
             return None if best is None else (best, shared, attempt - 1)
-        assert chosen is not None  # else it was raised
-        progress("production: each LLM on futures that its search has not seen")
+        assert chosen is not None  # Without fleets and with time left, _choose_fleets raises.
+        progress("production: each LLM on scenarios that its search has not seen")
         best = _tested(llms, chosen, limits, is_exact=shared.is_exact)
         failed = [llm for llm in llms if not llm.is_passed]
         if not failed or attempt == TRIES or out_of_time():
@@ -223,7 +229,7 @@ def _chosen(
 def _infeasible(
     llms: Sequence[_Llm], limits: Limits, ways: Sequence[Sequence[Change]], common: InCommon
 ) -> InfeasibleError:
-    """What the fleets take that each LLM would have alone, and the least more of each limit that would do."""
+    """The error that names what the fleets alone use of each limit, and the least increase that would do."""
     alone = [(option.type, count) for llm in llms for option, count in llm.alone]
     over = [
         f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
@@ -233,7 +239,7 @@ def _infeasible(
     more = f" Or, with one worker type per pool, raise {ways_text(ways)}." if ways else ""
     return InfeasibleError(
         "safety: kept_in: each LLM can be served in production alone, but no fleets were found that keep the "
-        "SLOs of all in enough futures within the limits they share: those they would have alone take "
+        "SLOs of all in enough scenarios within the limits they share: those they would have alone take "
         f"{', '.join(over)}; {common}. Ask for a smaller kept_in, or safety: none.{more}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way] or "safety: kept_in",
@@ -244,9 +250,11 @@ def _infeasible(
 
 
 def _with_what_is_known(llm: _Llm, held: Sequence[Counts]) -> Problem:
-    """The question with the fleets that are known to fail, on paper or in its futures, and those that hold.
+    """The problem with its own oracle, which knows the fleets that fail on paper or in the LLM's scenarios,
+    and those that hold.
 
-    A search may have asked some of the futures alone: what held there may not hold in all.
+    A search may have simulated some of the scenarios alone, so fleets that held there are not known to hold
+    in all.
     """
     asked = llm.asked
     fails = {fleet: False for fleet, holds in llm.on_paper.problem.oracle.told.items() if not holds}
@@ -260,7 +268,7 @@ def _with_what_is_known(llm: _Llm, held: Sequence[Counts]) -> Problem:
 def _in_turn(
     llms: Sequence[_Llm], limits: Limits, deadline: float, *, any_mix: bool = False
 ) -> list[Counts] | None:
-    """The LLMs one after another on what is left, beginning with each, until all are served once."""
+    """The fleets of the LLMs, served one after another on what is left, as `serve_in_turn` does."""
 
     def serve(k: int, left: Limits) -> Counts | None:
         if time.monotonic() > deadline:
@@ -275,8 +283,10 @@ def _in_turn(
 def _on_what_is_left(
     llm: _Llm, asked: Problem, known: Counts | None = None, *, any_mix: bool = False
 ) -> Counts | None:
-    """The cheapest fleet found there, `known` where none is cheaper; None if there is none. Fleets of several
-    types are looked for where the best on paper is one, or any mix will do.
+    """The cheapest fleet found within the problem's limits, `known` where none is cheaper; None if there is
+    none.
+
+    Fleets of several types are searched too where the best on paper is one, or with `any_mix`.
     """
     start = [] if known is None else [asked.oracle.fleet(known)]
     found = cheaper_kept(asked, llm.on_paper.alone, known, start, any_mix=any_mix)
@@ -284,7 +294,7 @@ def _on_what_is_left(
 
 
 def _tested(llms: Sequence[_Llm], chosen: list[Counts], limits: Limits, *, is_exact: bool) -> list[Counts]:
-    """Each within what the others leave, and how it did in futures that no search has seen."""
+    """The fleet of each LLM within what the others leave, after its test; the LLM stores the result."""
     fleets = list(chosen)
     for k, llm in enumerate(llms):
         asked = within(llm.asked, beside(limits, fleets, k))
@@ -300,7 +310,9 @@ def _tested(llms: Sequence[_Llm], chosen: list[Counts], limits: Limits, *, is_ex
 def _with_answers(
     llms: Sequence[_Llm], fleets: Sequence[Counts], limits: Limits, deadline: float
 ) -> tuple[Production | None, ...]:
-    """The three answers of each LLM: with a loss, the LLMs in turn beside those that have such a fleet."""
+    """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
+    where they have one already.
+    """
     taken, made = list(fleets), list[Production | None]()
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:

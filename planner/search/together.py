@@ -1,12 +1,12 @@
-"""Several LLMs on one stock, planned together: the master of search/cheapest.py over all of them.
+"""Several LLMs on one stock, planned together by the master problem of search/cheapest.py.
 
-    alone    each LLM with all of the fleet for itself; where all fit together, that is the answer
-    share    else one master over all of them, whose proposals the simulator judges LLM by LLM
-    plans    each LLM within what the others leave, from the fleet it was given: its plan, its certificate
-    prices   the least more of each limit that saves something, and what it saves
-    futures  fleets that keep each SLO in enough futures (shared_production.py), where safety is asked for
+    alone       Each LLM is planned with all of the fleet for itself. Where all fit, that is the answer.
+    share       Else one master covers all LLMs, and the simulator judges its proposals LLM by LLM.
+    plans       Each LLM is searched within what the others leave, for its plan and certificate.
+    prices      For each limit the least increase that saves something, and what it saves.
+    production  Fleets keep each SLO in enough scenarios (shared_production.py), where safety is required.
 
-The first four are on paper (shared_paper.py).
+All but the last are on paper (shared_paper.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from planner.solvers.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A shared limit, and what all fleets take of it."""
+    """A shared limit, and how much of it all fleets together use."""
 
     limit: FleetLimit
     amount: float
@@ -67,8 +67,9 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One of the three answers for all LLMs: the sum of what their fleets add up to, and what is paid for
-    them on nodes that they share. None where some LLM has no such fleet within the limits: `lacks` names it.
+    """One of the three answers for all LLMs: the sum of their fleets' objectives, and the bill on nodes that
+    they share. The values are None where some LLM has no such fleet within the limits; `lacks` names these
+    LLMs.
     """
 
     name: AnswerName
@@ -81,13 +82,15 @@ class Total:
 class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
-    `paper` is the objective of each LLM's fleet on paper, beside the others on paper; `alone` that of what is
-    to be run if the LLM had all of the fleet for itself. `answers` are the three answers for all LLMs, empty
-    where not every LLM asks for safety. `in_production` says how production was chosen, and who gives way
-    there; `binding`, levels and bounds are about the fleets on paper. No fleets with one worker type per pool
-    have less than `level0_bound`, by the search where it `is_exhausted`, by simulation of all such fleets
-    where it `is_exact`; `level0` is the best such value found, None where it was not looked for because
-    fleets of several types have less. No fleets whatever have less than `bound`.
+    `paper` is the objective of each LLM's fleet on paper, beside the others on paper; `alone` is the
+    objective of its final fleet if the LLM had all of the fleet for itself. `answers` are the three answers
+    for all LLMs, empty where not every LLM requires safety. `in_production` says how production was chosen,
+    and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
+
+    No fleets with one worker type per pool are worth less than `level0_bound`: by the search where it
+    `is_exhausted`, by simulation of all such fleets where it `is_exact`. `level0` is the best such value
+    found, None where it was not looked for because fleets of several types are worth less. No fleets at all
+    are worth less than `bound`.
     """
 
     plans: Mapping[str, Plan]
@@ -113,16 +116,17 @@ class SharedPlan:
 
     @property
     def value(self) -> float:
-        """Of the fleets that are to be run."""
+        """The sum of the objectives of the fleets that are to be run."""
         return sum(plan.value for plan in self.plans.values())
 
     @property
     def value_on_paper(self) -> float:
+        """The sum of the objectives of the fleets on paper."""
         return sum(self.paper.values())
 
     @property
     def status(self) -> Status:
-        """The weakest of the plans' that is said of all; "on paper" where no LLM asks for safety."""
+        """The weakest status among the plans; "on paper" where no LLM requires safety."""
         found = {plan.status for plan in self.plans.values()}
         if not self.is_exhausted or "best found" in found:
             return "best found"
@@ -134,12 +138,12 @@ class SharedPlan:
 
     @property
     def bill(self) -> Bill:
-        """What is paid for all of them, on the nodes that they share."""
+        """What is paid for all fleets, on the nodes that they share."""
         return bill(self.workers, self.placement)
 
     @property
     def workers(self) -> Fleet:
-        """All of them, as if of one fleet; of a bill, an LLM is no matter."""
+        """All workers as one fleet, for the bill; the LLM of that fleet has no meaning."""
         return Fleet(self.fleets[0].llm, tuple(pool for fleet in self.fleets for pool in fleet.pools))
 
     @property
@@ -156,12 +160,12 @@ def plan_together(
     progress: Progress = silent,
     around: bool = False,
 ) -> SharedPlan:
-    """The cheapest fleets that keep the SLO of every LLM within the limits that they share; `around`: with
-    what holds around each of them, as for one LLM.
+    """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With `around`
+    each plan has what holds around its fleet, as a plan for one LLM does.
 
     Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
-    or all of them not together; the message then names the limits and the least more of each that would do.
-    After `time_limit_s` the best known is returned with its bound.
+    or all of them cannot be served together; the message names the limits and the least increase of each that
+    would do. After `time_limit_s` the best fleets so far are returned with their bound.
     """
     deadline = time.monotonic() + time_limit_s
     parts, task = question.parts, question.parts[0].task
@@ -171,7 +175,7 @@ def plan_together(
         task.power_limit_w,
         task.cost_limit_usd_per_h,
         task.gpu_limit,
-        by_gpu=len(parts) > 1,  # nodes are shared
+        by_gpu=len(parts) > 1,  # LLMs share nodes, so limits count GPUs.
     )
     alone, paper = plan_on_paper(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
@@ -230,7 +234,7 @@ def plan_together(
 
 
 def _known(part: Part, alone: Searched, paper: Searched, limits: Limits, deadline: float) -> OnPaper:
-    """One LLM for production, under the policies of its fleet on paper."""
+    """One LLM as the search for production needs it, under the policies of its fleet on paper."""
     problem, found = best_of(paper)
     by_itself = next(
         (each for other, each in alone if other.oracle.policies == problem.oracle.policies), found
@@ -242,8 +246,10 @@ def _known(part: Part, alone: Searched, paper: Searched, limits: Limits, deadlin
 def _as_run(
     paper: SharedPaper, made: SharedProduction | None, parts: Sequence[Part], limits: Limits, deadline: float
 ) -> tuple[list[Searched], list[OthersLeave | None]]:
-    """What each LLM's certificate is about: its fleet on paper; where it asks for no safety and the others
-    take more of the limits in production, what it finds within what they leave.
+    """The search that each LLM's certificate is about, and what the others leave it.
+
+    That is the search on paper. Where an LLM requires no safety and the others use more of the limits in
+    production, it is searched again within what they leave.
     """
     searched, leave = list(paper.searched), list(paper.within)
     if made is None or made.how.is_each:
@@ -268,7 +274,7 @@ def _plans(
     *,
     around: bool,
 ) -> list[Plan]:
-    """The plan of each LLM with its certificate."""
+    """Certify the plan of each LLM, with a note of what the others leave it."""
     plans = []
     for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
         until = [(replace(problem, deadline=deadline), found) for problem, found in each]
@@ -284,7 +290,7 @@ def _plans(
 
 
 def _totals(known: Sequence[OnPaper], made: SharedProduction | None) -> tuple[Total, ...]:
-    """The three answers for all LLMs, where each of them has three."""
+    """The three answers for all LLMs, where each of them has three; else none."""
     if made is None:
         return ()
     each = [(one, production) for one, production in zip(known, made.made, strict=True) if production]
@@ -321,7 +327,7 @@ def _warnings(parts: Sequence[Part], plans: Sequence[Plan]) -> list[OfLlm]:
 
 
 def _placement(parts: Sequence[Part], plans: Sequence[Plan]) -> Placement | None:
-    """All workers on the fewest nodes, which LLMs may share; a pair's KV between nodes is not minimised."""
+    """All workers on the fewest nodes, which LLMs may share. KV traffic between nodes is not minimised."""
     pools = tuple(
         Pool(f"{part.name}-{pool.name}", "mixed", pool.type, pool.count)
         for part, plan in zip(parts, plans, strict=True)

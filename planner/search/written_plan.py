@@ -1,4 +1,6 @@
-"""A written plan, simulated again: what was proved is read, the rest follows from its fleet and traffic."""
+"""A written plan, read and simulated again: what was proved is read, the rest follows from its fleet and
+traffic.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from planner.simulator.replay import simulate
 
 
 def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
-    """The plan in a folder, or whose plan.yaml `path` is, and the command that made it.
+    """The plan in a folder, or that of a plan.yaml at `path`, and the command that made it.
 
-    Raises InputError where a file is missing, or is not of the same plan as the others.
+    Raises InputError where a file is missing or belongs to another plan than the others.
     """
     written = read_written(path, catalog)
     simulation = simulate(written.fleet, written.trace, limits=written.slo.limits, record=True)

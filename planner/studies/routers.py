@@ -1,8 +1,8 @@
 """The plan's fleet under the router of every target that can run it, on its traffic as it is written.
 
-`policies.deployed` says what routes there and what the simulator does in its place. Targets with the same
-routing share a simulation; where the plan's own routing is the target's, or a role has one worker and so no
-choice, it is the plan's.
+`policies.deployed` says what routes there and what the simulator runs in its place. Targets with the same
+routing share a simulation. Where the target's routing is the plan's own, or each role has one worker and so
+no choice, the plan's simulation counts.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from planner.simulator.replay import simulate
 
 
 def under_routers(plan: Plan, target: str | None = None, deadline: float = math.inf) -> Plan:
-    """The plan with what its fleet does under each router among its facts, and a warning of those that do not
-    keep it: on its traffic as it is written, and in the futures in which the plan has passed its test. With
-    `target` only that one is looked at, and a warning says where it cannot run the plan. What would be
-    simulated beyond `deadline`, on time.monotonic's clock, is left out, and said to be.
+    """The plan with what its fleet does under each router, and a warning of the routers that do not keep the
+    SLO: on the traffic as it is written, and in the scenarios in which the plan passed its test.
+
+    With `target` only that target is simulated, and a warning says where it cannot run the plan. Simulations
+    that would begin after `deadline`, on time.monotonic's clock, are left out, and a warning says so.
     """
     refused = manifests.refused(plan.fleet, plan.max_model_len)
     warnings: list[Warned] = []
@@ -79,7 +80,7 @@ def under_routers(plan: Plan, target: str | None = None, deadline: float = math.
 
 
 def each_under_routers(shared: SharedPlan, question: Question) -> SharedPlan:
-    """The same of the plans of several LLMs."""
+    """The plans of several LLMs, each with what its fleet does under the routers."""
     plans = {part.name: under_routers(shared.plans[part.name], part.task.deploy) for part in question.parts}
     new = [
         OfLlm(name, warning)
@@ -90,8 +91,10 @@ def each_under_routers(shared: SharedPlan, question: Question) -> SharedPlan:
 
 
 def with_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
-    """The plan with what is planned for the targets that do not keep it, once for those whose routers are
-    alike. `planned_for` answers the same question for the router of one target.
+    """The plan with a fleet for each target that does not keep it, planned once for targets whose routers are
+    alike.
+
+    `planned_for` answers the same question for the router of one target.
     """
     kept = {each.target for each in plan.certificate.routers if each.keeps}
     alike: dict[object, list[str]] = {}
@@ -108,7 +111,7 @@ def _for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> Fo
         plan = planned_for(names[0])
     except InfeasibleError:
         return ForTargets(tuple(names), "infeasible", (), None)
-    except InputError:  # `policies: routing` names none that the target has
+    except InputError:  # `policies: routing` names no routing that the target has.
         return ForTargets(tuple(names), "not possible", (), None)
     refused = manifests.refused(plan.fleet, plan.max_model_len)
     able = tuple(name for name in names if name not in refused)
@@ -117,7 +120,7 @@ def _for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> Fo
 
 
 def _matters(fleet: Fleet, policies: Policies) -> Policies:
-    """The policies, without the routing of those who have no choice."""
+    """The policies with the usual routing for roles of one worker, which have no choice."""
     front = sum(pool.count for pool in fleet.pools if pool.role != "decode")
     back = sum(pool.count for pool in fleet.pools if pool.role == "decode")
     usual = Policies()
@@ -130,7 +133,7 @@ def _matters(fleet: Fleet, policies: Policies) -> Policies:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A fleet on the traffic as it is written and, where the plan has passed a test, in its futures."""
+    """A fleet's verdict on the written traffic and, where the plan passed a test, in its scenarios."""
 
     verdict: Verdict
     kept_in: KeptIn | None
@@ -138,10 +141,11 @@ class Judged:
 
 
 def _judged(plan: Plan, policies: Policies, deadline: float) -> Judged | None:
-    """The plan's fleet under other policies; None where the time does not suffice to say."""
+    """The verdict on the plan's fleet under other policies; None where the time was over."""
     if time.monotonic() > deadline:
         return None
-    pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()  # others' caches keep what is used
+    # Only a router that pins prefixes keeps them on workers; other caches keep what is used.
+    pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
     has_gaps = slo.every_s is not None or any(limit.metric == "tbt" for limit in slo.limits)
     verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
@@ -170,7 +174,7 @@ def _under(target: str, routed: Deployed, judged: Judged, plan: Plan) -> UnderRo
 
 
 def _decides(verdict: Verdict) -> At | None:
-    """The limit that is missed by most, or that has the least room."""
+    """The limit with the worst ratio of value to limit; None where no line has a value."""
     lines = [at(line) for line in verdict.lines]
     lines = [line for line in lines if not math.isnan(line.value_s)]
     return max(lines, key=lambda line: line.value_s / line.limit.limit_s, default=None)

@@ -25,8 +25,8 @@ from planner.models.latency import Array
 class AladdinSteps(TwoPhases):
     """Eq. 2 for prefills, eq. 3 for decodes [s]; `k1_s_, c1_s_` and `k2_s_, c2_s_, c3_s_` after `fit`.
 
-    The paper has eq. 3 for batches above one and calls batch one nearly constant: batch one is fitted
-    with the rest, as its context moves it no more than eq. 3 says.
+    The paper has eq. 3 for batches above one and calls a batch of one nearly constant. Here a batch of one is
+    fitted with the rest, because its context adds no more than eq. 3 says.
     """
 
     def __init__(self, *, beyond: str = "raise") -> None:

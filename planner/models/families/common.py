@@ -1,7 +1,7 @@
-"""What every family does alike: check X and y, remember the profiled range, refuse to leave it.
+"""What all families do alike: check X and y, remember the profiled range, and refuse to predict beyond it.
 
-A family predicts in seconds. `latency_` is its five-number form where it has one exactly, else None: then
-`planner.models.choice` refits that form to the family's predictions and says what the conversion costs.
+A family predicts seconds. `latency_` is its five-number form where it has one exactly, else None: then
+`planner.models.family_choice` refits that form to the family's predictions and states the error of the refit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from planner.models.step_fit import profiled
 
 
 class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Step time t(N, A_p, D, K, P) [s]; a subclass says how in `_fit` and `_predict`.
+    """Step time t(N, A_p, D, K, P) [s]; a subclass defines it in `_fit` and `_predict`.
 
-    X (n, 5), y (n,): step time [s], > 0.   beyond: "raise" or "extrapolate", outside the profiled range.
+    X (n, 5), y (n,): step time [s], > 0. `beyond` is "raise" or "extrapolate", for steps outside the profiled
+    range.
     """
 
     beyond: str
@@ -55,8 +56,9 @@ class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 class TwoPhases(StepFamily):
     """A family whose paper runs prefills and decodes apart: one form for each, fitted on steps of its kind.
 
-    A step that holds both counts as one after the other, t = t_prefill + t_decode: no such paper says, and
-    nothing less is safe. Mixed rows are not fitted. A phase that the table lacks cannot be predicted.
+    A step with both counts as one after the other, t = t_prefill + t_decode. No such paper says how they
+    overlap, and the sum is on the safe side. Mixed rows are not fitted. A phase that the table lacks cannot
+    be predicted.
     """
 
     def _fit(self, X: Array, y: Array) -> None:

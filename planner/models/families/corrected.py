@@ -1,10 +1,11 @@
-"""Ours for few measurements: a roofline-shaped formula, times a smooth correction where steps were measured.
+"""Our family for few measurements: a roofline-shaped formula, times a smooth correction where steps were
+measured.
 
 The form, g(step) exp(r(step)), is `planner.models.correction.CorrectedFormula`. g is fitted to all steps; r
-is the mean of a Gaussian process over what g leaves (log t - log g), of amplitude 0.15 and with measured
-times within 2 %. So it follows measured steps closely, goes from one to the next with N nearly linearly, and
-far from all of them g stands alone. Its covariance is fixed, not fitted: 13 prefill sizes do not carry seven
-more parameters; the numbers in it were set once, for all tables of docs/models.md together.
+is the mean of a Gaussian process over the residuals log t - log g, of amplitude 0.15 and with measured times
+within 2 %. So the form follows measured steps closely, goes from one to the next nearly linearly in N, and
+equals g far from all of them. The covariance is fixed, not fitted: 13 prefill sizes do not determine seven
+more parameters. Its numbers were set once, for all tables of docs/models.md together.
 
 Scaling a roofline and interpolating residuals follows no one paper; the other families here do.
 """
@@ -22,16 +23,18 @@ from planner.models.latency import Array
 from planner.models.step_fit import equal_shares
 
 AMPLITUDE_FRAC, NOISE_FRAC = 0.15, 0.02
-MOST_ANCHORS = 200  # measured steps that r rests on
+# r rests on at most this many measured steps, because the kernel sums over them.
+MOST_ANCHORS = 200
+# The measured steps are chosen from at most this many.
 _MOST_CANDIDATES = 1000
 
 
 class CorrectedSteps(StepFamily):
     """The form above, learned as `form_`.
 
-    Repeats of a step count as their median, because an engine's hiccups are one-sided. Of more than
-    `most_anchors` distinct steps the most informative are taken for r (`informative_rows`); g sees all.
-    `noise_frac` is how far off a measured time may be, `context_step` as in the form.
+    Repeats of a step count as their median, because an engine's hiccups only lengthen steps. Of more than
+    `most_anchors` distinct steps the most informative are taken for r (`informative_rows`); g is fitted to
+    all. `noise_frac` is the error of a measured time, `context_step` is as in the form.
     """
 
     form_: CorrectedFormula
@@ -75,11 +78,11 @@ class CorrectedSteps(StepFamily):
 
 
 def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
-    """Indices of the `rows` steps whose measurement would tell most about all of X; looks at no times.
+    """Indices of the `rows` steps whose measurement would tell most about all of X, without their times.
 
-    Greedy: each next step is the one whose measurement lowers the variances of r, summed over X, most
-    (I-optimal for the covariance above). From more than a thousand steps a thousand evenly spaced ones in
-    the order of N are candidates. Use it to pick what to measure out of what could be.
+    The choice is greedy: each next step is the one whose measurement lowers the variances of r, summed over
+    X, most (I-optimal for the covariance above). Of more than a thousand steps a thousand evenly spaced ones
+    in the order of N are candidates. The function also serves to pick what to measure.
     """
     if not 0 < rows <= len(X):
         raise InputError(f"asked for {rows} informative steps, must be 1 to {len(X)}, those there are")
@@ -103,7 +106,7 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
 
 
 def _fitted_formula(X: Array, t: Array) -> Array:
-    """Least squares of log t - log g over the logarithms of the coefficients, far outliers counting less."""
+    """The coefficients of g by least squares of log t - log g, with less weight on outliers."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     telling = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
     slope = np.percentile(t[telling] / tokens[telling], 15)

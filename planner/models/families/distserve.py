@@ -17,7 +17,9 @@ import numpy as np
 from planner.models.families.common import TwoPhases, nonnegative, ones, prefill_tokens, squared_lengths
 from planner.models.latency import Array
 
-LARGE_BATCH = 95  # the released simulator's threshold
+# The released simulator's threshold between small and large batches of decodes.
+LARGE_BATCH = 95
+# Three coefficients need at least this many distinct steps.
 _LEAST_ROWS = 3
 
 

@@ -3,8 +3,8 @@
     t_prefill = alpha_p + beta_p * (tokens that match no cached prefix)        [s]
     t_decode  = alpha_d + beta_d * (context tokens)                            [s]
 
-Its E2 scheduler needs the seconds a request adds, not those of a batch: context tokens are summed over the
-batch here, and the number of sequences has no part in it, which is where this form falls short.
+Preble's E2 scheduler needs the seconds that a request adds, not those of a batch. Here context tokens are
+summed over the batch. The number of sequences has no part in the form, which is its main error.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from planner.models.latency import Array, StepLatency
 
 
 class RooflineSteps(StepFamily):
-    """The form above; `scales_` (5,) after `fit`, `latency_` is the same as a StepLatency, exactly."""
+    """The form above; `scales_` (5,) are s, and `latency_` is exactly the fitted form."""
 
     def __init__(self, shape: StepLatency, *, scaled: bool = True, beyond: str = "raise") -> None:
         self.shape = shape

@@ -19,7 +19,9 @@ from planner.errors import InputError
 from planner.models.families.common import StepFamily, TwoPhases, prefill_tokens
 from planner.models.latency import Array
 
-MIXED = 1.1  # splitwise-sim: what a batch with both phases costs over a prompt of as many tokens
+# In splitwise-sim a batch with both phases takes this many times a prompt of as many tokens.
+MIXED = 1.1
+# Extrapolation may fall below zero, so step times are clipped to this.
 _QUICKEST_STEP_S = 1e-6
 
 
@@ -83,7 +85,7 @@ def medians(keys: Array, y: Array) -> tuple[Array, Array]:
 
 
 def interpolated(keys: Array, knots: Array, seconds: Array) -> Array:
-    """Linear between the knots, the outermost slopes going on; never below a microsecond."""
+    """Linear interpolation, with the outermost slopes beyond the knots, at least a microsecond."""
     if len(knots) == 1:
         return np.full(len(keys), seconds[0])
     k = np.clip(np.searchsorted(knots, keys) - 1, 0, len(knots) - 2)

@@ -26,9 +26,11 @@ from planner.models.families.common import StepFamily, prefill_tokens, squared_l
 from planner.models.latency import Array
 from planner.models.tables import ATTN_DECODE, ATTN_PREFILL, HEAD
 
-TOKEN_TILE = 8  # Vidur rounds the tokens of a step up to eights
+# Vidur rounds the tokens of a step up to multiples of this.
+TOKEN_TILE = 8
 TOTAL = "total"
-ATTN, REST = "attn", "rest"  # of an engine: one kernel for all sequences; what lies in no operator
+# Operators of an engine: one attention kernel for all sequences, and the time outside all operators.
+ATTN, REST = "attn", "rest"
 
 
 def equivalent_prefill_tokens(X: Array) -> Array:
@@ -37,11 +39,13 @@ def equivalent_prefill_tokens(X: Array) -> Array:
 
 
 class VidurForest(StepFamily):
-    """The forms above. `fit(X, y, operators)` with a column per operator (`StepTable.operators`) [s] fits a
-    forest each, and y is not looked at; without them one forest learns the total over all their features.
+    """The forms above. `fit(X, y, operators)` with a column of seconds per operator (`StepTable.operators`)
+    fits one forest per operator and ignores y. Without `operators` one forest learns the total over all
+    features.
 
-    y is predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27 settings of
-    the forest over 10 folds (half a CPU hour for one LLM); `trees` and the rest stay as they are given.
+    Times are predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27
+    settings of the forest over 10 folds (half a CPU hour for one LLM); here `trees` and the other settings
+    stay as given.
     """
 
     def __init__(self, *, trees: int = 60, seed: int = 0, beyond: str = "raise") -> None:
@@ -76,7 +80,7 @@ class VidurForest(StepFamily):
 
 
 def features(name: str, X: Array) -> Array:
-    """What the operator's time depends on, after Vidur's triage; all of it for the total."""
+    """The features that the operator's time depends on, after Vidur's triage; all features for the total."""
     tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
     equivalent, new = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
     if name == ATTN_PREFILL:
@@ -89,7 +93,7 @@ def features(name: str, X: Array) -> Array:
 
 
 def _has(name: str, X: Array) -> Array:
-    """Rows whose step runs the operator at all."""
+    """The rows whose step runs the operator at all."""
     if name == ATTN_PREFILL:
         return np.asarray(X[:, 4] > 0)
     if name == ATTN_DECODE:
