@@ -418,7 +418,7 @@ def _limit(
 
 
 def safety(place: str = "ask") -> Asked:
-    """In what share of futures the promise must be kept, by a profile or by its figures."""
+    """The inputs for the share of scenarios that must keep the SLO, by a profile or by its figures."""
 
     def take_profile() -> None:
         for name, value in question.PROFILES.get(st.session_state[f"{place}_profile"], {}).items():
@@ -433,13 +433,13 @@ def safety(place: str = "ask") -> Asked:
         key=f"{place}_profile",
         required=True,
         on_change=take_profile,
-        help="on paper: the traffic and the step times as written. production: 90 % of futures. high "
+        help="on paper: the traffic and the step times as written. production: 90 % of scenarios. high "
         "availability: the same after losing any one node.",
     )
     share, growth = st.columns(2, vertical_alignment="bottom")
     return {
         "kept_in": share.number_input(
-            "Kept in [% of futures]",
+            "Kept in [% of scenarios]",
             min_value=100 * LEAST_KEPT_FRAC,
             max_value=100 * MOST_KEPT_FRAC,
             value=None,
@@ -447,7 +447,7 @@ def safety(place: str = "ask") -> Asked:
             format="%g",
             key=f"{place}_kept_in",
             placeholder="on paper alone",
-            help="Futures: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
+            help="Scenarios: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
         ),
         "growth": growth.number_input(
             "Traffic grows by [%]", key=f"{place}_growth", **(SHARE | {"max_value": 100 * MOST_GROWTH_FRAC})

@@ -47,7 +47,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "production": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 0},
     "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": "nodes"},
 }
-"""Safety in a word: what was written alone, most futures, and after losing a node too."""
+"""The safety profiles: the traffic as it is written, most scenarios, and also after the loss of a node."""
 OWN_PROFILE = "own"
 PRICES = {
     "USD/h": "on_demand",

@@ -404,7 +404,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
             f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "
             "judges"
         )
-    lines.append("simulated on this traffic with median step times: no futures, no margin for them")
+    lines.append("simulated on this traffic with median step times: no scenarios, no margin for them")
     if answer.capacity is not None:
         lines.append(f"capacity: {answer.capacity.made}")
     return lines

@@ -7,7 +7,7 @@ Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker 
 
   min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
   s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.Limits)
-        holds     the simulation of n keeps the SLO, with `safety` in enough of the futures that a search sees
+        holds     the simulation of n keeps the SLO, with `safety` in enough of the scenarios that a search sees
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
 If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
@@ -91,7 +91,7 @@ class Way:
     migration_usd: float
     total_usd: float
     holds: bool
-    kept_in: KeptIn | None = None  # in the same futures for all ways; None with `safety: none`
+    kept_in: KeptIn | None = None  # All ways are simulated in the same scenarios; it is None with `safety: none`.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,11 +131,11 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
 
 
 def _first(job: Job, found: Document) -> None:
-    """The answer on paper, while futures are tried for the whole one."""
+    """Show the answer on paper while the scenarios for production are simulated."""
     with st.container(key="answer_first"):
         st.info(
             "On paper, for now: what the traffic as it is written needs. What production needs is being "
-            "tried in futures; it takes this answer's place, with its charts and its files."
+            "tried in scenarios; it takes this answer's place, with its charts and its files."
         )
         st.html(found["html"])
         for name in ("fleet", "slo"):
