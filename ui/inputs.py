@@ -474,7 +474,7 @@ def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) ->
 
 
 def policies(place: str = "ask") -> Asked:
-    """How requests wait, and what must be survived."""
+    """The inputs for queueing and for the losses that the fleet must survive."""
     found: Asked = {
         "queues": st.multiselect(
             "Order of the waiting prompts: any of",
@@ -514,7 +514,7 @@ def policies(place: str = "ask") -> Asked:
 
 
 def engines(place: str = "ask") -> Asked:
-    """What holds for every worker."""
+    """The inputs for the engine settings that all workers share."""
     found: Asked = {
         "stages": st.multiselect(
             "Pipeline stages a worker may have",
@@ -542,7 +542,7 @@ def engines(place: str = "ask") -> Asked:
 
 
 def also_asked(more: Asked, forget: Callable[[], None], place: str = "ask") -> None:
-    """What slo.yaml asks and no input shows."""
+    """List the requirements of slo.yaml that no input shows."""
     if more:
         st.markdown("**Also asked**, in slo.yaml alone:")
         draw.bullets(question.leaves(more))

@@ -1,7 +1,7 @@
 """From the inputs of a page to slo.yaml and the command that gives the same plan, and back.
 
-`asked` is a mapping of plain values, one per input: what a session keeps, and a plan with it. What slo.yaml
-can say and no input shows is in `asked["more"]`, so that a question passes through the page without loss.
+A form is a mapping of plain values, one per input: what a session keeps, and a plan with it. What slo.yaml
+can state and no input shows is in `form["more"]`, so that a question passes through the page without loss.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def of_preset(preset: SloPreset) -> Asked | None:
 
 
 def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> Asked:
-    """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `asked`.
+    """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `form`.
 
     Raises what `slo.parse_task` raises.
     """

@@ -1,7 +1,7 @@
 """Several fleets, or policies, on the same requests: one table and one picture.
 
-Every variant is simulated to the end on one list of requests, so all differences come from the variants. With
-an SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
+Every variant is simulated to the end on one list of requests, so all differences come from the variants.
+With an SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
 (fleet_standing.py). The dollars per million output tokens are the fleet's price for the whole run, from the first arrival to the last token,
 over the output tokens of the requests it finished.
 """
@@ -214,7 +214,7 @@ def to_json(comparison: Comparison) -> output.Document:
 
 
 def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """The rows of the table for people: a label and one cell per variant. Rows without any value are left out."""
+    """The rows of the printed table: a label and one cell per variant. Rows without a value are left out."""
     every = [row.cells() for row in comparison.rows]
     is_by_node = any(cells["cost_usd_per_h"] != cells["by_gpu_usd_per_h"] for cells in every)
 
@@ -272,7 +272,9 @@ def verdict(comparison: Comparison) -> str:
     if not sure:
         return f"{found} None keeps it in enough scenarios."
     surest = min(sure, key=_by_price)
-    return f"{found} In enough scenarios: {len(sure)}, the cheapest is {surest.variant.name}, {_price(surest)}."
+    return (
+        f"{found} In enough scenarios: {len(sure)}, the cheapest is {surest.variant.name}, {_price(surest)}."
+    )
 
 
 def _kept_text(cells: dict[str, Any]) -> str:

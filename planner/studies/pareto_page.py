@@ -88,7 +88,7 @@ def _flat(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
-    """What the cheapest fleet on paper costs, and in how many scenarios each of the two fleets keeps the SLO."""
+    """The cost of the cheapest fleet on paper, and the scenarios that it and the step's fleet keep."""
     answers = {each["name"]: each for each in step["answers"]}
     if not {"on-paper", "production"} <= answers.keys():
         return {}

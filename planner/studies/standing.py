@@ -33,7 +33,7 @@ class Standing:
 
     @property
     def is_kept_in_enough(self) -> bool:
-        """Whether enough of the simulated scenarios keep the SLO. Their number is fixed: no sequential test runs."""
+        """Whether enough of the simulated scenarios keep the SLO. Their number is fixed in advance."""
         return self.kept_in is not None and self.kept_in.kept_frac >= self.asked_frac - 1e-9
 
 
