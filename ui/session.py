@@ -147,7 +147,7 @@ def remember(asked: question.Asked, place: str = "ask") -> None:
 
 
 def settle(*places: str) -> None:
-    """The page was drawn to its end: the inputs have their values in the browser."""
+    """Note that the page was drawn completely, so the browser has the values of its inputs."""
     for place in places:
         _unsettled(place).clear()
 
@@ -196,8 +196,8 @@ def _id(text: object) -> str:
 
 
 def _is_free(session: str) -> bool:
-    """Whether no other open tab has this session, which is then ours. A tab that is reloaded is there for a
-    moment longer.
+    """Claim this session unless another open tab has it. A tab that is reloaded counts as open for a moment
+    longer.
     """
     context = get_script_run_ctx()
     if context is None or not runtime.exists():

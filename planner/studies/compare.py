@@ -2,8 +2,8 @@
 
 Every variant is simulated to the end on one list of requests, so all differences come from the variants.
 With an SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
-(fleet_standing.py). The dollars per million output tokens are the fleet's price for the whole run, from the first arrival to the last token,
-over the output tokens of the requests it finished.
+(fleet_standing.py). The dollars per million output tokens are the fleet's price for the whole run, from the
+first arrival to the last token, over the output tokens of the finished requests.
 """
 
 from __future__ import annotations

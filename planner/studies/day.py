@@ -53,9 +53,9 @@ MOST_VARIANTS = 40  # It bounds the settings that are simulated for one controll
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayQuestion:
-    """What is asked: a fleet at the sizes that stand all day, how its pools may change, the SLO with its
-    windows, the traffic, by what workers are billed (0: by the second), the grid of the optimum, and the
-    `stock` of GPUs that all pools share, as `elastic.Stock` counts it.
+    """The question of a day: a fleet with its static sizes, the limits on changes of its pools, the SLO with
+    its windows, and the traffic. `unit_s` is the unit of billing (0: by the second), `step_s` the grid of
+    the optimum, and `stock` has the GPUs that all pools share, as `elastic.Stock` counts them.
     """
 
     fleet: Fleet
@@ -65,7 +65,7 @@ class DayQuestion:
     unit_s: float
     step_s: float
     train_frac: float = 0.0
-    missed_usd: float | None = None  # The cost of a missed window; None: its static cost.
+    missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     stock: Mapping[str, int] = field(default_factory=dict)
 
@@ -77,8 +77,8 @@ class DayQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one window of the SLO came to: it holds if every limit does, and its attainment where the SLO has
-    one; `short_limit` is the one with the fewest values within it, of which `kept_frac` are.
+    """The verdict of one window of the SLO. `holds` is True if every limit and the attainment, if any, are
+    kept. `short_limit` names the limit with the smallest share of values within it, `kept_frac`.
     """
 
     start_s: float
@@ -90,8 +90,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """What a change of a pool's size did: requests routed anew because their worker stopped, and requests
-    late for a limit that arrived while the workers asked for were starting.
+    """The effect of one change of a pool's size: `rerouted` requests lost their worker when it stopped;
+    `late` requests arrived while new workers were starting, and missed a limit.
     """
 
     time_s: float
@@ -104,8 +104,8 @@ class Hurt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """One controller's day: its parameters as a document has them, what was paid, every window, what its
-    changes did, and where it goes up and down again within a start.
+    """The simulated day of one controller: its parameters as a document has them, the bill, the verdict of
+    every window, the effects of its changes, and its oscillations within one start-up time.
     """
 
     name: str
@@ -136,9 +136,9 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
-    """The cheapest sequence known that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or those
-    of a controller. No sequence on that grid costs less than `bound_usd`; no controller, whenever it acts,
-    less than `proved_usd`. `status` says what is known of cheaper ones.
+    """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
+    sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, at any
+    time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist.
     """
 
     ran: Ran
@@ -155,8 +155,8 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class FleetDay:
-    """What one fleet's day came to: standing, under the controller that is best for it, and at its optimum;
-    costs are None where it was not run, and `why` says why.
+    """The costs of one fleet for a day: static, under its best controller, and at its optimum. A cost is None
+    where the day was not simulated, and `why` has the reason.
     """
 
     label: str
@@ -172,8 +172,8 @@ class FleetDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayAnswer:
-    """All that ran on the judged traffic, the fleet that stands all day first. `optimum` is None where there
-    is none, and `no_optimum` says why; `left_out` why a controller did not run.
+    """All simulated days on the judged traffic, the static fleet first. Where `optimum` is None, `no_optimum`
+    has the reason; `left_out` has the reasons of controllers that were not simulated.
     """
 
     question: DayQuestion
@@ -198,7 +198,7 @@ class DayAnswer:
 
     @property
     def winner(self) -> Ran:
-        """The one that costs least with what its missed windows count; of equal ones the simplest."""
+        """The day of least cost, missed windows included; of equal ones the simplest controller."""
         if self.winner_name is not None:
             return next(row for row in self.rows if row.name == self.winner_name)
         return min(self.rows, key=lambda row: scored(row, self.missed_usd))
@@ -449,8 +449,8 @@ def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
 
 
 def _rerouted(simulation: Simulation, gone_s: float) -> int:
-    """Requests that were computed again, had come before a worker stopped and ended after it: an upper count,
-    since who was preempted elsewhere in between is among them.
+    """Count preempted requests that arrived before a worker stopped and ended later. The count is an upper
+    bound: it includes requests that another worker preempted in that time.
     """
     under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
     end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)

@@ -93,7 +93,7 @@ class JointAnswer:
 
     @property
     def winner(self) -> JointRan:
-        """The one that costs least with what its missed windows count, by those of each LLM."""
+        """The day of least cost, in which a missed window of each LLM costs what it does for that LLM."""
         questions = [answer.question for answer in self.each.values()]
         return _best(self.rows, questions)
 

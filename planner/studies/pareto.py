@@ -43,7 +43,7 @@ NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A fleet that is the best from its `corner` on, towards looser limits, up to the next step's."""
+    """A fleet that is optimal from the limit `corner` up to the corner of the next looser step."""
 
     corner: float
     value: float
@@ -56,8 +56,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Steps from loose to tight. `asked` is the limit of the question, None where it has none; `loosest` is
-    infinite where the walk began without the limit."""
+    """The steps from loose to tight. `question_limit` is the limit of the question, or None without one;
+    `loosest` is infinite where the walk began without the limit."""
 
     axis: str  # Examples are "ttft p90" and "power".
     unit: str

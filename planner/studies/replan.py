@@ -83,7 +83,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to go on: a fleet, what it costs per hour, and in the horizon with all starts and stops."""
+    """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops."""
 
     label: str
     fleet: Fleet
@@ -264,7 +264,7 @@ def _smaller(study: Study, change: _Change, scratch: Answer, best: Ints) -> tupl
 
 
 def _names(gpu: str) -> tuple[str, ...]:
-    """What a running GPU may be called in the question: owned ones are told from rented ones there."""
+    """The names of a running GPU in the question, which has separate names for owned and rented ones."""
     row = row_of(gpu)
     return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
 
@@ -347,7 +347,7 @@ def _capacity(universe: Sequence[Option], share: Floats, vectors: Ints) -> Float
 
 
 def _stripped(n: Ints, change: _Change) -> Ints:
-    """Take workers away, the dearest first, while that saves money and the fleet still holds."""
+    """Remove workers, the most expensive first, while this saves money and the fleet keeps the SLO."""
     n = n.copy()
     for j in np.argsort(-change.price, kind="stable"):
         while n[j] > 0:

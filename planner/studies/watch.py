@@ -105,14 +105,14 @@ class Drift:
 
     @property
     def is_harder(self) -> bool:
-        """Whether it went where the plan has more to do."""
+        """Whether the drift means more work for the plan."""
         return self.is_drift and self.is_up
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLine:
-    """A limit of the SLO live: its percentile lies above `low_s` and at or below `high_s`, two edges of
-    buckets. `is_kept` is None where the limit lies between them, or too few requests were counted.
+    """A limit of the SLO with its live percentile, which lies above `low_s` and at or below `high_s`, two
+    edges of buckets. `is_kept` is None if the limit lies between these, or too few requests were counted.
     """
 
     limit: Limit
@@ -125,10 +125,10 @@ class LatencyLine:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Up to which traffic of today's lengths the plan keeps its SLO: `until_rps`, live there are `now_rps`.
+    """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate.
 
-    `is_at_most` where it holds at the most that was tried, `input_frac` and `output_frac` are how much
-    longer prompts and outputs were made.
+    `is_at_most` is True if the plan held at the highest simulated rate. `input_frac` and `output_frac` are
+    the factors on the lengths of prompts and of outputs.
     """
 
     until_rps: float
@@ -139,7 +139,7 @@ class Holds:
 
     @property
     def headroom_frac(self) -> float:
-        """How much more traffic than now it carries; negative where it no longer does."""
+        """The share of additional traffic that the plan carries; negative if the live rate is too high."""
         return self.until_rps / self.now_rps - 1 if self.now_rps > 0 else math.inf
 
 
