@@ -18,12 +18,12 @@ from planner.documents.day import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORA
 from ui.question import Asked
 from ui.store import Document
 
-USUAL_LIMIT_S = 120  # of the command
+USUAL_LIMIT_S = 120  # It is the default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """The keys of the section that are spans, by their inputs."""
-NO_IMAGE = "none"  # nodes have it
+NO_IMAGE = "none"  # The nodes have the image already.
 STATIC = "static"
-OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # what stands all day runs anyway
+OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # The static fleet always runs.
 WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 
 

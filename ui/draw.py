@@ -70,7 +70,7 @@ def pictures(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def tenants(found: Iterable[Document]) -> None:
-    """Who sends how much of a trace."""
+    """Draw the table of tenants: the traffic that each one sends."""
     rows = [(row["tenant"], f"{row['requests']:,}", f"{100 * row['share of tokens']:.1f} %") for row in found]
     if rows:
         table(("tenant", "requests", "share of tokens"), rows)

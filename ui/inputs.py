@@ -418,7 +418,7 @@ def _limit(
 
 
 def safety(place: str = "ask") -> Asked:
-    """In what share of futures the promise must be kept, by a profile or by its figures."""
+    """The inputs for the share of scenarios that must keep the SLO, by a profile or by its figures."""
 
     def take_profile() -> None:
         for name, value in question.PROFILES.get(st.session_state[f"{place}_profile"], {}).items():
@@ -433,13 +433,13 @@ def safety(place: str = "ask") -> Asked:
         key=f"{place}_profile",
         required=True,
         on_change=take_profile,
-        help="on paper: the traffic and the step times as written. production: 90 % of futures. high "
+        help="on paper: the traffic and the step times as written. production: 90 % of scenarios. high "
         "availability: the same after losing any one node.",
     )
     share, growth = st.columns(2, vertical_alignment="bottom")
     return {
         "kept_in": share.number_input(
-            "Kept in [% of futures]",
+            "Kept in [% of scenarios]",
             min_value=100 * LEAST_KEPT_FRAC,
             max_value=100 * MOST_KEPT_FRAC,
             value=None,
@@ -447,7 +447,7 @@ def safety(place: str = "ask") -> Asked:
             format="%g",
             key=f"{place}_kept_in",
             placeholder="on paper alone",
-            help="Futures: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
+            help="Scenarios: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
         ),
         "growth": growth.number_input(
             "Traffic grows by [%]", key=f"{place}_growth", **(SHARE | {"max_value": 100 * MOST_GROWTH_FRAC})
@@ -474,7 +474,7 @@ def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) ->
 
 
 def policies(place: str = "ask") -> Asked:
-    """How requests wait, and what must be survived."""
+    """The inputs for queueing and for the losses that the fleet must survive."""
     found: Asked = {
         "queues": st.multiselect(
             "Order of the waiting prompts: any of",
@@ -514,7 +514,7 @@ def policies(place: str = "ask") -> Asked:
 
 
 def engines(place: str = "ask") -> Asked:
-    """What holds for every worker."""
+    """The inputs for the engine settings that all workers share."""
     found: Asked = {
         "stages": st.multiselect(
             "Pipeline stages a worker may have",
@@ -542,7 +542,7 @@ def engines(place: str = "ask") -> Asked:
 
 
 def also_asked(more: Asked, forget: Callable[[], None], place: str = "ask") -> None:
-    """What slo.yaml asks and no input shows."""
+    """List the requirements of slo.yaml that no input shows."""
     if more:
         st.markdown("**Also asked**, in slo.yaml alone:")
         draw.bullets(question.leaves(more))

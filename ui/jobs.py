@@ -26,7 +26,7 @@ from typing import Any, Literal
 from planner.io.files import repository_dir
 from ui.store import Store
 
-PATHS = ("trace", "catalog")  # of a request: files and folders whose content decides the result
+PATHS = ("trace", "catalog")  # The content of these files decides a result.
 WITH_SPARE = True
 Message = dict[str, Any]
 DONE: Message = {"done": True}
@@ -49,7 +49,7 @@ class Job:
     error: str = ""
     limit_s: float | None = None
     unit: str = ""
-    guess: str = ""  # of an error: how the file is likely to be read (UnsureError)
+    guess: str = ""  # The likely column map after an UnsureError.
     is_our_bug: bool = False
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
@@ -122,7 +122,7 @@ class Jobs:
                     _kill(job.process)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all worker processes."""
         for session, place in list(self._jobs):
             self.cancel(session, place)
         with self._lock:
@@ -157,7 +157,7 @@ class Jobs:
                     document = json.loads((Path(folder) / "document.json").read_text())
                     self.store.keep_result(job.key, document, (Path(folder) / "files.zip").read_bytes())
                     then(job)
-        except Exception as error:  # in a thread nobody would see it, and the page would wait for ever
+        except Exception as error:  # An unseen error in a thread would let the page wait forever.
             answer = {"crash": f"{type(error).__name__}: {error}"}
         finally:
             self._release(job, process, is_well=answer is not None and "crash" not in answer)
@@ -211,7 +211,7 @@ def _digest(path: Path, _changed_ns: int, _size: int) -> str:
 
 @functools.cache
 def _own_digest() -> str:
-    """Of the code and the catalog that compute, as they were when the app started."""
+    """The hash of our code and catalog as they were when the app started."""
     package = Path(__file__).resolve().parent.parent
     ours = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
     facts = list(repository_dir("catalogs").rglob("*.yaml"))
@@ -241,5 +241,5 @@ def _close(process: subprocess.Popen[str]) -> None:
     """The pipes of a process that is over; only for whoever reads from it."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what could not be written any more
+            with suppress(OSError):  # The pipe may be broken: its process has ended.
                 pipe.close()

@@ -1,7 +1,7 @@
 """From the inputs of a page to slo.yaml and the command that gives the same plan, and back.
 
-`asked` is a mapping of plain values, one per input: what a session keeps, and a plan with it. What slo.yaml
-can say and no input shows is in `asked["more"]`, so that a question passes through the page without loss.
+A form is a mapping of plain values, one per input: what a session keeps, and a plan with it. What slo.yaml
+can state and no input shows is in `form["more"]`, so that a question passes through the page without loss.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "production": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 0},
     "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": "nodes"},
 }
-"""Safety in a word: what was written alone, most futures, and after losing a node too."""
+"""The safety profiles: the traffic as it is written, most scenarios, and also after the loss of a node."""
 OWN_PROFILE = "own"
 PRICES = {
     "USD/h": "on_demand",
@@ -207,7 +207,7 @@ def of_preset(preset: SloPreset) -> Asked | None:
 
 
 def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> Asked:
-    """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `asked`.
+    """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `form`.
 
     Raises what `slo.parse_task` raises.
     """

@@ -30,8 +30,8 @@ from ui.store import Document, SavedPlan, Store
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
 POLL_S = 1.0
-RELOAD_S = 2.0  # until a tab that is left is known to be gone
-COUNTS = ("stock", "owned")  # of a GPU's row; the others are prices
+RELOAD_S = 2.0  # A closed tab is known to be gone after this time.
+COUNTS = ("stock", "owned")  # These inputs of a GPU are counts; the others are prices.
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
 CANCELLED = "Cancelled. Nothing is running any more."
@@ -49,7 +49,7 @@ class Session:
     catalog_folder: Path | None
 
     def asked(self) -> question.Asked:
-        """The inputs as they stand."""
+        """The question as the inputs now state it."""
         restored = st.session_state.pop("restore", None)
         if restored is not None or "asked" not in st.session_state:
             asked = question.kept(restored or self.store.asked(self.id) or {}, self.catalog)
@@ -112,7 +112,7 @@ class Session:
 
 
 def gpu_key(place: str, column: str, gpu: str) -> str:
-    """Of the input for a figure of a GPU."""
+    """The widget key of the input for a figure of a GPU."""
     return f"{place}_gpu_{column}_{gpu}"
 
 
@@ -147,7 +147,7 @@ def remember(asked: question.Asked, place: str = "ask") -> None:
 
 
 def settle(*places: str) -> None:
-    """The page was drawn to its end: the inputs have their values in the browser."""
+    """Note that the page was drawn completely, so the browser has the values of its inputs."""
     for place in places:
         _unsettled(place).clear()
 
@@ -196,8 +196,8 @@ def _id(text: object) -> str:
 
 
 def _is_free(session: str) -> bool:
-    """Whether no other open tab has this session, which is then ours. A tab that is reloaded is there for a
-    moment longer.
+    """Claim this session unless another open tab has it. A tab that is reloaded counts as open for a moment
+    longer.
     """
     context = get_script_run_ctx()
     if context is None or not runtime.exists():
@@ -286,7 +286,7 @@ def _progress(session: Session, place: str) -> None:
         is_cancelled = st.button("Cancel", key=f"cancel_{place}")
     if is_cancelled:
         session.jobs.cancel(session.id, place)
-        box.info(CANCELLED)  # at once; the rest of the page follows at the next look
+        box.info(CANCELLED)  # The rest of the page follows at the next refresh.
 
 
 def show_span_of(job: Job) -> str:

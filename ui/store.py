@@ -49,7 +49,7 @@ create table if not exists traces (session text not null, reference text not nul
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """One row of plans; `asked` are the inputs of the question, `result` the key of its result."""
+    """One row of plans; `form` has the inputs of the question, `result` the key of its result."""
 
     id: str
     session: str

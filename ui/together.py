@@ -81,11 +81,11 @@ def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
 def of_document(
     given: Mapping[str, Any], asked: Mapping[str, Any], catalog: Catalog, traces: Sequence[str]
 ) -> Asked:
-    """The inputs that ask what a slo.yaml asks; seed and time limit stay those of `asked`.
+    """The inputs that ask what a slo.yaml asks; seed and time limit stay those of `form`.
 
     `traces` are references of the store. Raises what `together.entries` raises.
     """
-    chosen = [one["trace"] for one in asked.get("llms", ())]  # of equal names
+    chosen = [one["trace"] for one in asked.get("llms", ())]  # These win over others of equal names.
     known = {file_of(reference): reference for reference in (*traces, *chosen)}
     beside = {key: given[key] for key in together.SHARED if key in given}
     every = []

@@ -84,7 +84,7 @@ Tell = Callable[[Document], None]
 
 SLIDERS_S = 20.0
 WATCHED = ("plan.yaml", "certificate.json", "requests.csv")
-MOST_REMEMBERED = 10_000_000  # requests, before a process begins to forget
+MOST_REMEMBERED = 10_000_000  # A process forgets old questions beyond this many requests.
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The last trace of this process by path, change, size and seed, with what was learned about it."""
 
@@ -122,7 +122,7 @@ def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _requests(request: Request, described: Description | None, traffic: Mapping[str, Any]) -> Trace:
-    """Those of the trace, read as `traffic` says, or drawn of a description."""
+    """The requests of the trace, read with the section `traffic`, or drawn from a description."""
     trace = None if described is not None else Path(request["trace"])
     return requests_of(trace, described, seed=request["seed"], how=reading_of({"traffic": traffic}))
 
@@ -221,7 +221,7 @@ def _planned(request: Request, tell: Tell) -> Plan:
 
 
 def _numbers(standing: Standing) -> Document:
-    """What the progress bar shows of it; the fleet is large."""
+    """The numbers for the progress bar; the fleet is left out, because it is large."""
     return {name: getattr(standing, name) for name in ("best", "bound", "simulations")}
 
 
@@ -238,7 +238,7 @@ def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _study(request: Request, tell: Tell) -> Study:
-    """What this process knows of the traffic from earlier questions, or a fresh start."""
+    """The study of this traffic, which earlier questions of this process may have filled."""
     known, path = _catalog(request), request["trace"]
     question = request["question"]
     described, how = parse_task(question, known).described, repr(reading_of(question))
@@ -476,7 +476,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     }
     best = answer.optimum
     if best is not None and best.bound_usd < best.usd * (1 - SAME_FRAC):
-        document["status"] = "best found"  # more time may find a cheaper one
+        document["status"] = "best found"  # More time may give a cheaper day.
     return document, {**day_page.render(answer), **day_manifests.manifests(answer), **written}
 
 
@@ -565,7 +565,7 @@ def _warm_up() -> None:
 def main() -> None:
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer of ours
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Prints of libraries are no answers.
         lock = threading.Lock()
 
         def tell(message: Document) -> None:
@@ -575,7 +575,7 @@ def main() -> None:
         jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
         if jobs.empty():
-            with contextlib.suppress(Exception):  # a cold start is slow, not wrong
+            with contextlib.suppress(Exception):  # A failed warm-up only makes the first job slower.
                 _warm_up()
         while True:
             job = json.loads(jobs.get())
@@ -593,7 +593,7 @@ def main() -> None:
 def _listen(jobs: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         jobs.put(line)
-    os._exit(0)  # the app is gone, and nobody waits for what we do
+    os._exit(0)  # The app has ended, so no work is left to finish.
 
 
 if __name__ == "__main__":

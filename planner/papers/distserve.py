@@ -47,7 +47,7 @@ from planner.solvers.master import Limits, Option
 from planner.traffic.trace import Trace
 
 NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), 1, 0.0, 0.0, 0.0)
-GROWTH = 1.15  # of a start that does not hold, until it does
+GROWTH = 1.15  # A start that fails grows by 15 % until it holds.
 MOST_GROWTHS = 20
 
 Measure = Callable[[Fleet, float], float]
@@ -101,7 +101,7 @@ class Placement:
 
     fleet: Fleet
     rate_rps: float
-    measured: tuple[tuple[Measured, ...], ...]  # of each phase, or of pairs
+    measured: tuple[tuple[Measured, ...], ...]  # The instances of each phase, or the pairs.
 
 
 def instance_types(
@@ -172,7 +172,7 @@ def first_tokens(traffic: Traffic) -> Traffic:
 
 
 def phases(slo: Slo) -> tuple[Slo, Slo]:
-    """The limits on TTFT, and the others; each phase is measured against its own."""
+    """The SLO of prefill (its TTFT limits) and that of decode (all other limits)."""
     ttft = tuple(limit for limit in slo.limits if limit.metric == "ttft")
     rest = tuple(limit for limit in slo.limits if limit.metric != "ttft")
     if not ttft or not rest:
@@ -315,7 +315,7 @@ def _fits(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
     rows: list[Measured] = []
-    best = 0.0  # per GPU
+    best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:
         row = Measured(fleet, 0.0)
         row = Measured(fleet, measure(fleet, best * row.gpus))

@@ -17,7 +17,7 @@ from planner.traffic.scaling import Asked
 from planner.traffic.trace import Trace, spread
 from planner.units import finite, show_s
 
-LEAST_REQUESTS = 100  # of a trace at the lowest rate that is tried
+LEAST_REQUESTS = 100  # The lowest rate keeps at least so many requests of a trace.
 LOWEST_RPS = 1e-4
 
 Watch = Callable[[float, bool | None], None]

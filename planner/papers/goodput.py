@@ -33,7 +33,7 @@ from planner.traffic.trace import Trace
 
 TOLERANCE_FRAC = 0.02
 LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6
-MOST_REQUESTS = 500_000  # of one run that is made longer
+MOST_REQUESTS = 500_000  # A steady run is not made longer than this.
 
 Traffic = Callable[[float, int, int], Trace]
 """Requests at a rate [requests/s]: at least about so many of them if it can, for a seed."""

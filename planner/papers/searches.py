@@ -22,9 +22,9 @@ from planner.units import finite, show_s
 
 MACHINE_TP = 8
 MOST_MACHINES = 256
-MOST_SPLITS = 20  # of a budget between prompt and token machines, for each design
+MOST_SPLITS = 20  # It bounds the splits of a budget that are simulated per design.
 RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = 0.02, 0.05
-MOST_GPUS = 1024  # of a deployment in Vidur's search
+MOST_GPUS = 1024  # It bounds a deployment of Vidur's search.
 
 Paper = Literal["distserve", "vidur", "splitwise"]
 
@@ -321,7 +321,7 @@ def _design_row(design: splitwise.Design, fleet: Fleet, answer: dict[str, Any]) 
 
 
 def _own_links(network: Network) -> Network:
-    """A link for each machine."""
+    """The network, with a link of its own for each machine."""
     return replace(network, is_shared=False)
 
 

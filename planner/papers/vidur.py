@@ -35,7 +35,7 @@ from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
-LEAST_SHARE = 0.1  # of the work bound: where the bisection begins
+LEAST_SHARE = 0.1  # The bisection begins at this share of the bound by work.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Several fleets, or policies, on the same requests: one table and one picture.
 
-Every variant is simulated to the end on one list of requests, so what differs is the variant's doing. Where
-something is promised, also in the same futures, and with more traffic and longer steps (standing.py). Dollars
-per million output tokens are the fleet's price for the whole run, from the first arrival to the last token,
-over the output tokens of the requests it finished.
+Every variant is simulated to the end on one list of requests, so all differences come from the variants.
+With an SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
+(fleet_standing.py). The dollars per million output tokens are the fleet's price for the whole run, from the
+first arrival to the last token, over the output tokens of the finished requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from planner.studies.standing import Standing, standing
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-DRAWN = 8  # more curves than this cannot be told apart
+DRAWN = 8  # The colours of one picture are distinct for at most eight curves.
 NAMES = ("compare.html", "compare.csv", "compare.json")
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 PICTURED: tuple[Metric, ...] = ("ttft", "tbt")
@@ -61,21 +61,21 @@ class VariantRow:
     variant: Variant
     summary: output.Document
     curves: dict[Metric, Curve]
-    standing: Standing | None = None  # None where nothing is promised, or it was not simulated
+    standing: Standing | None = None  # It is None without an SLO, and where no scenario was simulated.
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
-        """Of the hours until the last answer, longer with a backlog; None where no request finished."""
+        """The price of all hours until the last answer per million tokens; None where no request finished."""
         per_s = self.summary["output_tokens_per_s"]
         return self.cost_usd_per_h / 3600 / per_s * 1e6 if per_s else None
 
     @property
     def cost_usd_per_h(self) -> float:
-        """What is paid, whole nodes where these are sold."""
+        """The hourly bill, which counts whole nodes where GPUs are sold by the node."""
         return bill(self.variant.fleet).usd_per_h
 
     def cells(self) -> dict[str, Any]:
-        """One line of compare.csv: None for what never happened or was not promised."""
+        """One line of compare.csv. A value is None where it never occurred or the SLO has no such limit."""
         fleet, summary = self.variant.fleet, self.summary
         slo, power = summary["slo"] or {}, summary["power"] or {}
         return {
@@ -104,7 +104,7 @@ class VariantRow:
         }
 
     def _standing_cells(self) -> dict[str, Any]:
-        """In how many futures it is kept, to how much more it holds, and which limits it misses first."""
+        """The number of scenarios that keep the SLO, the headroom, and the limits that are missed first."""
         stands = self.standing
         kept_in, ends = (None, None) if stands is None else (stands.kept_in, stands.ends)
         room = None if ends is None else ends.headroom
@@ -129,7 +129,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know beside the figures."""
+        """The warnings that stand beside the figures, such as rejected requests and a growing queue."""
         found = []
         if len(self.rows) > DRAWN:
             found.append(f"the picture shows the first {DRAWN} of {len(self.rows)} variants, the table all")
@@ -214,7 +214,7 @@ def to_json(comparison: Comparison) -> output.Document:
 
 
 def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """For people: what is told, and each variant's figure; no line where none has one."""
+    """The rows of the printed table: a label and one cell per variant. Rows without a value are left out."""
     every = [row.cells() for row in comparison.rows]
     is_by_node = any(cells["cost_usd_per_h"] != cells["by_gpu_usd_per_h"] for cells in every)
 
@@ -238,7 +238,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
         line("promise", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
         line("requests that keep all limits", "attainment_frac", _percent),
         line("backlog steady", "steady", str),
-        ("kept in futures", [_kept_text(cells) for cells in every]),
+        ("kept in scenarios", [_kept_text(cells) for cells in every]),
         line("holds to more traffic", "holds_to_traffic_frac", more_text),
         line("holds to longer steps", "holds_to_steps_frac", more_text),
         line("missed first beyond", "breaks_first", str),
@@ -270,9 +270,11 @@ def verdict(comparison: Comparison) -> str:
     sure = [row for row in kept if row.standing is not None and row.standing.is_kept_in_enough]
     found = f"{len(kept)} of {len(rows)} keep the promise on this traffic; {least}"
     if not sure:
-        return f"{found} None keeps it in enough futures."
+        return f"{found} None keeps it in enough scenarios."
     surest = min(sure, key=_by_price)
-    return f"{found} In enough futures: {len(sure)}, the cheapest is {surest.variant.name}, {_price(surest)}."
+    return (
+        f"{found} In enough scenarios: {len(sure)}, the cheapest is {surest.variant.name}, {_price(surest)}."
+    )
 
 
 def _kept_text(cells: dict[str, Any]) -> str:
@@ -280,12 +282,12 @@ def _kept_text(cells: dict[str, Any]) -> str:
 
 
 def _by_price(row: VariantRow) -> tuple[float, float]:
-    """What is paid; of equal bills what GPUs in use cost."""
+    """The sort key of a variant: its bill, then the price of the GPUs that are in use."""
     return row.cost_usd_per_h, row.variant.fleet.price_usd_per_h
 
 
 def _percent(share: float) -> str:
-    """Rounded down: 100.00 % is every one."""
+    """The share in per cent, rounded down, so that 100.00 % means every request."""
     return f"{math.floor(1e4 * share) / 100:.2f} %"
 
 

@@ -9,8 +9,8 @@ optimum.
 
 The best, of parameters and of controllers, costs least with what missed windows count: by default each as
 much as one costs under the fleet that stands all day, which keeps it. A controller that
-keeps every window for less than the optimum's grid allows is a sequence that one who knows the future could
-have followed: then the optimum is that.
+keeps every window for less than the optimum on its grid of times is itself a feasible sequence: it then
+becomes the optimum.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
-ALL_AT_ONCE = "all limits at once"  # what `slo: attainment` is about
-BUCKET_S = 300.0  # of the arrivals that controllers learn from
-LEAST_OPTIMUM_S = 20.0  # of its own, however long the controllers took
-MOST_VARIANTS = 40  # parameters tried of one controller
+ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
+BUCKET_S = 300.0  # The history that controllers see counts arrivals in such buckets.
+LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
+MOST_VARIANTS = 40  # It bounds the settings that are simulated for one controller.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayQuestion:
-    """What is asked: a fleet at the sizes that stand all day, how its pools may change, the SLO with its
-    windows, the traffic, by what workers are billed (0: by the second), the grid of the optimum, and the
-    `stock` of GPUs that all pools share, as `elastic.Stock` counts it.
+    """The question of a day: a fleet with its static sizes, the limits on changes of its pools, the SLO with
+    its windows, and the traffic. `unit_s` is the unit of billing (0: by the second), `step_s` the grid of
+    the optimum, and `stock` has the GPUs that all pools share, as `elastic.Stock` counts them.
     """
 
     fleet: Fleet
@@ -65,8 +65,8 @@ class DayQuestion:
     unit_s: float
     step_s: float
     train_frac: float = 0.0
-    missed_usd: float | None = None  # that a window which is missed counts; None: what one costs standing
-    start_notes: tuple[str, ...] = ()  # what the start-up times rest on
+    missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
+    start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     stock: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -77,8 +77,8 @@ class DayQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one window of the SLO came to: it holds if every limit does, and its attainment where the SLO has
-    one; `short_limit` is the one with the fewest values within it, of which `kept_frac` are.
+    """The verdict of one window of the SLO. `holds` is True if every limit and the attainment, if any, are
+    kept. `short_limit` names the limit with the smallest share of values within it, `kept_frac`.
     """
 
     start_s: float
@@ -90,8 +90,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """What a change of a pool's size did: requests routed anew because their worker stopped, and requests
-    late for a limit that arrived while the workers asked for were starting.
+    """The effect of one change of a pool's size: `rerouted` requests lost their worker when it stopped;
+    `late` requests arrived while new workers were starting, and missed a limit.
     """
 
     time_s: float
@@ -104,8 +104,8 @@ class Hurt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """One controller's day: its parameters as a document has them, what was paid, every window, what its
-    changes did, and where it goes up and down again within a start.
+    """The simulated day of one controller: its parameters as a document has them, the bill, the verdict of
+    every window, the effects of its changes, and its oscillations within one start-up time.
     """
 
     name: str
@@ -116,9 +116,9 @@ class Ran:
     windows: tuple[Kept, ...]
     hurt: tuple[Hurt, ...]
     swings: tuple[Oscillation, ...] = ()
-    chosen: Chosen | None = None  # None: a sequence that nobody decides
+    chosen: Chosen | None = None  # It is None for a fixed sequence of sizes.
     deployment: Deployment | None = None
-    tried: int = 1  # parameters, on the part of the traffic that trains
+    tried: int = 1  # The number of settings simulated on the training part.
 
     @property
     def missed(self) -> int:
@@ -136,9 +136,9 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
-    """The cheapest sequence known that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or those
-    of a controller. No sequence on that grid costs less than `bound_usd`; no controller, whenever it acts,
-    less than `proved_usd`. `status` says what is known of cheaper ones.
+    """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
+    sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, at any
+    time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist.
     """
 
     ran: Ran
@@ -155,8 +155,8 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class FleetDay:
-    """What one fleet's day came to: standing, under the controller that is best for it, and at its optimum;
-    costs are None where it was not run, and `why` says why.
+    """The costs of one fleet for a day: static, under its best controller, and at its optimum. A cost is None
+    where the day was not simulated, and `why` has the reason.
     """
 
     label: str
@@ -172,8 +172,8 @@ class FleetDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayAnswer:
-    """All that ran on the judged traffic, the fleet that stands all day first. `optimum` is None where there
-    is none, and `no_optimum` says why; `left_out` why a controller did not run.
+    """All simulated days on the judged traffic, the static fleet first. Where `optimum` is None, `no_optimum`
+    has the reason; `left_out` has the reasons of controllers that were not simulated.
     """
 
     question: DayQuestion
@@ -184,8 +184,8 @@ class DayAnswer:
     capacity: CapacityTable | None
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
-    winner_name: str | None = None  # None: by what it costs; of several LLMs the one that is best for all
-    fleets: tuple[FleetDay, ...] = ()  # that could stand all day; empty where none was compared
+    winner_name: str | None = None  # None: the cheapest. Set by several_llms_day.py.
+    fleets: tuple[FleetDay, ...] = ()  # The alternatives; empty where none was compared.
 
     @property
     def static(self) -> Ran:
@@ -193,18 +193,18 @@ class DayAnswer:
 
     @property
     def missed_usd(self) -> float:
-        """What a missed window counts."""
+        """The cost that one missed window adds to a day."""
         return missed_usd_of(self.question, self.static)
 
     @property
     def winner(self) -> Ran:
-        """The one that costs least with what its missed windows count; of equal ones the simplest."""
+        """The day of least cost, missed windows included; of equal ones the simplest controller."""
         if self.winner_name is not None:
             return next(row for row in self.rows if row.name == self.winner_name)
         return min(self.rows, key=lambda row: scored(row, self.missed_usd))
 
     def regret_usd(self, row: Ran) -> float | None:
-        """What it costs above the optimum; less than 0 where it misses windows to be cheaper."""
+        """The cost above the optimum; negative for a controller that is cheaper because it misses windows."""
         return None if self.optimum is None else row.usd - self.optimum.usd
 
 
@@ -216,7 +216,7 @@ def study_day(
     optimum: bool = True,
     progress: Progress = silent,
 ) -> DayAnswer:
-    """Run what stands all day, every controller and the optimum on the same traffic.
+    """Simulate the static fleet, every controller and the optimum on the same traffic.
 
     Raises InputError where the traffic cannot be parted as asked, or is of a kind that pools that change
     cannot serve.
@@ -267,7 +267,7 @@ class Day:
 
 
 def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[Ran | None, str]]:
-    """Each controller's day, wherever the workers are; or None, and why it did not run."""
+    """The day of each controller, run by the executor; None and the reason where one could not run."""
     if executors.crew() is None:
         deadline, found = time.monotonic() + day.left_s, []
         for each in chosen:
@@ -284,7 +284,7 @@ def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[
 
 
 def _sent(day: Day, each: Chosen) -> tuple[Ran | None, dict[str, Any], str]:
-    """A row without what whoever asked has, the settings chosen, and why there is none."""
+    """A row reduced to what the caller lacks, with the chosen settings and the reason for a missing day."""
     row, why_not = _row(day, each, silent)
     if row is None or row.chosen is None:
         return row, {}, why_not
@@ -325,13 +325,13 @@ def best_sizes(
 
 
 def terms_of(question: DayQuestion) -> DayTerms:
-    """The grid, and what workers cost."""
+    """The windows and the billing terms of the question, as the search for the optimum needs them."""
     asked = question.fleet, question.trace, question.slo, question.pools
     return day_terms(*asked, step_s=question.step_s, unit_s=question.unit_s, stock=question.stock)
 
 
 def parted(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
-    """The part that trains, None where nothing does, and the part that judges, from its own time zero."""
+    """Split the trace into the training part (None without one) and the judged part, which starts at 0 s."""
     if not train_frac:
         return None, trace
     start_s = float(trace.arrival_s[0])
@@ -352,13 +352,13 @@ def missed_usd_of(question: DayQuestion, static: Ran) -> float:
 
 
 def scored(row: Ran, missed_usd: float) -> tuple[float, int]:
-    """What a controller costs with what its missed windows count, then how many it misses."""
+    """The sort key of a day: its bill plus the cost of its missed windows, then the number of these."""
     counted_usd = missed_usd * row.missed if row.missed else 0.0
     return row.usd + counted_usd, row.missed
 
 
 def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
-    """One controller on the question's traffic."""
+    """Simulate one controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
     part = Part(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
     (run,) = simulate_together([part], question.stock)
@@ -367,7 +367,7 @@ def ran(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
 
 
 def told(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
-    """What a run came to."""
+    """Summarize one simulated day: bill, windows, changes of size and oscillations."""
     slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
     terms = terms_of(question)
     return Ran(
@@ -390,7 +390,7 @@ def tune(
     deadline: float,
     progress: Progress,
 ) -> tuple[Chosen, int]:
-    """The best of a controller's parameters on the question's traffic, and how many were tried."""
+    """The best settings of a controller on the question's traffic, and the number of settings simulated."""
     best, best_value, tried = chosen, (np.inf, 0), 0
     for variant in list(variants(chosen))[:MOST_VARIANTS]:
         if tried and time.monotonic() > deadline:
@@ -404,7 +404,7 @@ def tune(
 
 
 def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[Kept, ...]:
-    """Every window between these edges, from a simulation that counted them."""
+    """The verdict of every window between these edges, from a simulation that counted per window."""
     by_name = {limit.name: in_windows(simulation, k, edges_s) for k, limit in enumerate(slo.limits)}
     if slo.attainment_frac is not None:
         by_name[ALL_AT_ONCE] = attained_in_windows(simulation, slo, edges_s)
@@ -418,7 +418,7 @@ def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
 
 
 def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Floats, Floats]:
-    """Workers paid and workers ready, on average in each window: (P, V) each."""
+    """The mean numbers of paid and of ready workers in each window, two arrays (pools, windows)."""
     paid, ready = np.zeros((pools, len(edges_s) - 1)), np.zeros((pools, len(edges_s) - 1))
     lengths_s = np.diff(edges_s)
     for span in run.spans:
@@ -432,7 +432,7 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 
 
 def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
-    """Every change of a pool's size that the controller asked for, in order of time."""
+    """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, found = run.simulation, []
     late = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     for p in range(run.asked.shape[1]):
@@ -449,8 +449,8 @@ def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
 
 
 def _rerouted(simulation: Simulation, gone_s: float) -> int:
-    """Requests that were computed again, had come before a worker stopped and ended after it: an upper count,
-    since who was preempted elsewhere in between is among them.
+    """Count preempted requests that arrived before a worker stopped and ended later. The count is an upper
+    bound: it includes requests that another worker preempted in that time.
     """
     under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
     end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
@@ -458,7 +458,7 @@ def _rerouted(simulation: Simulation, gone_s: float) -> int:
 
 
 def _highest_rps(trace: Trace, every_s: float) -> float:
-    """Of the windows of a trace."""
+    """The highest request rate of any window of a trace."""
     edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + every_s, every_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
     return float(counts.max() / min(every_s, max(trace.duration_s, 1.0)))
@@ -472,7 +472,7 @@ def _history(trace: Trace) -> History:
 
 
 def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
-    """What controllers may know: what was seen before the judged traffic, where anything was."""
+    """The knowledge of a controller: pools, limits, and the traffic before the judged part, if any."""
 
     def limit_s(*metrics: str) -> float | None:
         found = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]

@@ -25,7 +25,7 @@ THE_PLAN = "the plan"
 
 
 def worth_standing(study: Study, task: Task, found: Answer, deadline: float) -> dict[str, Fleet]:
-    """The plan and its true alternatives by their labels, no fleet twice; as far as the time allows."""
+    """The plan and its alternatives by label, each fleet once; the deadline may cut the list short."""
     fleets = {THE_PLAN: found.fleet}
     types = gpu_types(task, study)
     for name, stock in types.items() if len(types) > 1 else ():
@@ -33,7 +33,7 @@ def worth_standing(study: Study, task: Task, found: Answer, deadline: float) -> 
             own = replace(study, time_limit_s=max((deadline - time.monotonic()) / len(types), 1.0))
             try:
                 fleets[f"only {name}"] = own.ask(replace(task, stock=stock)).fleet
-            except PlannerError:  # it cannot serve the traffic, or not in time: no alternative
+            except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
                 continue
     if time.monotonic() < deadline:
         for row in alternatives(found.problem, found.found.level0, found.found.best, found.value):

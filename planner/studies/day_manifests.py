@@ -6,7 +6,7 @@ from planner.errors import InputError
 from planner.manifests import autoscaling
 from planner.studies.day import DayAnswer
 
-OUTDATED = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")  # of another winner
+OUTDATED = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")  # An earlier winner left these.
 
 
 def manifests(answer: DayAnswer) -> dict[str, str]:

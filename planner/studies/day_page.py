@@ -36,7 +36,7 @@ HEAD = (
     "Hurt by changes",
     "Regret",
 )
-MOST_MISSED = 12  # windows that are listed
+MOST_MISSED = 12  # More missed windows than this are only counted.
 
 
 def render(answer: DayAnswer) -> dict[str, str]:
@@ -59,7 +59,7 @@ def sentence(answer: DayAnswer) -> str:
 
 
 def proof_lines(answer: DayAnswer) -> list[str]:
-    """What is known of the optimum, and what cannot cost less."""
+    """Sentences on how exact the optimum is, and on the bounds below which no day can cost."""
     found = answer.optimum
     if found is None:
         return [f"No optimum: {answer.no_optimum}."]
@@ -123,7 +123,7 @@ def _best_usd(answer: DayAnswer) -> float | None:
 
 
 def hours_of(answer: DayAnswer) -> float:
-    """Of the judged traffic."""
+    """The length of the judged traffic in hours."""
     return answer.judged.duration_s / 3600
 
 
@@ -136,7 +136,7 @@ def _missed(row: Ran) -> str:
 
 
 def missed_lines(row: Ran) -> list[str]:
-    """The windows that it misses, the worst first."""
+    """The missed windows of a controller, the worst first."""
     short = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
     lines = [
         f"{clock(each.start_s)} to {clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep {each.short_limit}"
@@ -293,7 +293,7 @@ def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
 
 
 def figures(answer: DayAnswer) -> list[Figure]:
-    """Demand and what is ready for it, workers, what each window keeps, what each controller costs."""
+    """The charts: demand and ready capacity, workers, verdicts of the windows, and costs."""
     shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
     shown += [] if answer.optimum is None else [answer.optimum.ran]
     edges_s = edges_of(answer.static)
@@ -356,7 +356,7 @@ def _html(answer: DayAnswer) -> str:
 
 
 def settings_lines(answer: DayAnswer) -> list[str]:
-    """What was set of each controller, and how many settings were tried."""
+    """The settings of each controller, and the number of settings that were simulated."""
     lines = []
     for row in answer.rows:
         if row.name == STATIC:
@@ -368,7 +368,7 @@ def settings_lines(answer: DayAnswer) -> list[str]:
 
 
 def _swings(answer: DayAnswer, row: Ran) -> str:
-    """Where it oscillates."""
+    """The times at which the controller oscillates."""
     pools = answer.question.fleet.pools
     return "".join(
         f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
@@ -404,7 +404,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
             f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "
             "judges"
         )
-    lines.append("simulated on this traffic with median step times: no futures, no margin for them")
+    lines.append("simulated on this traffic with median step times: no scenarios, no margin for them")
     if answer.capacity is not None:
         lines.append(f"capacity: {answer.capacity.made}")
     return lines

@@ -64,7 +64,7 @@ class JointRan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOptimum:
-    """As `day.Optimum`, of all LLMs, and of `each` its part in it."""
+    """The optimum of all LLMs with the fields of `day.Optimum`; `each` has the part of every LLM."""
 
     ran: JointRan
     each: tuple[Optimum, ...]
@@ -93,7 +93,7 @@ class JointAnswer:
 
     @property
     def winner(self) -> JointRan:
-        """The one that costs least with what its missed windows count, by those of each LLM."""
+        """The day of least cost, in which a missed window of each LLM costs what it does for that LLM."""
         questions = [answer.question for answer in self.each.values()]
         return _best(self.rows, questions)
 
@@ -185,7 +185,7 @@ def _tuned(
     m: int,
     deadline: float,
 ) -> tuple[Chosen, int]:
-    """A controller with the best of its parameters for one LLM, and how many were tried."""
+    """A controller with its best settings for one LLM, and the number of settings simulated."""
     if train is None or chosen.row.name == STATIC:
         return chosen, 1
     missed_usd = missed_usd_of(question, rows[0].parts[m])
@@ -215,7 +215,7 @@ def _ran(
 
 
 def _paid_usd(parts: Sequence[Ran], terms: DayTerms) -> float:
-    """What is paid for all workers, on nodes that LLMs share."""
+    """The bill of all workers, on nodes that the LLMs share."""
     lives, first = [], 0
     for part in parts:
         lives += [(first + span.pool, span.asked_s, span.gone_s) for span in part.run.spans]

@@ -145,5 +145,5 @@ def _html(answer: JointAnswer) -> str:
 
 
 def _named(figure: Figure, llm: str) -> Figure:
-    """The figure under a name that only this LLM's has."""
+    """A chart under a name that contains its LLM, because all charts share one page."""
     return Figure(f"{llm}-{figure.name}", figure.chart, f"{llm}: {figure.caption}")

@@ -38,36 +38,36 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 CORNER_FRAC = 1e-3
 RATE_FRAC = 5e-3
-NEXT_FRAC = 1e-6  # how far beyond an exact corner the next plan is made
+NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A fleet that is the best from its `corner` on, towards looser limits, up to the next step's."""
+    """A fleet that is optimal from the limit `corner` up to the corner of the next looser step."""
 
     corner: float
     value: float
     fleet: Fleet
-    is_exact: bool  # the best of level 0 is
-    is_exhausted: bool  # the search of level 0 came to its end in time
-    level0: float  # the best of one worker type per pool; a fleet of several types may have beaten it
-    answers: tuple[Answered, ...] = ()  # the three, where safety is asked for
+    is_exact: bool  # Level 0 is proved optimal.
+    is_exhausted: bool  # The search of level 0 ended before its time limit.
+    level0: float  # The cost of level 0; a mixed fleet may cost less.
+    answers: tuple[Answered, ...] = ()  # The three answers; empty with `safety: none`.
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Steps from loose to tight. `asked` is the limit of the question, None where it has none; `loosest` is
-    infinite where the walk began without the limit."""
+    """The steps from loose to tight. `question_limit` is the limit of the question, or None without one;
+    `loosest` is infinite where the walk began without the limit."""
 
-    axis: str  # "ttft p90", "power"
+    axis: str  # Examples are "ttft p90" and "power".
     unit: str
     objective: str
     objective_unit: str
     steps: tuple[Step, ...]
     loosest: float
     asked: float | None
-    is_rising: bool  # the cost rises with the limit: rates
-    ended: str  # why the staircase ends where it does
+    is_rising: bool  # It is True for rates, whose cost rises with the limit.
+    ended: str  # The reason why no further step follows.
 
     def best_at(self, limit: float) -> Step | None:
         """The best fleet at a limit in the range that was walked."""

@@ -80,7 +80,7 @@ def ended_line(found: Frontier) -> str:
 
 
 def _flat(step: dict[str, Any]) -> dict[str, Any]:
-    """A line of pareto.csv: each answer's price and futures in columns of their own."""
+    """A line of pareto.csv: each answer's price and scenarios in columns of their own."""
     answers = {each["name"].replace("-", "_"): each for each in step["answers"]}
     return {key: value for key, value in step.items() if key != "answers"} | {
         f"{name}_{key}": each[key] for name, each in answers.items() for key in ("value", "kept", "futures")
@@ -88,7 +88,7 @@ def _flat(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
-    """What the cheapest fleet on paper costs, and in how many futures it and this one are kept."""
+    """The cost of the cheapest fleet on paper, and the scenarios that it and the step's fleet keep."""
     answers = {each["name"]: each for each in step["answers"]}
     if not {"on-paper", "production"} <= answers.keys():
         return {}
@@ -96,12 +96,12 @@ def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
     return {
         "on paper": "-" if paper["value"] is None else f"{paper['value']:.6g}",
         "on paper, kept in": f"{paper['kept']} of {paper['futures']}",
-        "kept in futures": f"{made['kept']} of {made['futures']}",
+        "kept in scenarios": f"{made['kept']} of {made['futures']}",
     }
 
 
 def rows(found: Frontier) -> list[dict[str, str]]:
-    """Fleet by fleet, as text."""
+    """The rows of the table, one per fleet, with every value as text."""
     return [
         {
             f"{found.axis}, holds to": _shown(found, step["holds_to"]),

@@ -7,7 +7,7 @@ Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker 
 
   min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
   s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.Limits)
-        holds     the simulation of n keeps the SLO, with `safety` in enough of the futures that a search sees
+        holds     the simulation of n keeps the SLO, with `safety` in enough scenarios of the search
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
 If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
@@ -56,12 +56,12 @@ from planner.units import finite
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000
-MOST_REQUESTS = 8_000_000  # simulated requests that the search for a smaller change may cost
+MOST_REQUESTS = 8_000_000  # It bounds the requests simulated for a smaller change.
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long the new fleet is to run, and what starting and stopping a worker costs."""
+    """The horizon of the new fleet, and the costs of starting and of stopping a worker."""
 
     horizon_h: float
     start_usd: float
@@ -74,7 +74,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Workers of one kind before and after."""
+    """The number of workers of one kind before and after the change."""
 
     worker: str
     before: int
@@ -83,7 +83,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to go on: a fleet, what it costs per hour, and in the horizon with all starts and stops."""
+    """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops."""
 
     label: str
     fleet: Fleet
@@ -91,7 +91,7 @@ class Way:
     migration_usd: float
     total_usd: float
     holds: bool
-    kept_in: KeptIn | None = None  # in the same futures for all ways; None with `safety: none`
+    kept_in: KeptIn | None = None  # All ways share scenarios; None with `safety: none`.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class Replan:
     moves: tuple[Move, ...]
     ways: tuple[Way, ...]
     verdict: Verdict
-    running_verdict: Verdict | None  # None where a GPU of the running fleet is no longer in stock
+    running_verdict: Verdict | None  # It is None without stock for the fleet.
     options: tuple[str, ...]
     is_exhausted: bool
     assumed: int
@@ -195,7 +195,7 @@ class _Change:
         return np.asarray(self.terms.horizon_h * self.paid(n) + self.migration(n))
 
     def paid(self, n: Ints) -> Floats:
-        """What is paid per hour, by whole nodes where these are sold."""
+        """The hourly bill of the counts `n`, with whole nodes where GPUs are sold by the node."""
         gpus = n * np.array([float(option.type.gpus) for option in self.universe])
         pools = [(node_of(option.type.gpu), gpus[..., j]) for j, option in enumerate(self.universe)]
         return np.asarray(n @ self.price + idle_usd_per_h(pools))
@@ -264,7 +264,7 @@ def _smaller(study: Study, change: _Change, scratch: Answer, best: Ints) -> tupl
 
 
 def _names(gpu: str) -> tuple[str, ...]:
-    """What a running GPU may be called in the question: owned ones are told from rented ones there."""
+    """The names of a running GPU in the question, which has separate names for owned and rented ones."""
     row = row_of(gpu)
     return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
 
@@ -289,7 +289,7 @@ def _running(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]]
 
 
 def _universe(running: Sequence[tuple[Option, int]], scratch: Answer) -> list[Option]:
-    """What may be in the new fleet: running kinds first, then those of the best fleets from scratch."""
+    """The options for the new fleet: the running ones first, then those of the best fleets from scratch."""
     level0 = scratch.found.level0
     found = [option for option, _ in running]
     for counts in (scratch.found.best, level0.search.best, level0.mixed[0], level0.one_gpu[0]):
@@ -301,7 +301,7 @@ def _universe(running: Sequence[tuple[Option, int]], scratch: Answer) -> list[Op
 
 
 def _share(option: Option, scratch: Answer) -> float:
-    """Share of the traffic one worker is expected to carry."""
+    """The expected share of the traffic that one worker of an option carries."""
     level0 = scratch.found.level0
     if option.name in level0.bounded:
         return expected_share(option, level0, {})
@@ -347,7 +347,7 @@ def _capacity(universe: Sequence[Option], share: Floats, vectors: Ints) -> Float
 
 
 def _stripped(n: Ints, change: _Change) -> Ints:
-    """Take workers away, the dearest first, while that saves money and the fleet still holds."""
+    """Remove workers, the most expensive first, while this saves money and the fleet keeps the SLO."""
     n = n.copy()
     for j in np.argsort(-change.price, kind="stable"):
         while n[j] > 0:
@@ -364,7 +364,7 @@ class Drift:
     """How far one figure of the traffic has moved. `d` and `p` are Kolmogorov and Smirnov's, of lengths."""
 
     what: str
-    before: float  # rate [requests/s], or median
+    before: float  # The rate [requests/s], or a median length or gap.
     after: float
     d: float | None
     p: float | None

@@ -68,7 +68,7 @@ def over_seeds(
 
 
 def simulate_seed(question: Question, item: tuple[int, bool]) -> SeedRun:
-    """The run of one (seed, whether its requests are wanted)."""
+    """Simulate one seed; the flag beside the seed requests its requests.csv."""
     seed, with_requests = item
     requests = question.asked.of(spread(question.trace, seed=seed), seed=seed)
     found = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)

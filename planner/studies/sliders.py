@@ -26,7 +26,7 @@ from planner.traffic.trace import Trace
 TRAFFIC = (0.5, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 STEPS = (0.9, 1.0, 1.1, 1.25)
 LIMITS = (0.5, 0.75, 1.0, 1.5, 2.0)
-SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)  # of the plan's pools, rounded up
+SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)  # Factors on the size of the plan's pools; results are rounded up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Sliders:
     plan: int
     rate_rps: float
     limits: tuple[str, ...]
-    wanted_frac: tuple[float, ...]  # of each limit, the share that must be within it
+    wanted_frac: tuple[float, ...]  # The share of requests, or gaps, that each limit requires.
     is_whole: bool
 
 
 def around(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Sliders:
-    """Simulate a fleet and its neighbours; a promise for every window is judged over the whole."""
+    """Simulate a fleet and its neighbours; an SLO for every window is judged over the whole trace."""
     until = time.monotonic() + time_limit_s
     asked = replace(slo, every_s=None)
     traces = [sped_up(trace, factor) for factor in TRAFFIC]
@@ -75,7 +75,7 @@ def around(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Slid
 
 
 def _sizes(fleet: Fleet) -> list[Fleet]:
-    """The plan's own first, so that it is there if there is little time."""
+    """The fleets in the order of simulation: the plan's own comes first, in case time runs out."""
     own_usd_per_h = bill(fleet).usd_per_h
     found: dict[tuple[int, ...], Fleet] = {}
     for factor in sorted(SIZES, key=lambda factor: factor != 1):
@@ -104,7 +104,7 @@ def _simulated(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: float) ->
 
 
 def _verdicts(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
-    """By each factor on the limits; all are counted in one simulation."""
+    """The verdicts for every factor on the limits, all from one simulation."""
     asked = [
         replace(slo, limits=tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in slo.limits))
         for factor in LIMITS

@@ -1,7 +1,7 @@
-"""How a given fleet stands: in how many futures it keeps the SLO, how far it holds, what it misses first.
+"""The safety of a given fleet: how many scenarios keep the SLO, its headroom, and the limits missed first.
 
-What `plan` says of its answers (search/answers.py), of fleets that were not searched for. Fleets that are
-held against each other are simulated in the same futures.
+`plan` reports the same of its answers (search/answers.py); this module does so for a fleet that no search
+proposed. Fleets that are compared are simulated in the same scenarios.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from planner.search.headroom import ends
 from planner.search.oracle import Ends, Oracle
 from planner.traffic.trace import Trace
 
-MOST_REQUESTS = 300_000  # of traffic: of more, whose futures take minutes, only what is written is simulated
+MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so they are not simulated.
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`kept_in` is None where no futures are asked for, `ends` where the fleet misses what is written.
-    `asked_frac` is the share of futures that `safety: kept_in` asks for.
+    """`kept_in` is None without scenarios, and `ends` where the fleet misses the SLO on the given traffic.
+    `required_frac` is the share of scenarios that `safety: kept_in` requires.
     """
 
     kept_in: KeptIn | None
@@ -33,14 +33,14 @@ class Standing:
 
     @property
     def is_kept_in_enough(self) -> bool:
-        """Of those that were simulated: no test, which takes as many as it needs."""
+        """Whether enough of the simulated scenarios keep the SLO. Their number is fixed in advance."""
         return self.kept_in is not None and self.kept_in.kept_frac >= self.asked_frac - 1e-9
 
 
 def standing(fleet: Fleet, requests: Trace, slo: Slo, futures: Futures | None) -> Standing | None:
-    """Of a fleet on `requests`, drawn as they are asked for, and in `futures` where there are some; None
-    where there are too many requests, or the fleet is given with disturbances or pinned prefixes, which no
-    future has.
+    """Simulate a fleet on `requests`, whose rate and part are already chosen, and in `scenarios` if given.
+    The result is None with more than MOST_REQUESTS requests, and for a fleet with disturbances or pinned
+    prefixes, because scenarios have neither.
     """
     if len(requests) > MOST_REQUESTS or fleet.disturbances or fleet.pinned:
         return None
@@ -54,7 +54,7 @@ def standing(fleet: Fleet, requests: Trace, slo: Slo, futures: Futures | None) -
 
 
 def futures_for(task: Task, trace: Trace, seed: int) -> Futures | None:
-    """Those in which fleets are held against each other; None with `safety: none`. `trace` is the whole one,
-    as it was read.
+    """The scenarios in which fleets are compared; None with `safety: none`. `trace` is the whole trace as it
+    was read.
     """
     return None if task.safety is None else Futures(task, trace, seed, TESTED, requests=len(trace))

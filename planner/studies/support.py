@@ -59,14 +59,14 @@ def in_a_word(found: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
 
 
 def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
-    """The ways to deal an LLM out that are worth a row."""
+    """The splits of an LLM over GPUs that get a row of their own."""
     yield from ((tp, ep, 1, "") for ep in known.expert_splits(llm, gpu, tp))
     yield from ((tp, True, dp, "") for dp in known.rank_counts(llm, gpu, tp) or ())
     yield from ((tp, True, dp, kind) for dp, kind in known.rank_counts_on_nodes(llm, gpu, tp))
 
 
 def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
-    """None where the weights leave no room for a KV block."""
+    """The row of one worker; None where the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
     budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else 8192
     use = memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)

@@ -93,7 +93,7 @@ def _in_pool(
 
 
 def rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:
-    """As `plan simulate --json` has them, the dearest first."""
+    """The tenants as `plan simulate --json` prints them, the most expensive first."""
     return [
         {
             "tenant": cost.tenant,

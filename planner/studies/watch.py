@@ -40,13 +40,13 @@ Floats = npt.NDArray[np.float64]
 
 WINDOW_S = 60.0
 LEVEL_WINDOWS = 10
-TOLERANCE_FRAC = 0.03  # beyond a level: what is no drift yet
-FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # the chance of any false alarm in so many windows
-RECENT_S = 3600.0  # what "now" is where nothing has drifted
+TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
+FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # The chance of any false alarm is 1 % per 1000 windows.
+RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
 _BATCHES = (1, 2, 5)
 _LEAST_FREEDOM = 8
 _SIDES = 2
-_FEWEST_REQUESTS = 100  # of which a percentile says something
+_FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Drift:
     since_s: float | None = None
     noticed_s: float | None = None
     is_up: bool = False
-    past: tuple[tuple[float, float], ...] = ()  # drifts that have ended, [from, to)
+    past: tuple[tuple[float, float], ...] = ()  # The spans [from, to) of drifts that have ended.
 
     @property
     def change_frac(self) -> float:
@@ -105,14 +105,14 @@ class Drift:
 
     @property
     def is_harder(self) -> bool:
-        """Whether it went where the plan has more to do."""
+        """Whether the drift means more work for the plan."""
         return self.is_drift and self.is_up
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLine:
-    """A limit of the SLO live: its percentile lies above `low_s` and at or below `high_s`, two edges of
-    buckets. `is_kept` is None where the limit lies between them, or too few requests were counted.
+    """A limit of the SLO with its live percentile, which lies above `low_s` and at or below `high_s`, two
+    edges of buckets. `is_kept` is None if the limit lies between these, or too few requests were counted.
     """
 
     limit: Limit
@@ -125,10 +125,10 @@ class LatencyLine:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Up to which traffic of today's lengths the plan keeps its SLO: `until_rps`, live there are `now_rps`.
+    """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate.
 
-    `is_at_most` where it holds at the most that was tried, `input_frac` and `output_frac` are how much
-    longer prompts and outputs were made.
+    `is_at_most` is True if the plan held at the highest simulated rate. `input_frac` and `output_frac` are
+    the factors on the lengths of prompts and of outputs.
     """
 
     until_rps: float
@@ -139,19 +139,19 @@ class Holds:
 
     @property
     def headroom_frac(self) -> float:
-        """How much more traffic than now it carries; negative where it no longer does."""
+        """The share of additional traffic that the plan carries; negative if the live rate is too high."""
         return self.until_rps / self.now_rps - 1 if self.now_rps > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """All that was found; `drifts` in the order of QUANTITIES, those that could be held against the plan."""
+    """The result of one look; `drifts` has what the metrics allow, in the order of QUANTITIES."""
 
     live: Live
     drifts: tuple[Drift, ...]
     latencies: tuple[LatencyLine, ...]
     holds: Holds
-    hit_frac: tuple[float | None, float | None]  # planned, live
+    hit_frac: tuple[float | None, float | None]  # The planned and the live share.
 
     @property
     def missed(self) -> tuple[LatencyLine, ...]:
@@ -311,7 +311,7 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
 
 
 def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) -> tuple[float, float]:
-    """Mean, and half of the 95 % interval relative to the plan's mean."""
+    """The live mean and half of its 95 % interval, both relative to the plan's mean."""
     known = np.isfinite(amounts) & (exposure > 0)
     total = float(exposure[known].sum())
     if total <= 0:
@@ -424,7 +424,7 @@ class Planned:
 
 
 def planned(written: WrittenPlan) -> Planned:
-    """What a plan in a folder expects; its prefix caches are simulated, where its traffic has prefixes."""
+    """Read a plan folder. Where its traffic has prefixes, its prefix caches are simulated once more."""
     hits = simulate(written.fleet, written.trace).token_hit_frac if written.trace.has_prefixes else None
     return Planned(written, references(written.trace, hits), hits)
 
@@ -445,7 +445,7 @@ def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[Drift, ...]:
 
 
 def watch(plan: Planned, live: Live) -> Watched:
-    """Hold a deployment's windows against a plan."""
+    """Compare the live windows of a deployment with its plan."""
     drifts = drifts_of(plan.references, live)
     recent = max(int(RECENT_S / live.every_s), 1)
     queried = float(np.nansum(live.queried_tokens[-recent:]))

@@ -33,7 +33,7 @@ GAUGES: Mapping[str, str] = {
 
 
 def sentences(found: Watched) -> list[str]:
-    """The answer in plain words, the most important first."""
+    """The result as sentences, the most important one first."""
     lines = [_headline(found)]
     lines += [_drifted(drift) for drift in found.drifts if drift.is_drift]
     if inside := [_inside(drift) for drift in found.drifts if not drift.is_drift]:
@@ -188,7 +188,7 @@ def document(found: Watched) -> dict[str, Any]:
 
 
 def samples(found: Watched) -> list[tuple[str, dict[str, str], float]]:
-    """Gauges of GAUGES: name, labels, value."""
+    """The Prometheus samples of GAUGES: name, labels, value."""
     rows: list[tuple[str, dict[str, str], float]] = [
         (HOLDS, {}, float(found.plan_holds)),
         (HEADROOM, {}, found.holds.headroom_frac),

@@ -57,7 +57,7 @@ class Answer:
     found: Found
     fleet: Fleet
     verdict: Verdict
-    served_s: float  # for so long the fleet is paid: plan.served_s
+    served_s: float  # The fleet is paid for this long; see plan.served_s.
     answers: tuple[Answered, ...] = ()
 
     @property
@@ -110,7 +110,7 @@ class Study:
             requests, note = (
                 asked_traffic(self.trace, task, seed=self.seed)
                 if known is None
-                else (known.requests, known.note)  # the same object: simulations of it are known
+                else (known.requests, known.note)  # The same object lets a search reuse its simulations.
             )
             further = further_traffic(self.trace, task, requests, seed=self.seed)
             self._asked[key] = Asked(requests, note, further)
@@ -193,7 +193,7 @@ class Moved:
 
 
 def ask_again(study: Study, before: Answer, task: Task, label: str) -> Moved:
-    """The changed question, from the fleet of before."""
+    """Answer the changed question, starting the search from the fleet of the question before."""
     study.progress(label)
     try:
         problem = study.pose(task)
@@ -222,7 +222,7 @@ def recast(problem: Problem, fleet: Fleet) -> Fleet | None:
 
 
 def holds(problem: Problem, fleet: Fleet) -> bool:
-    """Whether a fleet's workers keep all that is asked: see `kept_under`."""
+    """Whether the workers of a fleet keep the SLO under some allowed policies; see `kept_under`."""
     return kept_under(problem, fleet) is not None
 
 

@@ -140,12 +140,12 @@ def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
     assert shown(found)["holds to more traffic"][0] == "-"
 
 
-def test_the_command_counts_the_futures_that_each_fleet_keeps(here: Path) -> None:
-    """One worker misses them, two keep them: the same futures for both, and none with `safety: none`."""
+def test_the_command_counts_the_scenarios_that_each_fleet_keeps(here: Path) -> None:
+    """One worker misses them, two keep them: the same scenarios for both, and none with `safety: none`."""
     line = ("compare", "--fleet", "one.yaml", "--fleet", "two.yaml", "--slo", "slo.yaml", "--json")
     one, two = json.loads(plan(*line).stdout)["variants"]
     assert one["futures"] == two["futures"] >= 10 and one["kept"] <= two["kept"] <= two["futures"]
-    assert "futures" in plan(*line[:-1]).stdout
+    assert "scenarios" in plan(*line[:-1]).stdout
     (here / "slo.yaml").write_text(SLO + "safety: none\n")
     assert json.loads(plan(*line).stdout)["variants"][0]["futures"] is None
 

@@ -72,7 +72,7 @@ def _begin(session: Session, source: str, own: Document | None = None, before: A
 
 
 def _inputs(session: Session, source: str) -> Asked:
-    """Those of the plan, or of the page Plan as they stand."""
+    """The inputs of the plan, or the current inputs of the page Plan."""
     shown = session.plan_shown() if source == PLAN else None
     return shown[0].asked if shown else session.asked()
 
@@ -94,7 +94,7 @@ def _choose(session: Session, asked: Asked) -> Asked:
             help="Else the cheapest fleet that keeps the SLO all day, planned on paper.",
         )
     above = st.container()
-    with st.popover("Another trace"):  # first, as an upload becomes the chosen one
+    with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
         inputs.upload_trace(session, PLACE)
     with above:
         found["trace"] = inputs.trace(session, PLACE)
@@ -124,7 +124,7 @@ def _choose(session: Session, asked: Asked) -> Asked:
 
 
 def _upload(session: Session, asked: Asked) -> None:
-    """A question of one's own, which is then what is asked."""
+    """Upload a slo.yaml, which then replaces the inputs."""
     uploaded = st.file_uploader("Upload a slo.yaml", ["yaml", "yml"], key=f"{PLACE}_upload_slo")
     if uploaded is not None and st.session_state.get(f"{PLACE}_uploaded_slo") != uploaded.file_id:
         st.session_state[f"{PLACE}_uploaded_slo"] = uploaded.file_id
@@ -142,7 +142,7 @@ def _upload(session: Session, asked: Asked) -> None:
 
 
 def _start_up(known: StartupFacts, asked: Asked) -> Asked:
-    """From the moment a worker is asked for to the moment it takes requests, and how it is billed."""
+    """The inputs for the start-up time of a worker, from order to first request, and for its billing."""
     start, billing = st.columns(2, vertical_alignment="bottom")
     found: Asked = {
         "start_s": start.number_input(
@@ -189,7 +189,7 @@ def _start_up(known: StartupFacts, asked: Asked) -> Asked:
 
 
 def _limits() -> Asked:
-    """What a pool may come to, and how long a worker may end what it runs."""
+    """The inputs for the sizes of a pool and for the time that a stopping worker may take."""
     least, most = st.columns(2, vertical_alignment="bottom")
     return {
         "least": least.number_input("Workers of a pool at least", 0, step=1, key=f"{PLACE}_least"),
@@ -215,7 +215,7 @@ def _limits() -> Asked:
 
 
 def _search() -> Asked:
-    """The part that trains, the grid of the optimum, and how long to look for it."""
+    """The inputs for the training part, the grid of the optimum and its time limit."""
     return {
         "missed_usd": st.number_input(
             "A missed window counts [USD]",
@@ -320,7 +320,7 @@ def _answer(session: Session, asked: Asked) -> None:
 
 
 def _last(session: Session, asked: Asked, kept: Document, found: Document) -> None:
-    """The answer that is there, and of what it is."""
+    """Show the latest answer and the question that it belongs to."""
     job = session.jobs.of(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
@@ -332,7 +332,7 @@ def _last(session: Session, asked: Asked, kept: Document, found: Document) -> No
 
 
 def _is_of(session: Session, asked: Asked, key: str) -> bool:
-    """Whether a result is what these inputs ask for."""
+    """Whether a result answers the current inputs."""
     try:
         return result_key("day", _request(session, asked)) == key
     except PlannerError:

@@ -16,7 +16,7 @@ from ui.question import Asked
 from ui.session import Session, follow, open_session, remember, settle, short_job
 from ui.store import SAMPLES, Document, SavedPlan
 
-MOST_CHANGES = 4  # that are told
+MOST_CHANGES = 4  # More changes than this are only counted.
 NEXT = {
     "what_if": ("What if", "another rate, price, limit or stock, planned anew"),
     "day": ("Day", "the plan's fleet under a day of traffic and controllers"),
@@ -66,7 +66,7 @@ def _start(session: Session, asked: Asked) -> None:
 
 
 def _changes(session: Session, asked: Asked, shown: tuple[SavedPlan, Document] | None) -> list[str]:
-    """What the inputs ask otherwise than the answer that is shown."""
+    """The differences between the inputs and the question of the answer on the screen."""
     if shown is None:
         return []
     try:
@@ -131,11 +131,11 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
 
 
 def _first(job: Job, found: Document) -> None:
-    """The answer on paper, while futures are tried for the whole one."""
+    """Show the answer on paper while the scenarios for production are simulated."""
     with st.container(key="answer_first"):
         st.info(
             "On paper, for now: what the traffic as it is written needs. What production needs is being "
-            "tried in futures; it takes this answer's place, with its charts and its files."
+            "tried in scenarios; it takes this answer's place, with its charts and its files."
         )
         st.html(found["html"])
         for name in ("fleet", "slo"):
@@ -145,7 +145,7 @@ def _first(job: Job, found: Document) -> None:
 
 
 def _stale(saved: SavedPlan, changes: list[str]) -> None:
-    """What changed since, and the way back."""
+    """Show the changed inputs, and a button that restores those of the answer."""
     told = changes[:MOST_CHANGES]
     told += [f"{len(changes) - len(told)} more"] if len(changes) > len(told) else []
     st.warning(
@@ -157,7 +157,7 @@ def _stale(saved: SavedPlan, changes: list[str]) -> None:
 
 
 def _of(saved: SavedPlan, document: Document, *, is_stale: bool) -> str:
-    """Which question downloads answer."""
+    """A sentence that names the question of the downloads."""
     source = "described traffic" if saved.asked["source"] == question.DESCRIBED else saved.asked["trace"]
     told = f"{document['llm']}, {document['rate_rps']:,.4g} requests/s of {source.rpartition('/')[2]}. "
     told += question.promised(saved.asked)
@@ -200,7 +200,7 @@ def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> 
         return None
     try:
         request = session.plan_request(saved.asked)
-    except PlannerError:  # its trace is gone, or a catalog's row
+    except PlannerError:  # Its trace or a row of the catalog no longer exists.
         return None
     return request | {"fleet": fleet.decode(), "rate_rps": document["rate_rps"]}
 
@@ -254,7 +254,7 @@ def _shown(found: Document) -> None:
 
 
 def _sessions(found: Mapping[str, Any]) -> str:
-    """Of a trace whose requests wait for others."""
+    """A sentence on the sessions of a trace whose requests wait for others."""
     turns, think_s = found["turns"], found["think_s"]
     return (
         f"{found['sessions']:,} sessions of {turns['mean']:.1f} requests on average, {turns['max']:,.0f} at "

@@ -11,7 +11,7 @@ from ui.session import follow, open_session
 from ui.store import Document
 
 MOST_ROWS = 20
-SHARED = "shared-prefixes"  # in the name of the sample that has prefixes
+SHARED = "shared-prefixes"  # The name of the sample with prefixes contains it.
 
 
 def page() -> None:
@@ -172,7 +172,7 @@ def _percent(frac: float) -> str:
 
 
 def _spread(found: Document, factor: float = 1.0, unit: str = "") -> str:
-    """Mean and standard deviation, which a single value has not."""
+    """The mean and the standard deviation; a single value has only the mean."""
     if found["mean"] is None:
         return "-"
     mean, sd = (_figure(factor * found[key]) for key in ("mean", "sd"))

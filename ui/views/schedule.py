@@ -142,7 +142,7 @@ def _inputs(base: Document) -> Document:
 
 
 def _offer(name: str, row: Document, key: str) -> Document:
-    """What a GPU costs and how many there are, as schedule.yaml has it."""
+    """The prices and the stock of a GPU in the format of schedule.yaml."""
     found = dict(row)
     with st.container(border=True):
         st.markdown(f"**{draw.escaped(name)}**")
@@ -177,7 +177,7 @@ def _offer(name: str, row: Document, key: str) -> Document:
 
 
 def _worker(row: Document, key: str) -> Document:
-    """A kind of worker, as schedule.yaml has it."""
+    """A kind of worker in the format of schedule.yaml."""
     with st.container(border=True):
         llm, name = st.columns(2)
         found: Document = {
@@ -253,7 +253,7 @@ def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document
 
 
 def _shape(asked: Document, llms: Sequence[str]) -> None:
-    """A day or a week in a few figures, so that nobody types 168 rows."""
+    """The inputs that shape a day or a week from a few figures instead of 168 rows."""
     with st.expander("A day or a week in a few figures"):
         span = st.segmented_control(
             "Hours of", ("a day", "a week"), default="a week", required=True, key="shape_span"

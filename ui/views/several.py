@@ -94,7 +94,7 @@ def _one(session: Session, asked: Asked, k: int, count: int) -> Asked:
         name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
         found = asked | {"name": name.strip(), "llm": inputs.llm(session, place)}
         above = st.container()
-        with st.popover("Another trace"):  # first, as an upload becomes the chosen one
+        with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
             inputs.upload_trace(session, place)
         with above:
             found["trace"] = inputs.trace(session, place)
@@ -118,7 +118,7 @@ def _one(session: Session, asked: Asked, k: int, count: int) -> Asked:
 
 
 def _also_asked(found: Asked) -> None:
-    """What slo.yaml asks of each and of all, and no input shows."""
+    """List the requirements of slo.yaml, of each LLM and of all, that no input shows."""
     more = {one["name"]: one["more"] for one in found["llms"] if one["more"]} | found["shared"]["more"]
 
     def forget() -> None:
@@ -191,7 +191,7 @@ def _last(session: Session, kept: Document, found: Document) -> None:
 
 
 def _whole(found: Document) -> None:
-    """All fleets, who gives way, and what more of a limit would save."""
+    """Draw all fleets, the LLMs that give way, and the savings from a larger limit."""
     draw.first_screen(found)
     draw.screen_charts(found)
     draw.table(*found["tables"]["fleets"])

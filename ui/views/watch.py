@@ -60,7 +60,7 @@ def page() -> None:
 
 
 def _choose(session: Session) -> Document:
-    """Where the metrics are, and which of them count."""
+    """The inputs for the source of the metrics and for the windows that count."""
     source = st.segmented_control(
         "Metrics from", (FILE, SERVER), default=FILE, required=True, key="watch_source"
     )
@@ -112,7 +112,7 @@ def _start(session: Session, saved: SavedPlan, asked: Document) -> None:
             "plan": str(store.add_file("plan.zip", store.packed(saved.result))),
             "question": question.document(saved.asked, session.catalog),
             "catalog": str(session.catalog_folder) if session.catalog_folder else None,
-            "looked": time.time(),  # the same question has another answer the next time
+            "looked": time.time(),  # The time makes each look a new job.
         }
         session.jobs.start(owner, PAGE, "watch", request, keep)
     except PlannerError as error:
@@ -123,7 +123,7 @@ def _start(session: Session, saved: SavedPlan, asked: Document) -> None:
 def _show(found: Document, kept: Document) -> None:
     name, colour = STANDINGS[found["status"]]
     st.header("Answer")
-    st.badge(name, color=colour)  # type: ignore[arg-type]  # one of Streamlit's
+    st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
     st.subheader(draw.escaped(found["headline"][:1].upper() + found["headline"][1:]))
     st.caption(draw.escaped(f"Looked at {kept['at']}, against {kept['plan']}."))
     draw.bullets(found["sentences"])

@@ -21,7 +21,7 @@ from ui.question import Asked
 from ui.session import Session, follow, open_session
 from ui.store import Document, SavedPlan
 
-MOST_POINTS = 10  # of the curve: each is a plan
+MOST_POINTS = 10  # Every point of the curve costs one plan.
 FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 SINGLE = {
     "rate": "rate [requests/s]",
@@ -31,7 +31,7 @@ SINGLE = {
 }
 PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
 OTHER = "other"
-UNMOVED = "the same"  # as `moved_text` says it
+UNMOVED = "the same"  # It is the text of `moved_text`.
 
 
 def page() -> None:
@@ -147,7 +147,7 @@ def _with(asked: Asked, kind: str, gpu: str, value: Any) -> Asked:
 
 
 def _sensitivity(session: Session, saved: SavedPlan) -> None:
-    """The questions one would ask around any plan."""
+    """Draw how the plan depends on step times, traffic, prices and limits."""
     st.header("Is it robust, and what would relaxing a limit save?")
     st.write(
         "Step times, traffic and prices that are 10 % off; each limit a little tighter and looser; one more "
@@ -165,7 +165,7 @@ def _sensitivity(session: Session, saved: SavedPlan) -> None:
 
 
 def _sensitivity_table(changes: list[Document]) -> None:
-    """What matters as rows; what moves nothing in a line."""
+    """Draw the changes that matter as rows, and name all others in one line."""
     kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
     told, same = [], []
     for row in changes:
