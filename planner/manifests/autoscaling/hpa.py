@@ -113,7 +113,7 @@ def _whole(autoscaler: Autoscaler, name: str, default: int) -> int:
 
 
 def limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """Settings of the controller that an HPA has no field for, a line of Markdown each."""
+    """Where an HPA differs from the controller in the plan, a line of Markdown each."""
     found = []
     if (sync_s := autoscaler.number("every_s", SYNC_S)) != SYNC_S:
         found.append(
