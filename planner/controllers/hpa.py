@@ -148,7 +148,7 @@ class Behaviour:
         self.recommended, self.added, self.removed = [(0.0, size)], [], []
 
     def decide(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
-        """What becomes of `desired` now; it is remembered."""
+        """The size that follows from `desired` now. The recommendation is remembered for later windows."""
         size = self.limited(time_s, current, self.stabilised(time_s, current, desired), pool)
         if size > current:
             self.added.append((time_s, size - current))

@@ -111,7 +111,7 @@ def _results(folder: Path, name: str) -> list[Path]:
 
 
 def summary(found: StepTable | MeasuredRuns) -> dict[str, Any]:
-    """What was read, in plain values."""
+    """What an import read, as plain values for JSON and the screen."""
     if isinstance(found, StepTable):
         note = found.about.get("note")
         setup = {key: found.about[key] for key in ("llm", "gpu", "tp", "source") if key in found.about}

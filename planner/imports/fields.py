@@ -74,7 +74,7 @@ def setup(
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """What to call files: by their names; where those repeat, by their paths below the folder they share."""
+    """A label per file: its name; where names repeat, by their paths below the folder they share."""
     plain = [path.name for path in paths]
     if len(set(plain)) == len(plain):
         return plain
@@ -83,7 +83,7 @@ def names(paths: Sequence[Path]) -> list[str]:
 
 
 def listed(files: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """The first few names in a sentence, and how many more there are."""
     more = len(files) - _LISTED
     return ", ".join(files[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
@@ -152,7 +152,7 @@ def remarks(
     gap_p50: float | None = None,
     gap_mean: float | None = None,
 ) -> tuple[str, ...]:
-    """What a reader of the numbers should know."""
+    """Remarks that a reader of the imported numbers should know."""
     notes = []
     if failed:
         notes.append(f"{failed} request(s) failed and are left out: the engine may have been overloaded")

@@ -130,7 +130,7 @@ class DayTerms:
         return [range(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
 
     def on(self, gpu: str) -> list[int]:
-        """The pools that take from a stock."""
+        """Indices of the pools whose workers run on this GPU type, power-capped or not."""
         return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
 
     def kinds(self) -> dict[str, tuple[Node, list[int]]]:

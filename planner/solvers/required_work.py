@@ -96,7 +96,7 @@ class Held:
 
 
 def held(each: Due, trace: Trace, *, whole: bool) -> Held:
-    """Whom the SLO holds to doing the whole work, or the prefill alone, in time."""
+    """Requests that the SLO binds to finish in time, in whole or with their prefill alone."""
     is_measured = each.arrives(trace)
     share = each.whole_frac if whole else each.prefill_frac
     if not trace.after.size:

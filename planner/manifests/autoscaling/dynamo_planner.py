@@ -138,7 +138,7 @@ def _load(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Docu
 
 
 def limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """What it does not do, and what it is not told."""
+    """What Dynamo's planner does not do, and which settings it has no field for."""
     if autoscaler.controller == BY_SLA:
         found = [
             "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "

@@ -113,7 +113,7 @@ def _whole(autoscaler: Autoscaler, name: str, default: int) -> int:
 
 
 def limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """What no HPA can be told."""
+    """Where an HPA differs from the controller in the plan, a line of Markdown each."""
     found = []
     if (sync_s := autoscaler.number("every_s", SYNC_S)) != SYNC_S:
         found.append(

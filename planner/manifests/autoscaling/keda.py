@@ -87,7 +87,7 @@ def timetable_limits() -> tuple[str, ...]:
 
 
 def told(autoscaler: Autoscaler, parameters: dict[str, float]) -> Autoscaler:
-    """The same, with these parameters where it is told nothing of them."""
+    """The autoscaler with these parameters as defaults of those that it does not set."""
     return Autoscaler(autoscaler.controller, {**parameters, **autoscaler.parameters}, autoscaler.pools)
 
 
@@ -166,7 +166,7 @@ def cron_time(pool: ScaledPool, second: int) -> str:
 
 
 def _always(size: int) -> Document:
-    """A ScaledObject needs a trigger; this one asks for what there is anyway."""
+    """A trigger that changes nothing: a ScaledObject without any trigger is invalid."""
     return _cron("0 0 * * *", "59 23 * * *", max(size, 1))
 
 

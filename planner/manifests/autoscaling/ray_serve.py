@@ -25,7 +25,7 @@ def check(autoscaler: Autoscaler) -> None:
 
 
 def autoscale(document: Document, fleet: Fleet, autoscaler: Autoscaler) -> None:
-    """Put it into a serve config, in place."""
+    """Write the autoscaling settings into a serve config, in place."""
     scaled = {pool.name: pool for pool in autoscaler.pools}
     for application, (pool, prefill) in zip(
         document["applications"], engine.services(fleet, "ray-serve").values(), strict=True

@@ -12,7 +12,7 @@ MOST_STEPS = 200  # of one rule
 
 
 def recorded(name: str, expr: str, labels: dict[str, str]) -> Document:
-    """One recording rule."""
+    """One Prometheus recording rule: its name, its expression and its labels."""
     return {"record": name, "expr": expr, "labels": labels}
 
 

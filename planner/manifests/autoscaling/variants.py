@@ -66,7 +66,7 @@ def controller_steps() -> tuple[str, ...]:
 
 
 def limits() -> tuple[str, ...]:
-    """What it does not do."""
+    """What the Workload Variant Autoscaler does not do, a line of Markdown each."""
     return (
         "Nothing in it tells prefill from decode workers: it takes all variants of a model for alternatives "
         "and weighs pairs as if either could take the other's requests.",
