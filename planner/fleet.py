@@ -309,8 +309,8 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """An event at `time_s`: worker `worker` (numbered over all pools) goes "down" or comes "up", or from
-    then on its steps ("slow") or all transfers ("link") take `factor` times as long.
+    """An event at `time_s`: worker `worker` (numbered over all pools) goes "down" or comes "up", or from then
+    on its steps ("slow") or all transfers ("link") take `factor` times as long.
     """
 
     time_s: float

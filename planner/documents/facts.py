@@ -20,8 +20,8 @@ from planner.simulator.repeats import Decision, Repeats
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One line of an SLO in a simulation: the value of its percentile, the share `kept_frac` of values
-    within the limit, and the window in question (None: everything that was measured).
+    """One line of an SLO in a simulation: the value of its percentile, the share `kept_frac` of values within
+    the limit, and the window in question (None: everything that was measured).
     """
 
     limit: Limit
@@ -499,8 +499,8 @@ class UncheckedLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class GpusConsidered:
-    """The GPUs of the catalog that were considered because the question names none: those with measured
-    step times of this LLM, and those with estimated ones.
+    """The GPUs of the catalog that were considered because the question names none: those with measured step
+    times of this LLM, and those with estimated ones.
     """
 
     measured: tuple[str, ...]
