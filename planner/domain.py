@@ -11,9 +11,10 @@ from planner.units import percentile_name
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e"]
 KV_BLOCK_TOKENS = 16
-SPOT = "@spot"  # ends the name of a GPU that is rented on the spot market,
-OWNED = "@owned"  # of one that is owned: it takes no new money
-# backlog test: this share of the last requests waits no longer than the limit on TTFT, or so long
+SPOT = "@spot"  # suffix of a GPU that is rented on the spot market
+OWNED = "@owned"  # suffix of an owned GPU, which costs no new money
+# Backlog test: this share of the last requests waits no longer than the limit on TTFT, or than this
+# if the SLO has none.
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
 
 
@@ -23,13 +24,14 @@ def row_of(gpu: str) -> str:
 
 
 def market_of(gpu: str) -> str:
-    """How a GPU of this name is come by: "@spot", "@owned", or nothing where it is rented."""
+    """The suffix that says how a GPU is obtained: "@spot", "@owned", or "" for a rented one."""
     return gpu[len(row_of(gpu)) :]
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """What adding up over `gpus` GPUs of a node takes: `latency_s` and so many bytes of the sum a second."""
+    """An all-reduce over `gpus` GPUs of a node: it takes `latency_s` plus the summed bytes over
+    `bytes_per_s`."""
 
     gpus: int
     latency_s: float
@@ -46,12 +48,12 @@ class AllReduce:
 class Gpu:
     """An accelerator we can rent: one row of catalogs/gpus.yaml.
 
-    `dense_flops_per_s` is 16-bit dense, `fp8_flops_per_s` of 8 bits, `fp4_flops_per_s` of 4 (None: no such
-    units, or nothing is known of them); `link_bytes_per_s` is what one GPU sends to its neighbours in the
-    node, one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
-    `board_w` what the board may draw without it, and the slowdowns (>= 1) multiply the compute-bound and the
-    memory-bound part of a step. `unchecked` says why nobody can tell how far its step times are from the
-    truth; a plan takes such a GPU only where that is asked for.
+    `dense_flops_per_s` is for 16-bit dense matrices, `fp8_flops_per_s` for 8 bits, `fp4_flops_per_s` for 4
+    (None: no such units, or unknown); `link_bytes_per_s` is what one GPU sends to the others of its node, in
+    one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
+    `board_w` the board's limit without it, and the slowdowns (>= 1) multiply the compute-bound and the
+    memory-bound part of a step. `unchecked` says why the accuracy of its step times is unknown; a plan
+    considers such a GPU only if the question names it.
     """
 
     name: str
@@ -69,12 +71,12 @@ class Gpu:
     decode_slowdown: float = 1.0
     uncapped_w: float | None = None  # power_w of the base, for a capped row
     fp8_flops_per_s: float | None = None
-    all_reduce: tuple[AllReduce, ...] = ()  # measured; for other TPs the link's bandwidth counts
-    mixed_kv_bytes_per_s: float | None = None  # of decodes' KV beside prefills, read once per query head
+    all_reduce: tuple[AllReduce, ...] = ()  # measured; other numbers of GPUs use the link's bandwidth
+    mixed_kv_bytes_per_s: float | None = None  # for decodes' KV beside prefills
     fp4_flops_per_s: float | None = None
     unchecked: str = ""
     is_sold_whole: bool = False  # by the node of `gpus_per_node`, not by the GPU
-    energy_usd_per_kwh: float = 0.0  # of what it draws, with the site's share; 0 where its price has that
+    energy_usd_per_kwh: float = 0.0  # of drawn power, site overhead included; 0 if the price has it
 
     def __post_init__(self) -> None:
         for quantity in (
@@ -101,17 +103,17 @@ class Gpu:
 
     @property
     def electricity_usd_per_h(self) -> float:
-        """At provisioned power, all the time."""
+        """Cost of electricity at provisioned power, around the clock."""
         return self.power_w / 1e3 * self.energy_usd_per_kwh
 
     @property
     def usd_per_h(self) -> float:
-        """Its price and its electricity."""
+        """Price plus electricity."""
         return self.price_usd_per_h + self.electricity_usd_per_h
 
     @property
     def board_w(self) -> float:
-        """What the vendor lets it draw, capped here or not (TDP)."""
+        """The board's power limit (TDP), whether or not this row is capped."""
         return self.power_w if self.uncapped_w is None else self.uncapped_w
 
 
@@ -131,10 +133,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What is promised. Every limit must hold; `attainment_frac` of requests keep all of them at once.
+    """The SLO: every limit must hold, and `attainment_frac` of requests must keep all limits at once.
 
-    With `every_s` both must be so in every window of that length (traffic.trace.slo_windows_s), and so over
-    the whole: n - ceil(p n) late requests may be no fewer than the sum of what its parts may have.
+    With `every_s` both must hold in every window of that length (traffic.trace.slo_windows_s) and over the
+    whole trace. The whole may miss no more requests than its windows together: n - ceil(p n) is rounded down
+    for each.
     """
 
     limits: tuple[Limit, ...]
@@ -143,37 +146,37 @@ class Slo:
 
     @property
     def patience_s(self) -> float:
-        """How long the last requests may wait in the backlog test: the loosest limit on TTFT."""
+        """How long the last requests may wait in the backlog test: the largest limit on TTFT."""
         return max(
             (limit.limit_s for limit in self.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
         )
 
 
 def unknown_metric(limit: Limit, who: str) -> InputError:
-    """The error to raise where a part of the planner has no case for a metric, before it answers for it."""
+    """The error for a metric that a part of the planner cannot handle; raised instead of a wrong answer."""
     return InputError(f"slo: {limit.metric}: {who} does not know this metric; take it out of the SLO")
 
 
 def allowed_above(percentile_frac: float, values: int) -> int:
-    """How many of `values` may lie above their percentile (nearest rank)."""
+    """How many of `values` may lie above their percentile, by the nearest-rank definition."""
     return values - math.ceil(percentile_frac * values - 1e-9)
 
 
 def nearest_rank(percentile_frac: float, values: int) -> int:
-    """Which of so many values is their percentile, the smallest one being 1."""
+    """The rank of the percentile among so many values; the smallest value has rank 1."""
     return max(values - allowed_above(percentile_frac, values), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimit:
-    """What all workers of a fleet may take together; `gpu` is of a stock alone."""
+    """A limit on all workers of a fleet together; `gpu` is set for a stock only."""
 
     of: Literal["stock", "power", "cost", "gpus"]
     gpu: str = ""
 
     @property
     def name(self) -> str:
-        """In files and messages, for instance 'stock of h100-80g'."""
+        """The name in files and messages, for instance 'stock of h100-80g'."""
         return f"stock of {self.gpu}" if self.of == "stock" else "GPUs" if self.of == "gpus" else self.of
 
     @property

@@ -1,15 +1,15 @@
-"""What can go wrong for a user, as a tree.
+"""All errors that a user can cause, as a tree.
 
     PlannerError            bad input or a failed step: one line on stderr, exit code 1
       InputError            a file or a value we cannot use
         TraceError          ... in a trace
         CatalogError        ... in a catalog
-      ExtrapolationError    a fitted model was asked beyond what it was fitted on
+      ExtrapolationError    a fitted model was used outside the range it was fitted on
       OutOfTimeError        nothing was found within --time-limit: exit code 4
-      InfeasibleError       no fleet keeps the promise: exit code 3; none was found and nothing proves it: 4
+      InfeasibleError       no fleet keeps the SLO: exit code 3; none was found, without proof: exit code 4
 
-A message says what was asked, what was found and what to change, in one line. Anything that is not a
-`PlannerError` is our own mistake and keeps its traceback; `BoundError` is one of these with a name.
+A message says in one line what was asked, what was found and what to change. Any error that is not a
+`PlannerError` is a bug of ours and keeps its traceback; `BoundError` is one with a name.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class CatalogError(InputError):
 
 
 class ExtrapolationError(PlannerError):
-    """A prediction was asked outside the profiled range."""
+    """A prediction outside the range on which its model was fitted."""
 
 
 class OutOfTimeError(PlannerError):
-    """Nothing was found within the time limit, and nothing says that there is nothing."""
+    """Nothing was found within the time limit, and it is not proved that there is nothing."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A limit that would have to move: what there is, and what was found to be enough.
+    """A limit that would have to change, from its present value to one that suffices.
 
-    `limit` is the name of a `domain.FleetLimit` or of a `domain.Limit`, `unit` GPUs, W, USD/h or s.
+    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s.
     """
 
     limit: str
@@ -68,8 +68,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MostKept:
-    """The largest share of futures in which a fleet within the limits was found to keep the SLO, what that
-    fleet is worth, and what the cheapest on paper is, in `unit`; `asked_frac` was wanted.
+    """The largest share of scenarios in which a fleet within the limits keeps the SLO, that fleet's
+    objective, and the objective of the cheapest fleet on paper, both in `unit`; `asked_frac` is the share
+    wanted.
     """
 
     asked_frac: float
@@ -80,12 +81,12 @@ class MostKept:
 
 
 class InfeasibleError(PlannerError):
-    """No fleet meets the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
+    """No fleet keeps the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
-    `kind` is "latency" (no number of workers cures it) or "capacity" (stock, power or budget runs out).
-    `constraint` names what binds, one limit or several. Each of `ways` is enough, all of its changes made
-    together; `relaxation` says the same in a line, or what may help where no figures are known. `most_kept`
-    is said where a fleet holds on paper and none in enough futures.
+    `kind` is "latency" (no number of workers helps) or "capacity" (stock, power or budget runs out).
+    `constraint` names the binding limit or limits. Each entry of `ways` suffices if all its changes are made;
+    `relaxation` says the same in one line, or what may help if no figures are known. `most_kept` is given
+    where a fleet holds on paper but none in enough scenarios.
     """
 
     exit_code = 3
@@ -114,11 +115,11 @@ class InfeasibleError(PlannerError):
 
     @property
     def constraint(self) -> str:
-        """What binds, in a line."""
+        """The binding limits in one line."""
         return ", ".join(self.constraints)
 
     def of(self, who: str) -> InfeasibleError:
-        """The same error, of one of several LLMs."""
+        """The same error with the name of the LLM concerned, one of several."""
         return InfeasibleError(
             f"{who}: {self}",
             kind=self.kind,

@@ -22,21 +22,20 @@ from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
 MAX_PP = 16  # pipeline stages of a worker
-MAX_NUM_SEQS = 256  # sequences in a step of an engine, unless something else is said
+MAX_NUM_SEQS = 256  # default of --max-num-seqs: sequences in one step of an engine
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerType:
     """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
 
-    One worker occupies `tp * pp * dp` GPUs. It has `dp` data-parallel ranks, which have a scheduler, a queue
-    and a KV cache each, step together and share the experts (vLLM's --data-parallel-size); what the other
-    fields say is of one rank. `kv_tokens` is its KV cache, a multiple of the block; `kv_beside` is what a
-    sequence takes of it beside its tokens, nothing until `serving` says which LLM. `form` are the step times
-    of another program, which the simulator takes instead of `latency`. `engine` adds what its host takes to
-    the step times; None: they are taken as they are. With `speculation` its decodes draft tokens and check
-    them. With `ep` every GPU has whole experts, else each has a slice of all. `lora` are its slots for
-    adapters, whose bytes `kv_tokens` is without.
+    One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
+    have a scheduler, a queue and a KV cache, step together and share the experts; the other fields describe
+    one rank. `kv_tokens` is the KV cache, a multiple of the block; `kv_beside` is what a sequence occupies of
+    it besides its tokens, nothing until `with_llm` names the LLM. `form`, if given, replaces `latency` in the
+    simulator by the step times of another program. `engine` adds the host's time to each step; None adds
+    nothing. With `speculation` decodes draft tokens and verify them. With `ep` every GPU has whole experts,
+    otherwise a slice of each. `lora` are the slots for adapters; `kv_tokens` already excludes their bytes.
     """
 
     gpu: Gpu
@@ -64,11 +63,11 @@ class WorkerType:
             )
 
     def serving(self, llm: Llm) -> WorkerType:
-        """The same engine with this LLM in it, whose windows and states take some of the KV cache."""
+        """The same worker type with an LLM, whose windows and states occupy part of the KV cache."""
         return replace(self, kv_beside=kv_layout(llm, self.tp).beside)
 
     def _check_ranks(self) -> None:
-        """Whether what is simulated of data-parallel ranks is all that this type needs."""
+        """Refuse data-parallel ranks with settings for which they are not simulated."""
         where = f"{self.name}: dp {self.dp}"
         if self.pp > 1:
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {self.pp}")
@@ -95,12 +94,13 @@ class WorkerType:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a decode has in a step, and the most that leave: 1, or 1 and its drafts."""
+        """Tokens that a decode has in a step, which is also the most it can yield: 1, or 1 plus its
+        drafts."""
         return 1 if self.speculation is None else self.speculation.most_tokens
 
     @property
     def step_times(self) -> StepForm:
-        """What the simulator takes for the seconds of a step."""
+        """The step times that the simulator uses."""
         if self.speculation is not None:
             return SpeculativeSteps(self.latency, self.speculation)
         if self.dp > 1:
@@ -108,11 +108,11 @@ class WorkerType:
         return self.form or self.latency
 
     def longer(self, share: float) -> WorkerType:
-        """The same, its steps longer by this share, with adapters or without."""
+        """The same worker type with every step, with or without adapters, longer by this share."""
         return replace(self, latency=self.latency.longer(share), lora=self.lora and self.lora.longer(share))
 
     def holds(self, tokens: int) -> bool:
-        """Whether a request of so many tokens has room."""
+        """Whether a request of this many tokens fits the KV cache."""
         return tokens + KV_BLOCK_TOKENS * self.kv_beside.blocks(tokens) <= self.kv_tokens
 
     @property
@@ -130,7 +130,8 @@ class WorkerType:
 
     @property
     def as_one(self) -> WorkerType:
-        """For bounds: one rank with the room and the seats of all, whose steps take no longer than theirs."""
+        """One rank with the memory and the seats of all ranks, whose steps take no longer than theirs; for
+        bounds."""
         if self.dp == 1:
             return self
         return replace(
@@ -144,15 +145,15 @@ class WorkerType:
 
     @property
     def price_usd_per_h(self) -> float:
-        """Of its GPUs, with their electricity where that is paid beside them."""
+        """Price of its GPUs per hour, including electricity if that is paid separately."""
         return self.gpus * self.gpu.usd_per_h
 
     @property
     def host(self) -> tuple[HostTime, HostTime]:
-        """What the engine's host adds to a step, and what of it no asynchronous step hides.
+        """What the engine's host adds to each step, and the part that asynchronous scheduling does not hide.
 
-        The latter was fitted beside sums of kernels. Rooflines are longer than these by more, so they go
-        without.
+        The latter was fitted as the remainder beside sums of kernel times. Rooflines exceed these sums by
+        more than the remainder, so roofline step times go without it.
         """
         if self.engine is None or self.latency.has_host:
             return HostTime(), HostTime()
@@ -191,11 +192,11 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Nodes and racks: the link of a pair is where its workers lie (planner/simulator/places.py).
+    """Nodes and racks; the link between two workers depends on where they are (simulator/places.py).
 
-    On one node it is NVLink, `within_bytes_per_s`, or, if that is None, the GPU row's link_bandwidth. Between
-    two it is the NIC of the node that sends, with the bandwidth of `Network`; between two racks of
-    `nodes_per_rack` (0: there is one) at most the uplink of a rack, `rack_bytes_per_s`.
+    On one node it is NVLink at `within_bytes_per_s`, by default the GPU row's link_bandwidth. Between two
+    nodes it is the NIC of the sender, with the bandwidth of `Network`; between two racks of `nodes_per_rack`
+    nodes (0: a single rack) it is at most the rack's uplink, `rack_bytes_per_s`.
     """
 
     within_bytes_per_s: float | None = None
@@ -207,11 +208,12 @@ class Topology:
 class Network:
     """The link over which KV blocks move from prefill to decode workers.
 
-    `transfer` is "serialised" (starts when prefill ends) or "layerwise" (overlaps the last prefill step; at
-    least one layer's share remains after it), which prompts shorter than `layerwise_tokens` are not worth
-    (Splitwise section IV-C). The link is one, and carries one transfer after the other, unless it is not
-    `is_shared`: then transfers do not slow each other down. The decode worker pulls: a transfer begins once
-    it has room (DistServe section 4.3). With a `topology` every node has such a link of its own.
+    `transfer` is "serialised" (it starts when prefill ends) or "layerwise" (it overlaps the last prefill
+    step, and at least one layer's share remains afterwards); prompts shorter than `layerwise_tokens` are
+    always transferred serialised (Splitwise section IV-C). There is one link, which carries one transfer
+    after the other, unless `is_shared` is False: then transfers do not slow each other down. The decode
+    worker pulls: a transfer begins once it has memory for the request (DistServe section 4.3). With a
+    `topology` every node has such a link of its own.
     """
 
     bandwidth_bytes_per_s: float = 50e9
@@ -224,41 +226,39 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Who decides what in a fleet; every name is a choice of planner/simulator/replay.py.
+    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name.
 
-    `queue` orders the prompts that wait: no prompt is overtaken by one that arrives more than
-    `queue_window_s` later (ageing), and with `queue_batch` > 0 only prompts of one scheduling batch of so
-    many overtake each other (TetriInfer). `admission` lets a sequence join the decodes by the KV cache it is
-    predicted to need. heavy-light takes outputs of more than `heavy_tokens` for heavy; it hears of loads
-    when it needs them, but not more often than once in `load_period_s`. Predictions of output lengths are
-    right for `prediction_accuracy_frac` of the requests, to a bucket of 200 tokens; None: lengths are
-    known. With `prediction_buckets` > 0 they are means of the trace's outputs, by so many buckets of
-    prompts, and once outlived means of the longer ones. To predict makes the steps of prefill workers
-    longer by `predictor_slowdown_frac`. `pools`
-    "flip" lets a worker that was idle for `flip_after_s` change its role, for which it is away for
-    `flip_restart_s`; meanwhile no other one does. With `pools` "splitwise" a machine that has been mixed for
-    `repurpose_after_s` belongs to the other pool from then on.
+    `queue` orders the waiting prompts: none is overtaken by one that arrives more than `queue_window_s` later
+    (ageing), and with `queue_batch` > 0 prompts overtake each other only within scheduling batches of that
+    size (TetriInfer). `admission` lets a sequence join the decodes by its predicted KV cache. heavy-light
+    treats outputs of more than `heavy_tokens` as heavy, and reads the workers' loads at most once per
+    `load_period_s`. Predicted output lengths are right to a bucket of 200 tokens for
+    `prediction_accuracy_frac` of the requests; None: lengths are known. With `prediction_buckets` > 0 a
+    prediction is the mean output of the trace for prompts in the same one of that many buckets, and once
+    outlived the mean of the longer ones. Predicting makes steps of prefill workers longer by
+    `predictor_slowdown_frac`. `pools` "flip" lets a worker that was idle for `flip_after_s` change its role;
+    it is away for `flip_restart_s`, and no other worker flips meanwhile. With `pools` "splitwise" a machine
+    that has been mixed for `repurpose_after_s` belongs to the other pool from then on.
 
-    For best-fit, rebalanced or not: outputs weigh `context_weight` of a prompt token, `headroom_frac` of what
-    a worker can hold is used, and no worker is packed beyond `ttft_s` and `tbt_s`; errors of predictions are
-    counted over `heartbeat_s`. `reserve_tokens` of KV are set aside per request by faster-transformer, and by
-    orca unless it is 0. A batch of distserve's decodes
-    holds `decode_batch_tokens` of context, or, if that is 0, what the KV cache does. `patience_steps` is
-    lightllm's. With `vidur_restarts` a prompt preempted in part loses the rest of it, as in Vidur. vLLM
-    computes at most `long_prefill_token_threshold` tokens of a prompt in a step, unless the request is alone;
-    0: as many as fit.
+    For best-fit, rebalanced or not: an output token weighs `context_weight` of a prompt token, a worker is
+    filled to `headroom_frac` of its capacity and never beyond `ttft_s` and `tbt_s`, and prediction errors are
+    counted over `heartbeat_s`. faster-transformer reserves `reserve_tokens` of KV per request, and so does
+    orca unless it is 0. A batch of distserve's decodes holds `decode_batch_tokens` of context; 0: as much as
+    the KV cache. `patience_steps` belongs to lightllm. With `vidur_restarts` a partly computed prompt that is
+    preempted loses its remainder, as in Vidur. vLLM computes at most `long_prefill_token_threshold` tokens of
+    a prompt in a step unless the request is alone; 0: no such limit.
 
-    With `prefix_cache` workers that prefill keep the blocks of prompts, of traces that name them. The router
-    hears of an eviction `eviction_notice_s` later. Tenants weigh 1 unless `tenant_weights` says otherwise;
-    their service is `extend_weight` per token computed of a prompt and `output_weight` per token of output.
-    dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on every worker;
-    0: twice what a request of the trace costs on average. preble has `priority_groups`. e2 looks back
-    `share_window_s` and sends new prompts to a worker that spent more than `explore_decode_frac` of that on
-    decodes (1: never); it replicates a prefix whose mean wait grew `replicate_ratio`-fold in the window. An
-    output token counts as its part of a step of `decode_batch` decodes (0: of every seat; Preble: 1). e2
-    and cache-aware balance workers that are more than `balance_ratio` apart, the latter only beyond
-    `balance_requests`, and it follows a match of more than `cache_threshold_frac`. With `kv_offload` what
-    leaves the caches stays in CPU memory for a while.
+    With `prefix_cache` workers that prefill keep the blocks of prompts, for traces that name blocks. The
+    router learns of an eviction `eviction_notice_s` later. A tenant weighs 1 unless `tenant_weights` says
+    otherwise; its service is `extend_weight` per computed prompt token plus `output_weight` per output token.
+    dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on each worker;
+    0: twice the cost of the trace's mean request. preble has `priority_groups` groups. e2 looks back
+    `share_window_s`; it sends new prompts to a worker that spent more than `explore_decode_frac` of that time
+    on decodes (1: never), and replicates a prefix whose mean wait grew `replicate_ratio`-fold within it. An
+    output token counts as its part of a step of `decode_batch` decodes (0: of a full step; Preble: 1). e2 and
+    cache-aware rebalance workers whose loads differ by more than `balance_ratio`; cache-aware only if they
+    also differ by more than `balance_requests`, and it follows a prefix match of more than
+    `cache_threshold_frac`. With `kv_offload` evicted blocks stay in CPU memory for a while.
     """
 
     batching: str = "vllm-v1"
@@ -309,8 +309,8 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """Something that happens to a fleet at `time_s`: worker `worker` (counted over all pools) goes "down" or
-    comes "up", its steps take `factor` times as long from now on ("slow"), or transfers do ("link").
+    """An event at `time_s`: worker `worker` (numbered over all pools) goes "down" or comes "up", or from then
+    on its steps ("slow") or all transfers ("link") take `factor` times as long.
     """
 
     time_s: float
@@ -321,10 +321,11 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class PinnedPrefix:
-    """The beginning of prompts that some workers, counted over all running pools, hold from the start on.
+    """The beginning of prompts that some workers hold from the start; workers are numbered over all running
+    pools.
 
-    `block_ids` are those of a trace with blocks of `block_tokens`. What is pinned is never evicted; a worker
-    that was down has lost it.
+    `block_ids` are those of a trace with blocks of `block_tokens`. Pinned blocks are never evicted; a worker
+    that was down has lost them.
     """
 
     block_ids: tuple[int, ...]
@@ -334,7 +335,7 @@ class PinnedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What `plan simulate` runs and what a plan proposes; `disturbances` are what a simulation does to it."""
+    """A fleet that `plan simulate` runs or a plan proposes; `disturbances` happen to it in a simulation."""
 
     llm: Llm
     pools: tuple[Pool, ...]
@@ -363,8 +364,8 @@ class Fleet:
 
     @property
     def engine(self) -> Engine | None:
-        """What its workers run, as far as that is modelled; where some schedule synchronously because of
-        what they draft, as the others do.
+        """The engine that its workers run, None if not modelled. Workers whose drafts force synchronous
+        scheduling are described by the engine of the others.
         """
         engines = [pool.type.engine for pool in self.running if pool.type.engine is not None]
         return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
@@ -385,7 +386,7 @@ class Fleet:
         return max(back, self.workers - back) > 1
 
     def without_engine(self) -> Fleet:
-        """The same fleet, its steps as long as the fits say."""
+        """The same fleet with step times straight from the fits, without host time."""
         return self.with_types(lambda worker: replace(worker, engine=None))
 
     def with_engines(self, change: Callable[[Engine], Engine]) -> Fleet:
@@ -395,17 +396,18 @@ class Fleet:
         )
 
     def within(self, z_prefill: float, z_decode: float) -> Fleet:
-        """The same fleet, step times so many standard deviations of their spread above the medians."""
+        """The same fleet with step times this many standard deviations above the median of their spread."""
         return self.with_types(lambda worker: slowed_by_spread(worker, z_prefill, z_decode))
 
     @property
     def lora(self) -> Lora | None:
-        """How adapters are served, which is the same everywhere in the fleet."""
+        """How adapters are served; all pools agree."""
         return next((pool.type.lora.lora for pool in self.pools if pool.type.lora is not None), None)
 
     @property
     def front_end_s(self) -> float:
-        """Until a request that arrives has reached the engine that computes its prompt."""
+        """Seconds from a request's arrival until the engine that computes its prompt has it; the least of all
+        pools."""
         engines = [pool.type.engine for pool in self.running if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 
@@ -426,7 +428,8 @@ class Fleet:
         return sum(pool.count * pool.type.power_w for pool in self.pools)
 
 
-@lru_cache(maxsize=4096)  # a search asks about the same few types in the same few futures
+# A search uses the same few worker types in the same few scenarios over and over.
+@lru_cache(maxsize=4096)
 def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
-    """The same worker, its step times so many standard deviations of their spread above the medians."""
+    """The same worker type, its step times this many standard deviations above the median of their spread."""
     return replace(worker, latency=worker.latency.within(z_prefill, z_decode))

@@ -1,11 +1,11 @@
-"""Every policy there is: ONE table, which all other modules ask.
+"""All policies, in one table that every other module reads.
 
-A row says what kind of policy it is, its name in files, the number that compiled code tells it by, what it is
-in words, what it needs and goes with, whether a plan may choose it, and what it is called where a plan is
-deployed. A routing by score also has the function that says what counts in the score.
+Each row gives the kind of policy, its name in files, its number in compiled code, a description, which
+engines and caches it works with, whether a plan may choose it, and its name at each deployment target. A
+routing by score also has a function that returns the weights of its score.
 
-To add a routing by score, write one row and that function. `answer` says what a router of a deployment target
-does for a row: a row that says nothing about a router is lacking there, and the manifests say so.
+To add a routing by score, write one row and its function. `find_router_difference` says what a target's
+router does for a row; a row without an entry for a router counts as lacking there, and the manifests say so.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Any, ClassVar, TypeVar
 
 from planner.fleet import Policies, WorkerType
 
-# what compiled code tells policies by
+# Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)  # from LPM on they look at caches or tenants
+# The queues from LPM on look at caches or tenants.
+FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
-# these look at caches or tenants
+# These routings look at caches or tenants.
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
-# engines of the simulator: one for all batching step by step, and those of two papers' programs
+# Engines of the simulator: one for all step-by-step batching, and one for each of two papers' programs.
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
 ENGINES = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
 ALONE = (STEPWISE,)
@@ -35,10 +36,10 @@ ALONE = (STEPWISE,)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a router (or vLLM's scheduler) is told where a plan asks for a policy.
+    """What a router (or vLLM's scheduler) does in place of a policy of ours.
 
-    `differs` ends a sentence that begins with `name`; empty where it is the rule that was simulated. Where
-    the policy `is_lacking`, `name` is what stands in for it.
+    `name` is its own name for the rule; `differs` is a clause that continues "NAME ..." and is empty where
+    the rule is the one simulated. If the policy `is_lacking` there, `name` is the rule that replaces it.
     """
 
     name: str
@@ -52,7 +53,7 @@ def instead(name: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """What decides at a deployment target; `otherwise` is what it does for the policies that it lacks.
+    """A router of a deployment target; `otherwise` is its rule for policies that it lacks.
 
     With `is_single` one rule routes arrivals and hand-offs alike.
     """
@@ -60,13 +61,13 @@ class Router:
     title: str
     otherwise: str
     is_single: bool = False
-    like: str | None = None  # another router, whose answers are its own but for those that rows give
+    like: str | None = None  # a router whose answers this one shares unless a row gives its own
 
 
 VLLM_ROUTER, VLLM_ROUTER_PAIRS = "vllm-router", "vllm-router pairs"
 ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE, KSERVE = "endpoint-picker", "endpoint-picker decode", "kserve"
 DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack", "production-stack pairs"
-OURS, VLLM = "plan serve", "vllm"  # our own router; the scheduler of every worker
+OURS, VLLM = "plan serve", "vllm"  # our own router, and the scheduler in every worker
 
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray's own choice
 GATEWAY = "the gateway"
@@ -78,7 +79,7 @@ NEAR_AND_FREE = f"{NEAR_MATCH}, {FEWEST_TOKENS}"
 ROUTERS: Mapping[str, Router] = MappingProxyType(
     {
         VLLM_ROUTER: Router("vllm-router", "power_of_two"),
-        VLLM_ROUTER_PAIRS: Router("vllm-router", "round_robin"),  # there power_of_two compares zeros
+        VLLM_ROUTER_PAIRS: Router("vllm-router", "round_robin"),  # power_of_two would compare zeros
         ENDPOINT_PICKER: Router("llm-d's endpoint picker", FEWEST_TOKENS),
         ENDPOINT_PICKER_DECODE: Router("llm-d's endpoint picker", FEWEST_REQUESTS),
         KSERVE: Router("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
@@ -92,7 +93,7 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
 )
 _OF_VLLM = (VLLM_ROUTER, VLLM_ROUTER_PAIRS, VLLM_ROUTER_PAIRS)
 _OF_LLM_D = (ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE)
-# deployment target -> what routes to its mixed workers, to its prefill and to its decode workers
+# Deployment target -> the routers of its mixed workers, of its prefill and of its decode workers.
 ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         "vllm": _OF_VLLM,
@@ -107,21 +108,21 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "production-stack": (STACK, STACK_PAIRS, STACK_PAIRS),
     }
 )
-# of these a deployment has either mixed workers or pairs, and of those pairs alone
+# ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone.
 ONE_KIND, ONLY_PAIRS = ("llm-d", "production-stack"), ("disaggregatedset",)
 
 
 Weights = tuple[float, float, float, float]
-"""Score of a worker per pending prompt token, per request it has, per KV token of those, per request that
-waits. The lowest score is the best."""
+"""Weights of a worker's score: per pending prompt token, per request, per KV token of its requests, and per
+waiting request. The worker with the lowest score takes the request."""
 
 
 def _seconds(worker_type: WorkerType, decode: bool) -> Weights:
-    """The seconds that stand in the way of one more request.
+    """Weights that turn a worker's load into seconds until it can serve one more request.
 
-    For a worker that prefills these are the prompt tokens still to prefill, at its speed, and one token for
-    each request it has (Splitwise section IV-A counts tokens; the speed makes workers of different GPUs
-    comparable). For a decode worker it is the length of its step: sequences and KV tokens at their cost.
+    For a worker that prefills: its pending prompt tokens at its speed, plus one token per request (Splitwise
+    section IV-A counts tokens; seconds make workers on different GPUs comparable). For a decode worker: the
+    length of its step, from its sequences and KV tokens.
     """
     worker_type = worker_type.as_one
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
@@ -151,11 +152,11 @@ def _waiting(worker_type: WorkerType, decode: bool) -> Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A row. `words` say what it does; `engines` of the simulator it goes with.
+    """A row of the table. `words` describe the policy; `engines` are the simulator's engines that have it.
 
-    It goes with prefix caches unless `with_caches` is False, and `needs_caches` where it has nothing to look
-    at without. A plan may choose what `is_planned`, and takes what `is_default` where nobody chooses (of
-    those that need caches: where it may count on them).
+    It works with prefix caches unless `with_caches` is False; `needs_caches` if it is meaningless without
+    them. A plan may choose a policy that `is_planned` and takes those that are `is_default` if the question
+    names none (of those that need caches: only if the question allows caches).
     """
 
     kind: ClassVar[str] = ""
@@ -171,17 +172,17 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching(Policy):
-    """Who is in the next step of an engine; `engines` has the one that simulates it."""
+    """Which requests are in an engine's next step; the first of `engines` simulates it."""
 
     kind: ClassVar[str] = "batching"
     engines: tuple[str, ...] = ALONE
     is_chunked: bool = False  # prompts are computed in chunks of the token budget
     is_reserving: bool = False  # `reserve_tokens` of KV are set aside for each request
-    needs_reserve: bool = False  # ... and must be given
+    needs_reserve: bool = False  # that setting must then be given
     is_one_stage: bool = False  # without pipeline parallelism
     is_whole_life: bool = False  # a request stays on its worker to the end
     is_watermarked: bool = False  # prompts leave `watermark` of the blocks free
-    predicts: bool = True  # schedulers may be wrong about the lengths of outputs
+    predicts: bool = True  # output lengths may be predicted wrongly
 
     @property
     def engine(self) -> str:
@@ -190,8 +191,8 @@ class Batching(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(Policy):
-    """Which prompt is next. `rank` (prompt, output, longest prompt) is what vLLM's priority is made of; with
-    `by_turns` it is the number that the router gives a request where it sends it.
+    """Which prompt is next. `rank` (prompt, output, longest prompt; in tokens) becomes vLLM's priority; with
+    `by_turns` the priority is a number that the router gives each request when it sends it.
     """
 
     kind: ClassVar[str] = "queue"
@@ -208,7 +209,7 @@ class Queue(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(Policy):
-    """Whether a sequence may join what runs, by the KV that it is predicted to need."""
+    """Whether a sequence may join the running ones, by its predicted KV cache."""
 
     kind: ClassVar[str] = "admission"
     engines: tuple[str, ...] = ALONE
@@ -217,20 +218,20 @@ class Admission(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing(Policy):
-    """Which worker takes a request; those that need no caches route hand-offs to decode workers too.
+    """Which worker takes a request; a routing that needs no caches also routes hand-offs to decode workers.
 
-    `tried` are the fields of `Policies` that a search fits to the traffic, with what is tried of each, what
-    matters most first.
+    `setting_grid` are the fields of `Policies` that a search fits to the traffic, each with the values to
+    try, the most influential field first.
     """
 
     kind: ClassVar[str] = "routing"
-    weights: Callable[[WorkerType, bool], Weights] = _seconds  # (worker type, does it decode)
+    weights: Callable[[WorkerType, bool], Weights] = _seconds  # arguments: worker type, whether it decodes
     tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    draws: bool = False  # another seed is another run
+    draws: bool = False  # it draws at random, so another seed gives another run
     by_tenant: bool = False
-    pins: bool = False  # it goes by what is pinned, which a plan chooses with the fleet
+    pins: bool = False  # it follows pinned prefixes, which a plan chooses together with the fleet
     has_window: bool = False  # it looks back over the requests of the last `share_window_s`
-    counts_added: bool = True  # in Splitwise's engine: a request counts for its worker once it is sent there
+    counts_added: bool = True  # a request counts for its worker as soon as it is sent (Splitwise's engine)
     by_formula: bool = False  # it needs step times of the planner's own form
     holds_back: bool = False  # requests may wait at the router, first come, first served
     at: Mapping[str, Answer] = field(default_factory=dict)
@@ -671,7 +672,7 @@ def _rows(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 BATCHING, QUEUE, ADMISSION = _rows(Batching), _rows(Queue), _rows(Admission)
 ROUTING, POOLS = _rows(Routing), _rows(Pools)
 TIES_BY = ROUTING["jsq"]  # Routers list the workers that a request keeps busy for the shortest time first.
-# the fields of `Policies` that name one of them
+# The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
     {
         "batching": BATCHING,
@@ -685,23 +686,23 @@ BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
 
 
 def by_tenant(policies: Policies) -> bool:
-    """Whether a router must know who asks."""
+    """Whether the router must know the tenant of each request."""
     return ROUTING[policies.routing].by_tenant or QUEUE[policies.queue].by_turns
 
 
-# what a plan may choose; of routing those that look at prefix caches only where hits may be counted on
+# A plan may choose these; routings that need prefix caches only if hits may be counted on.
 PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned)
 PLANNED_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.is_planned and not row.needs_caches)
 PLANNED_WITH_CACHES = tuple(row.name for row in ROUTING.values() if row.is_planned and row.needs_caches)
 
 
 def default_routings(*, with_caches: bool) -> tuple[str, ...]:
-    """What a plan takes, or tries, where nobody says what it may choose."""
+    """The routings that a plan considers if the question names none."""
     return tuple(row.name for row in ROUTING.values() if row.is_default and row.needs_caches == with_caches)
 
 
 def answer(row: Queue | Routing, router: str) -> Answer:
-    """What `router` (of ROUTERS) does for a routing, or for an order of prompts."""
+    """What `router` (a key of ROUTERS) does for a routing, or for an order of prompts."""
     if router == OURS:
         if isinstance(row, Queue):
             return answer(row, VLLM)
@@ -717,10 +718,10 @@ def answer(row: Queue | Routing, router: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a router does by one of its names, as the simulator does it: by `routing`; in what it `differs`.
+    """The simulator's equivalent of a router's rule: `routing`, and how the rule `differs` from it.
 
-    `settings` are fields of `Policies` that the router has no say in, `otherwise` those that it takes where
-    the plan's routing is lacking. `back` chooses among decode workers where `routing` looks at caches.
+    `settings` are fields of `Policies` fixed by the router, `otherwise` the defaults of a router that lacks
+    the plan's routing. `back` routes hand-offs to decode workers if `routing` looks at caches.
     """
 
     routing: str
@@ -730,7 +731,7 @@ class Rule:
     back: str = "least-outstanding"
 
 
-_UNBOUNDED = 10**9  # requests apart: load is never uneven
+_UNBOUNDED = 10**9  # requests; with such a threshold load never counts as uneven
 _IN_TURNS = Rule("round-robin")
 _TWO = Rule("power-of-two-requests")
 _LOT = Rule("random", "takes workers without room for the KV too")
@@ -789,15 +790,15 @@ RULES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
 
 
 def rule_of(router: str, told: str) -> Rule:
-    """What `router` does by a name that `answer` gave."""
+    """The rule of `router` with a name that `find_router_difference` returned."""
     return RULES[router][told]
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What routes in a deployment: `told` of arrivals and, where there are pairs, of hand-offs.
+    """The routing of a deployed fleet: the target's rule names for arrivals and, for pairs, for hand-offs.
 
-    `policies` are simulated in its place; it `differs` from them.
+    `policies` are simulated in their place; `differs` says how the rules are not the same.
     """
 
     router: str
@@ -816,7 +817,7 @@ def router_name(router: str, told: Iterable[str]) -> str:
 
 
 def deployed(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
-    """What routes where a plan with these policies is deployed: to mixed workers, or to pairs."""
+    """The routing of a plan with these policies at a deployment target, for mixed workers or for pairs."""
     mixed, prefill, decode = ROUTERS_OF[target]
     router = prefill if is_pair else mixed
     front = answer(ROUTING[policies.routing], router)
@@ -840,6 +841,6 @@ def deployed(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
 
 
 def lacks(routing: str, target: str) -> bool:
-    """Whether the target has another rule in its place, for mixed workers and for pairs."""
+    """Whether the target replaces this routing by another rule, both for mixed workers and for pairs."""
     row = ROUTING[routing]
     return all(answer(row, router).is_lacking for router in ROUTERS_OF[target][:2])

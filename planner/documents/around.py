@@ -1,4 +1,4 @@
-"""What holds around a plan: fewer and more workers, more traffic, what breaks it. As values.
+"""How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
 
 The search finds them (search/around.py), certificate.json holds them as `around`, and the report draws them.
 """
@@ -12,7 +12,8 @@ from planner.domain import Limit
 
 Strain = Literal["traffic", "steps", "prompts"]
 Part = Literal["workers", "traffic", "prompts", "losses", "ends"]
-MORE_FRAC = 0.2  # more traffic, of which the first screen says whether the plan's fleet carries it
+# The first screen says whether the plan's fleet carries this much more traffic.
+MORE_FRAC = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of requests (of gaps, for a limit on these) within a limit, over the futures: in the worst, in
-    the worst of those in which the SLO must be kept, in the middle one, and in the best.
+    """Share of requests (of gaps, for a limit on TBT) within a limit, over the scenarios: in the worst one,
+    in the worst one of those that must be kept, in the median one, and in the best one.
     """
 
     limit: Limit
@@ -38,7 +39,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class AtWorkers:
-    """So many workers of each pool of the plan: in how many futures they keep the SLO, and each limit."""
+    """A fleet with `counts` workers per pool of the plan: the scenarios in which it keeps the SLO and each
+    limit."""
 
     counts: tuple[int, ...]
     kept: int
@@ -51,9 +53,9 @@ class AtWorkers:
 
 @dataclass(frozen=True, slots=True)
 class MoreTraffic:
-    """Whether the plan's fleet keeps its whole promise with MORE_FRAC more traffic: on what is written and,
-    where futures are asked for, in the test and in enough of those that a search sees, as a plan for it would
-    ask. `kept` of `futures` are those that decided; 0 of 0 where what is written did.
+    """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic: on the traffic as written and, if
+    scenarios are wanted, in the test and in enough of those that a search sees. `kept` of `futures` scenarios
+    decided; 0 of 0 if the traffic as written did.
     """
 
     is_carried: bool
@@ -63,7 +65,8 @@ class MoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """The plan's fleet holds with up to `frac` more of something, on what is written; then it misses."""
+    """The plan's fleet holds with up to `frac` more of a strain, on the traffic as written; then it
+    misses."""
 
     strain: Strain
     frac: float
@@ -72,8 +75,8 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The plan's fleet on what is written, without one worker of a pool that has `workers`, and with all the
-    others: spare workers and spot workers are there.
+    """The plan's fleet on the traffic as written, without one worker of a pool of `workers`; spare workers
+    and spot workers are all there.
     """
 
     pool: str
@@ -84,7 +87,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class PriceTurns:
-    """From this price rise of a GPU on (a fall where below 0) another fleet costs less than the plan."""
+    """If the price of a GPU rises by more than this (falls, if below 0), another fleet is cheaper than the
+    plan."""
 
     gpu: str
     more_frac: float
@@ -93,8 +97,9 @@ class PriceTurns:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """`futures` are of those that test a plan, of which `may_miss` may be missed; 0 futures: what is written.
-    `more_traffic` is None where it was not simulated. `left_out` is what there was no time for.
+    """`futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0 scenarios
+    stand for the traffic as written. `more_traffic` is None if not simulated. `left_out` names what time did
+    not suffice for.
     """
 
     futures: int

@@ -48,7 +48,7 @@ FILES = (
     *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
     "tasks.yaml",
 )
-PRICES = "prices.yaml"  # of a catalog of one's own
+PRICES = "prices.yaml"  # only in a catalog directory of the user's
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -96,13 +96,14 @@ WORDING = Wording(whole="expected a whole number > 0")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a row comes from; for a GPU also its price, whose date matters more, and what providers ask."""
+    """The source of a row; for a GPU also that of its price, which ages faster, and the offers of
+    providers."""
 
     source: str
     date: str
     price_source: str = ""
     price_date: str = ""
-    is_price_remembered: bool = False  # and stands in no list
+    is_price_remembered: bool = False  # remembered, not from a price list
     offers: tuple[Offer, ...] = ()
 
 
@@ -110,8 +111,8 @@ class Provenance:
 class Catalog:
     """The rows by name, in the order of the files. `provenance` is keyed by the same names.
 
-    `aliases` leads from a lower-case name or alias to the row's own name. `fit_files` are the fits of step
-    times, opened when asked for.
+    `aliases` map a lower-case name or alias to the row's own name. `fit_files` hold step times; a file is
+    opened only when they are needed.
     """
 
     gpus: Mapping[str, Gpu]
@@ -131,8 +132,8 @@ class Catalog:
     )
 
     def gpu(self, name: str) -> Gpu:
-        """By name or alias, whatever the case; "h100-80g@spot" is the same GPU on the spot market, and
-        "h100-80g@owned" one that takes no new money.
+        """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market, and
+        "h100-80g@owned" an owned one without a price.
         """
         if found := self.gpu_aliases.get(row_of(name.lower())):
             gpu, market = self.gpus[found], market_of(name.lower())
@@ -141,7 +142,7 @@ class Catalog:
         raise _unknown("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
 
     def llm(self, name: str) -> Llm:
-        """By name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
+        """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
         if found := self.llm_aliases.get(name.lower()):
             return self.llms[found]
         if is_path(name):
@@ -157,10 +158,10 @@ class Catalog:
     ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
-        A fit of the capped GPU itself comes before its base's. An LLM without fits of its own has those of a
-        row of the same shape and format of weights. `ep`: every GPU has whole experts; without, each has a
-        slice of all, where there is a fit of that. `dp`: so many ranks of `tp` GPUs each share whole experts;
-        if on several nodes, as `ranks` says. Fits are of links as they were measured, or faster ones.
+        A fit of the capped GPU itself comes before its base's. An LLM without fits of its own uses those of a
+        row with the same shape and weight format. `ep`: every GPU has whole experts; otherwise, if there is
+        such a fit, a slice of each. `dp`: this many ranks of `tp` GPUs each share whole experts; `ranks`
+        describes their link if they span nodes. A fit serves links as fast as the measured one or faster.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         names = self._same_shape(llm)
@@ -181,8 +182,8 @@ class Catalog:
         return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
 
     def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
-        """The ways in which experts are dealt out to `tp` GPUs that are worth a look: sliced (False), whole
-        (True), or both. Fits say; without any, slices, unless these would cut through blocks of formats.
+        """How experts may be dealt out to `tp` GPUs: sliced (False), whole (True), or both. Fits decide;
+        without fits experts are sliced unless slices would cut through the blocks of their number format.
         """
         if not llm.is_mixture or tp == 1:
             return (False,)
@@ -196,8 +197,8 @@ class Catalog:
         return (llm.slices_cut_blocks(tp),)
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
-        """Of how many data-parallel ranks of `tp` GPUs, more than one, on one node there are fits; None where
-        there is no fit of this LLM on this GPU at all, so that the roofline speaks for all.
+        """The numbers (> 1) of data-parallel ranks of `tp` GPUs on one node that have a fit; None if this LLM
+        has no fit on this GPU at all, so that the roofline covers every number.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
@@ -208,7 +209,8 @@ class Catalog:
         return None
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
-        """Of how many ranks of `tp` GPUs on several nodes there are fits, and how these meet."""
+        """The numbers of ranks of `tp` GPUs on several nodes that have a fit, each with its all-to-all
+        kernels."""
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         splits = {
             (dp, kind)
@@ -220,8 +222,8 @@ class Catalog:
         return tuple(sorted(splits))
 
     def _fit_of(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
-        """Of the first LLM that has one; whole experts come in where nobody asks for slices of which there is
-        no fit, and never the other way round.
+        """The fit of the first LLM that has one. Whole experts stand in for slices that have no fit, but
+        slices never for whole experts.
         """
         tp, ep, dp, kind = split
         for name in names:
@@ -233,8 +235,8 @@ class Catalog:
     def _calculated(
         self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], ranks: Ranks
     ) -> StepLatency:
-        """By the roofline; of a TP between powers of two, which nobody measures, from the fit of the nearest
-        one by the ratio of both rooflines.
+        """The roofline. For a TP that is no power of two, which nobody measures, the fit of the nearest TP
+        times the ratio of both rooflines.
         """
         from planner.models.roofline import roofline, transferred
 
@@ -256,24 +258,24 @@ class Catalog:
         return replace(moved, kind="roofline")
 
     def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
-        """Whether somebody measured what step times of this LLM on this GPU rest on: kernels of GPUs of this
-        kind (its row is not `unchecked`), or this pair, of which there is a fit.
+        """Whether measurements support step times of this LLM on this GPU: of GPUs of this kind (its row is
+        not `unchecked`), or a fit of this pair.
         """
         return not gpu.unchecked or self.has_fit(llm, gpu)
 
     def has_fit(self, llm: Llm, gpu: Gpu) -> bool:
-        """Whether step times of this LLM on this GPU are of measured kernels; those of others are estimated,
-        by the roofline.
+        """Whether step times of this LLM on this GPU come from measured kernels; all others are roofline
+        estimates.
         """
         return any(self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base))
 
     def unchecked(self, llm: Llm) -> tuple[str, ...]:
-        """The GPUs whose step times nobody can judge: considered only where they are asked for."""
+        """The GPUs whose step times nobody can judge; they are considered only if the question names them."""
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
 
     def guessed(self, llm: Llm) -> tuple[str, ...]:
-        """The GPUs whose price is remembered and whose step times of this LLM are estimated: likewise, unless
-        somebody gives their price.
+        """The GPUs with a remembered price and estimated step times; they are considered only if the question
+        names them or gives their price.
         """
         return tuple(
             name
@@ -282,12 +284,12 @@ class Catalog:
         )
 
     def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
-        """The same with the spread that such step times of such LLMs have, where one is known."""
+        """The same step times with the spread of their kind and LLM, if one is known."""
         return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))
 
     def _same_shape(self, llm: Llm) -> list[str]:
-        """The row of this name, then all rows of the same shape and format of weights. What turns images into
-        tokens, and layers for speculative decoding, are no part of a step.
+        """The row of this name, then all rows of the same shape and weight format. Image encoders and layers
+        for speculative decoding are no part of a step and do not count.
         """
         return [llm.name, *(name for name in self._by_shape.get(_step_shape(llm), ()) if name != llm.name)]
 
@@ -310,13 +312,13 @@ class Catalog:
                     self.gpu_aliases.get(of_gpu.lower(), of_gpu),
                 )
                 headers.setdefault(pair, []).append(path)
-            self._headers.update(headers)  # at once: a UI reads one catalog from several threads
+            self._headers.update(headers)  # in one update, as a UI reads one catalog from several threads
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
                     found = (_shipped_fits if path in _shipped_paths() else read_fits)(path, WORDING)
-                    fits = {**found, **fits}  # the first file wins: a user's before ours
+                    fits = {**found, **fits}  # the first file wins: the user's come before ours
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -360,7 +362,7 @@ def read_catalog(directory: Path | None = None) -> Catalog:
 def _own_offers(
     path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
 ) -> None:
-    """What prices.yaml says comes before the offers of the rows; a cap has those of its uncapped row."""
+    """Offers of prices.yaml come before those of the rows; a capped GPU has those of its uncapped row."""
     own: dict[str, tuple[Offer, ...]] = {}
     with errors_as(CatalogError, path):
         for asked, written in read_yaml(path).items():
@@ -409,7 +411,7 @@ def _fit_files(directory: Path) -> tuple[Path, ...]:
     return tuple(sorted((directory / "latency").glob("*.yaml")))
 
 
-# what we ship does not change while a process runs
+# Shipped files do not change while a process runs, so they are read once.
 _shipped_rows = cache(_read_rows)
 _shipped_header = cache(read_header)
 _shipped_fits = cache(read_fits)
@@ -454,7 +456,7 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
         if not isinstance(uncapped, dict) or "cap_of" in uncapped:
             raise refused(row.at("cap_of"), "expected the name of an uncapped row of this file", base)
         for key in ("power", "prefill_slowdown", "decode_slowdown"):
-            row.required(key)  # what a cap changes must be said, not inherited
+            row.required(key)  # a cap changes these, so its row must state them
         inherited = {key: value for key, value in uncapped.items() if key not in PROVENANCE}
         row = replace(row, values=inherited | dict(row.values))
         uncapped_w = quantity(uncapped.get("power"), "w", where=row.at("power"))
@@ -492,7 +494,7 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
 
 
 def _unchecked(row: Section) -> str:
-    """Why step times of this GPU are unchecked, empty where the row says that they are not."""
+    """Why step times of this GPU are unchecked; "" if the row says `unchecked: false`."""
     said = row.get("unchecked")
     if said is False:
         return ""
@@ -545,7 +547,7 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
 
 
 def _llm_of_groups(name: str, row: Section, beside: dict[str, Any]) -> Llm:
-    """A row whose layers are not alike; what they say, the row itself must not."""
+    """An LLM whose layers differ; the row must not repeat what its groups state."""
     if stray := [key for key in (*LLM_COUNTS, *LLM_OPTIONAL) if key in row and key not in LLM_OF_GROUPS]:
         raise InputError(f"{row.at(stray[0])}: only for a row without groups, which say it themselves")
     hidden = row.whole("hidden")

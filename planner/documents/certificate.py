@@ -1,7 +1,7 @@
-"""certificate.json: what was proved of a plan, over what, with which assumptions; written and read.
+"""certificate.json: what was proved about a plan, over which fleets, under which assumptions.
 
-What is a sentence there, stands under `facts` as values, in the same order: `kind` says which fact it is
-(facts.py), then come its fields. Sentences are made by planner/reports and never read.
+What is a sentence there also stands under `facts` as values, in the same order: first `kind`, the fact's
+class (facts.py), then its fields. planner/reports makes the sentences; they are never parsed.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ Document = dict[str, Any]
 Say = Callable[[Any], str]
 """Makes a sentence of a fact."""
 
-ROUNDING_FRAC = 1e-12  # a gap so small is none
+ROUNDING_FRAC = 1e-12  # smaller gaps are rounding errors
 SAID = ("binding", "assumptions", "assumed")
-"""What `certificate` has in sentences."""
+"""The keys of `certificate` that hold sentences."""
 
 Written = TypeVar("Written")
 
 Status = Literal["certified", "not certified", "on paper", "not for production", "best found"]
 """certified      level 0 was exhausted, the step times have a measured spread, and the fleet kept the SLO in
-               enough futures that the search had not seen
-not certified  futures were asked for, and one of the last two is missing
-on paper       `safety: none`: level 0 was exhausted, and nothing is known of any future
+               enough scenarios that the search had not seen
+not certified  scenarios were wanted, and one of the last two conditions fails
+on paper       `safety: none`: level 0 was exhausted, and no scenario was simulated
 not for production
-               futures were asked for, and no fleet was found that keeps the SLO in enough of them: the
-               plan is the cheapest fleet on paper
-best found     the time was over before level 0 was exhausted"""
+               scenarios were wanted, and no fleet was found that keeps the SLO in enough of them:
+               the plan is the cheapest fleet on paper
+best found     time ran out before level 0 was exhausted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Certificate:
     cuts: int
     seed: int
     shadow_prices: Mapping[str, float] = field(default_factory=dict)  # by the limit's name
-    repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws, under histories of interruptions
+    repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws and histories
     level0_exhausted: bool = True
     cheaper: int | None = 0
     cheaper_simulated: int = 0
@@ -123,10 +123,10 @@ class Certificate:
     routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
     for_targets: tuple[ForTargets, ...] = ()  # of those that do not keep the plan, where they were asked for
     commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
-    around: Around | None = None  # what holds around the plan; None where nobody asked
+    around: Around | None = None  # what holds around the plan; None unless requested
 
     def answer(self, name: AnswerName) -> Answered | None:
-        """One of the three; None where it was not asked for."""
+        """The answer of this name; None if it was not requested."""
         return next((each for each in self.answers if each.name == name), None)
 
     @property
@@ -135,7 +135,7 @@ class Certificate:
 
     @property
     def level0_gap_frac(self) -> float:
-        """How much the plan saves against the best fleet of level 0 (0 if it is that fleet)."""
+        """The share that the plan saves against the best fleet of level 0; 0 if it is that fleet."""
         saved_frac = (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
         return saved_frac if saved_frac > ROUNDING_FRAC else 0.0
 
@@ -203,7 +203,7 @@ def kind_of(fact: type) -> str:
 
 
 def _values(value: Any) -> Any:
-    """Fields of a fact; limits with their names."""
+    """The fields of a fact as plain values; limits also get their names."""
     if isinstance(value, Limit | FleetLimit):
         unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
         return {"name": value.name, **dataclasses.asdict(value), **unit}
@@ -246,7 +246,7 @@ def read_warnings(said: Any, values: Any) -> tuple[Warned, ...]:
 
 
 def _said(said: Any, values: Any, where: str) -> Any:
-    """The values of sentences; raises ValueError where they are not as many."""
+    """The values beside the sentences; raises ValueError where their numbers differ."""
     sentences = value_of(tuple[str, ...], said, where)
     if not isinstance(values, list) or len(values) != len(sentences):
         raise ValueError(f"facts: {where} are not those that are said")
@@ -273,7 +273,7 @@ def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Wri
 
 
 def value_of(hint: Any, value: Any, where: str) -> Any:
-    """A value of the type that a field has; raises ValueError for another."""
+    """A value of the type that a field has; raises ValueError for another type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return _one_of(inner, value, where)

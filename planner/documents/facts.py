@@ -1,7 +1,8 @@
-"""What speaks for a plan, and what a reader must know of it, as values.
+"""Facts about a plan, as values: why to believe it, and what a reader must know of it.
 
-The search finds these facts, certificate.json holds them (documents/certificate.py), and reports/facts.py
-alone makes sentences of them. A fact's kind in the file is its class's name: `LimitBinds` is "limit-binds".
+The search computes these facts, documents/certificate.py writes them to certificate.json, and only
+reports/facts.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
+`LimitBinds` is "limit-binds".
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from planner.simulator.repeats import Decision, Repeats
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a percentile stands in a simulation: `kept_frac` is the share within the limit; in which window,
-    None for all that was measured.
+    """One line of an SLO in a simulation: the value of its percentile, the share `kept_frac` of values within
+    the limit, and the window in question (None: everything that was measured).
     """
 
     limit: Limit
@@ -31,7 +32,8 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Share of requests that keep all limits at once, and the share that must; in which window, as `At`."""
+    """The share of requests that keep all limits at once, and the share that the SLO needs; window as in
+    `At`."""
 
     frac: float
     needed_frac: float
@@ -40,7 +42,7 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What the backlog test found: of the last requests this share waited no longer than that."""
+    """A failed backlog test: only `patient_frac` of the last requests waited no longer than `patience_s`."""
 
     patient_frac: float
     patience_s: float
@@ -48,7 +50,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that a simulated fleet misses of its SLO; nothing where it keeps it."""
+    """Every line that a simulated fleet misses of its SLO; all fields are empty where it keeps the SLO."""
 
     missed: tuple[At, ...] = ()
     attainment: Attainment | None = None
@@ -61,10 +63,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The planned fleet with one worker of one pool taken away, and how it fails.
+    """The planned fleet without one worker of one pool, and how it fails.
 
-    `outcome` is None where no worker of the pool's role is left. `on_other_draw`: what fails is another draw
-    or rate of the traffic. `after_losses`: after the losses that a fleet must survive.
+    `outcome` is None where the pool's role has no worker left. `on_other_draw`: the fleet fails on another
+    draw or rate of the traffic. `after_losses`: it fails after the losses that a fleet must survive.
     """
 
     pool: str
@@ -80,7 +82,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class LimitBinds:
-    """A limit of the SLO binds a pool: at `value_s` one worker fewer would do, which saves that much."""
+    """A limit of the SLO binds a pool: if it were `value_s`, one worker fewer would do and save `saves`."""
 
     limit: Limit
     pool: str
@@ -92,14 +94,14 @@ class LimitBinds:
 
 @dataclass(frozen=True, slots=True)
 class CapacityBinds:
-    """With one worker fewer a pool fails by more than one limit."""
+    """A pool with one worker fewer misses more than one limit."""
 
     neighbour: Neighbour
 
 
 @dataclass(frozen=True, slots=True)
 class UsedUp:
-    """Of this limit less is left than the smallest worker takes."""
+    """Less is left of this limit than the smallest worker takes."""
 
     limit: FleetLimit
     used: float
@@ -108,7 +110,7 @@ class UsedUp:
 
 @dataclass(frozen=True, slots=True)
 class BoundPrice:
-    """`step` more of a limit lowers the relaxed lower bound by `saves`: a dual."""
+    """`step` more of a limit lowers the relaxed lower bound by `saves`; this is the limit's dual value."""
 
     limit: FleetLimit
     step: float
@@ -118,7 +120,7 @@ class BoundPrice:
 
 @dataclass(frozen=True, slots=True)
 class PromisedAt:
-    """Where a percentile stands in the plan's simulation, whether it binds or not."""
+    """The value of a percentile in the plan's simulation, whether or not its limit binds."""
 
     limit: Limit
     value_s: float
@@ -126,7 +128,7 @@ class PromisedAt:
 
 @dataclass(frozen=True, slots=True)
 class AskedAgain:
-    """The best fleet where the question is changed; `value` is None where there is none then."""
+    """The best fleet for a changed question; `value` is None where no fleet answers that question."""
 
     change: str  # "ttft p90 200 ms tighter"
     planned: float
@@ -137,7 +139,8 @@ class AskedAgain:
 
 @dataclass(frozen=True, slots=True)
 class LongerSteps:
-    """The plan where every step takes the fits' error longer, for step times that have no spread."""
+    """How the plan fares if every step takes `error_frac` longer, for step times without a measured
+    spread."""
 
     error_frac: float
     outcome: Outcome
@@ -145,7 +148,9 @@ class LongerSteps:
 
 @dataclass(frozen=True, slots=True)
 class UpperEnds:
-    """The plan where step times lie at the upper ends of their spread: the largest factors of its workers."""
+    """How the plan fares if step times lie at the upper ends of their spread. The factors are the largest of
+    its worker types.
+    """
 
     prefill: float
     decode: float
@@ -154,7 +159,9 @@ class UpperEnds:
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """Between which factors of these step times 90 % of measured runs lay; `is_own`: of this engine's."""
+    """The factors of these step times between which 90 % of measured runs lay. `is_own`: the runs were of
+    this engine.
+    """
 
     worker: str
     prefill: tuple[float, float]
@@ -165,7 +172,8 @@ class StepSpread:
 
 @dataclass(frozen=True, slots=True)
 class Robustness:
-    """What a plan was made to stand; `rates`: how many its traffic was sampled at, None where at one."""
+    """What `robust` asked a plan to withstand. `rates`: at how many rates traffic was sampled; None for
+    one."""
 
     step_times_frac: float
     traffic_frac: float
@@ -175,7 +183,8 @@ class Robustness:
 
 @dataclass(frozen=True, slots=True)
 class InsuranceCosts:
-    """A robust plan, and the cheapest for what is expected; None where that was not found in time."""
+    """What a robust plan costs, beside the cheapest plan for the expected case (None if not found in
+    time)."""
 
     robustness: Robustness
     value: float
@@ -185,14 +194,14 @@ class InsuranceCosts:
 
 @dataclass(frozen=True, slots=True)
 class AsExpected:
-    """A robust plan where all comes as expected."""
+    """The simulated percentiles of a robust plan if everything comes as expected."""
 
     values: tuple[At, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMissed:
-    """A robust plan misses the SLO where all comes as expected; None where that could not be simulated."""
+    """A robust plan misses the SLO even in the expected case; None where that could not be simulated."""
 
     robustness: Robustness
     outcome: Outcome | None
@@ -200,7 +209,7 @@ class ExpectedMissed:
 
 @dataclass(frozen=True, slots=True)
 class NoneForExpected:
-    """A robust plan where none is found for what is expected, in the words of that error."""
+    """No fleet was found for the expected case; `error` is the message of that search."""
 
     robustness: Robustness
     error: str
@@ -208,7 +217,7 @@ class NoneForExpected:
 
 @dataclass(frozen=True, slots=True)
 class SpotSpare:
-    """So many spot workers of a pool may be down at once; more are so for `risk_frac` of the time at most."""
+    """At most `down` spot workers of a pool are down at once, except for `risk_frac` of the time."""
 
     pool: str
     workers: int
@@ -220,14 +229,15 @@ class SpotSpare:
 
 @dataclass(frozen=True, slots=True)
 class SpotGone:
-    """The plan where those spot workers go at once in the middle of the trace."""
+    """How the plan fares if its tolerated number of spot workers leaves at once in the middle of the
+    trace."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class CachesSave:
-    """What the plan's prefix caches save; None where no fleet without them keeps the SLO."""
+    """What prefix caches save in this plan; None where no fleet without caches keeps the SLO."""
 
     routing: str
     value: float
@@ -239,9 +249,9 @@ class CachesSave:
 
 @dataclass(frozen=True, slots=True)
 class PinnedReplicas:
-    """The best fleet with pinned prefixes against the best whose caches are all LRU, both by simulation.
+    """The best fleet with pinned prefixes beside the best fleet with LRU caches alone, both simulated.
 
-    `pinned_hit_frac` of the input tokens are in pinned prefixes; `hit_frac` hit in all.
+    `pinned_hit_frac` is the share of input tokens in pinned prefixes; `hit_frac` is the share of all hits.
     """
 
     is_chosen: bool
@@ -258,7 +268,7 @@ class PinnedReplicas:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMore:
-    """The plan with one worker more of a pool, where caches may hit less then."""
+    """How the plan fares with one more worker in a pool, where each cache may then hit less."""
 
     pool: str
     outcome: Outcome
@@ -266,7 +276,7 @@ class WorkerMore:
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """An LLM whose fleet costs `more` than it would with all of the fleet for itself."""
+    """An LLM whose fleet costs `more` than if this LLM had the whole stock to itself."""
 
     llm: str
     value: float
@@ -276,11 +286,11 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class ProductionShared:
-    """How the fleets of several LLMs for production were chosen.
+    """How the production fleets of several LLMs were chosen.
 
-    `is_each`: each is the one that its LLM would have alone, and they fit together. Else they were chosen
-    together: by so many `rounds` of the master in its last search, which came to its end if it `is_exact`,
-    and in so many `tries`, as what failed its test was chosen again.
+    `is_each`: every LLM has the fleet it would have alone, and together these fit the limits. Otherwise they
+    were chosen jointly: the last search took `rounds` of the master problem and finished if it `is_exact`;
+    there were `tries` such searches, because fleets that failed their test were chosen again.
     """
 
     is_each: bool
@@ -291,9 +301,10 @@ class ProductionShared:
 
 @dataclass(frozen=True, slots=True)
 class MoreSaves:
-    """The least more of a shared limit that saves something: `saves`; any amount of it saves `saves_most`.
+    """The smallest increase `amount` of a shared limit that saves anything, namely `saves`; an increase of
+    `enough` saves `saves_most`, and no more can be saved.
 
-    `is_least`: it is proved that less saves nothing.
+    `is_least`: it is proved that a smaller increase saves nothing.
     """
 
     limit: FleetLimit
@@ -307,7 +318,7 @@ class MoreSaves:
 
 @dataclass(frozen=True, slots=True)
 class MoreSavesNothing:
-    """More of a shared limit alone saves nothing; where not `is_known`, that was not found out in time."""
+    """Raising this shared limit alone saves nothing; unless `is_known`, there was no time to find out."""
 
     limit: FleetLimit
     is_known: bool
@@ -318,7 +329,7 @@ FindingName = Literal["caches-unused", "nothing-drawn", "no-shared-limit"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding without figures."""
+    """A finding that needs no figures."""
 
     name: FindingName
 
@@ -343,28 +354,28 @@ Granted = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What is taken for granted, without figures."""
+    """An assumption that needs no figures."""
 
     name: Granted
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where step times come from, and what a host adds to each."""
+    """Where step times come from, and what a host adds to each step."""
 
     bases: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HostOverheads:
-    """What the host adds to each step, of all worker types."""
+    """Seconds that the host adds to each step, one value per worker type."""
 
     overheads_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineModelled:
-    """Which engine the simulations are of, and where its constants are from."""
+    """The simulated engine and version, and the source of its constants."""
 
     engine: str
     basis: str
@@ -372,15 +383,15 @@ class EngineModelled:
 
 @dataclass(frozen=True, slots=True)
 class UncheckedEngine:
-    """Nobody compared this engine with what is simulated in its place."""
+    """An engine whose behaviour has not been compared with the engine simulated in its place."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What workers of a type draft and how many tokens a step is taken to yield; a pass of the drafter takes
-    `draft_frac` of a step of the LLM and `draft_s` more.
+    """The drafts of a worker type: the method, how many tokens, and how many tokens a step is assumed to
+    yield. One pass of the drafter takes `draft_frac` of a step of the LLM plus `draft_s`.
     """
 
     worker: str
@@ -395,7 +406,7 @@ class Drafts:
 @dataclass(frozen=True, slots=True)
 class Adapters:
     """LoRA on a worker type: slots, their bytes on one GPU, what one token with an adapter adds to a step,
-    and what an adapter takes to be loaded. `drawn`: no trace says who asks for which.
+    and how long loading an adapter takes. `drawn`: the trace names no adapters, so they are drawn at random.
     """
 
     worker: str
@@ -412,9 +423,9 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """KV blocks in CPU memory of a worker type: tokens that it holds there and on its GPUs, the memory of one
-    GPU's share, its bandwidth, seconds in which 1000 tokens come back; and shares of all prompt tokens. Where
-    it `is_shared` memory and bandwidth are those of the one store of all workers.
+    """KV blocks in CPU memory of a worker type: the tokens it holds there and on its GPUs, the memory and
+    bandwidth of one GPU's share, and the seconds to bring back 1000 tokens. The `_frac` fields are shares of
+    all prompt tokens. If it `is_shared`, memory and bandwidth are those of the one store of all workers.
     """
 
     worker: str
@@ -432,7 +443,7 @@ class Offloaded:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How engines batch and requests reach them; the queue's window is None where nobody waits for it."""
+    """How engines batch and how requests reach them; `queue_window_s` is None for a queue without ageing."""
 
     max_num_seqs: tuple[int, ...]
     prefix_cache: bool
@@ -459,8 +470,9 @@ class MeasuredWindow:
 
 @dataclass(frozen=True, slots=True)
 class ObligedWork:
-    """What the lower bound counts: all work of a share of the requests until `whole_after_s` after the trace,
-    else the prefill of a share. `tail`: and of half of the last tenth all work.
+    """The work that the lower bound counts: all work of the share `whole_frac` of requests, due at most
+    `whole_after_s` after the trace, and the prefill alone of the share `prefill_frac`. `tail`: of the last
+    tenth of the requests, all work of half of them counts too.
     """
 
     whole_frac: float
@@ -471,7 +483,8 @@ class ObligedWork:
 
 @dataclass(frozen=True, slots=True)
 class SmallCaches:
-    """Worker types of the bound that cannot hold the longest request, and so are not searched."""
+    """Worker types that the bound admits but that are not searched: their cache cannot hold the longest
+    request."""
 
     workers: tuple[str, ...]
     longest_tokens: int
@@ -479,15 +492,15 @@ class SmallCaches:
 
 @dataclass(frozen=True, slots=True)
 class UncheckedLeftOut:
-    """GPUs of the catalog that were not considered: nobody measured what their step times rest on."""
+    """GPUs of the catalog that were not considered, because their step times rest on no measurement."""
 
     gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GpusConsidered:
-    """The GPUs of the catalog that were considered, as none was named: of which step times of this LLM were
-    measured, and of which they are estimated.
+    """The GPUs of the catalog that were considered because the question names none: those with measured step
+    times of this LLM, and those with estimated ones.
     """
 
     measured: tuple[str, ...]
@@ -496,8 +509,8 @@ class GpusConsidered:
 
 @dataclass(frozen=True, slots=True)
 class PrefixesUncounted:
-    """The trace says which prompts begin alike, and the plan counts on no prefix cache: so many of the input
-    tokens stand at the beginning of an earlier prompt.
+    """The trace says which prompts share a prefix, but the plan uses no prefix cache. `alike_frac` of the
+    input tokens repeat the beginning of an earlier prompt.
     """
 
     alike_frac: float
@@ -505,14 +518,14 @@ class PrefixesUncounted:
 
 @dataclass(frozen=True, slots=True)
 class NotOffered:
-    """GPUs of the catalog that were not considered: the provider asked for has no such price of them."""
+    """GPUs that were not considered, because the chosen provider has no price of them for the chosen term."""
 
     gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ElectricityCounted:
-    """Prices have electricity in them, at provisioned power: of "owned" GPUs alone, or of "all"."""
+    """Prices include electricity at provisioned power: that of "owned" GPUs alone, or of "all"."""
 
     usd_per_kwh: float
     pue: float
@@ -521,7 +534,7 @@ class ElectricityCounted:
 
 @dataclass(frozen=True, slots=True)
 class SloInSeconds:
-    """A relative SLO was turned into seconds, by an idle worker of this kind."""
+    """A relative SLO was converted to seconds, with an idle worker of this kind as the reference."""
 
     gpu: str
     tp: int
@@ -529,7 +542,7 @@ class SloInSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What is left of a limit."""
+    """The amount that is left of a limit."""
 
     limit: FleetLimit
     amount: float
@@ -537,7 +550,7 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class OthersLeave:
-    """What the fleets of the other LLMs leave of the shared limits."""
+    """What the fleets of the other LLMs leave of each shared limit."""
 
     left: tuple[Remainder, ...]
 
@@ -547,8 +560,9 @@ Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "li
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """How often a shortcut hid a cheaper fleet in tests, of traces with up to `most_requests`, or with more
-    than `least_requests`; None: of any. `of_pools`: how often it was false of a pool, with no fleet sought.
+    """How often a pruning rule hid a cheaper fleet in our own tests, on traces with at most `most_requests`
+    or more than `least_requests` requests (None: no such bound). `of_pools`: how often the rule was false for
+    a single pool, without a search for fleets.
     """
 
     failed: int
@@ -560,7 +574,9 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """A shortcut of the search: on this traffic false in `failed` of `compared` comparisons; and in tests."""
+    """A pruning rule of the search: it was false in `failed` of `compared` comparisons on this traffic, and
+    `tested` says how it fared in our own tests.
+    """
 
     name: Shortcut
     failed: int
@@ -573,14 +589,14 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True)
 class OfTraffic:
-    """What was found doubtful when the traffic or the question was read, in the reader's words."""
+    """A doubt that arose when the traffic or the question was read, as a sentence for the reader."""
 
     said: str
 
 
 @dataclass(frozen=True, slots=True)
 class FewKeepAll:
-    """Every limit holds, and yet few requests keep all of them; the longest waits."""
+    """Every limit holds, yet few requests keep all of them; and the longest waits."""
 
     attainment_frac: float
     first_token_s: float
@@ -589,10 +605,10 @@ class FewKeepAll:
 
 @dataclass(frozen=True, slots=True)
 class WorstHour:
-    """Where each limit stands in its worst hour, of a plan whose SLO is of the whole trace alone.
+    """The value of each limit in its worst hour, for a plan whose SLO is of the whole trace only.
 
-    Where one is missed: with how many of the plan's workers, in their proportion, every hour holds, and what
-    is paid for them and for the plan; none where so many are not within the limits, or there was no time.
+    If a limit is missed in some hour, `holding` is a multiple of the plan's fleet that keeps every hour, with
+    its cost and the plan's. It is empty where such a fleet exceeds the limits or time ran out.
     """
 
     hours: tuple[At, ...]
@@ -607,8 +623,9 @@ class WorstHour:
 
 @dataclass(frozen=True, slots=True)
 class OverTheWhole:
-    """A long trace was planned by a part of it, after so many attempts: what the plan does on all requests,
-    None where there was no time to see. `smaller` keeps the SLO over the whole too, and is paid less.
+    """A long trace was planned on a part of it, after `attempts` choices of that part. `outcome` is of the
+    plan on all requests, None if there was no time to simulate it. `smaller` is a cheaper fleet that keeps
+    the SLO over the whole trace too.
     """
 
     requests: int
@@ -624,7 +641,7 @@ class OverTheWhole:
 
 @dataclass(frozen=True, slots=True)
 class ShortTrace:
-    """Too few mean residence times were measured."""
+    """The trace covers too few mean residence times of a request."""
 
     window: MeasuredWindow
     enough: int
@@ -632,8 +649,8 @@ class ShortTrace:
 
 @dataclass(frozen=True, slots=True)
 class OneTraceRedrawn:
-    """All futures are redrawn from one trace, which is short, or whose quarters differ in kind: by so large a
-    share of requests their prompts and outputs are apart, 0 where they are alike.
+    """All scenarios are redrawn from one trace that is short, or whose quarters differ: their prompts and
+    outputs are this share of requests apart, 0 where they are alike.
     """
 
     duration_s: float
@@ -644,7 +661,7 @@ class OneTraceRedrawn:
 
 @dataclass(frozen=True, slots=True)
 class GuessedSteps:
-    """Step times that nobody measured."""
+    """Step times that rest on no measurement."""
 
     gpu: str
     tp: int
@@ -653,7 +670,7 @@ class GuessedSteps:
 
 @dataclass(frozen=True, slots=True)
 class NearestEngine:
-    """A version of an engine that has no constants of its own."""
+    """A version of an engine without constants of its own, so those of `basis` are used."""
 
     engine: str
     basis: str
@@ -688,21 +705,21 @@ class OldPrices:
 
 @dataclass(frozen=True, slots=True)
 class NotSimulated:
-    """What there was no time for."""
+    """Evidence that was left out because time ran out."""
 
     left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MissedOnDraws:
-    """The SLO is missed on some of these runs."""
+    """The SLO is missed on some of these simulated runs."""
 
     repeats: Repeats
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMoreFails:
-    """One worker more of a pool breaks the SLO."""
+    """The plan misses the SLO with one worker more in a pool."""
 
     pool: str
     outcome: Outcome
@@ -710,15 +727,15 @@ class WorkerMoreFails:
 
 @dataclass(frozen=True, slots=True)
 class DyingAway:
-    """A share of the requests arrives after all sessions have begun."""
+    """A share of the requests arrives after the last session has begun, so the load dies away."""
 
     late_frac: float
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderUntimed:
-    """Prompts hold tokens of images, this share of all prompt tokens, whose encoder takes no time in our
-    steps: at least `encoder_s` for the mean request that has some, on one such GPU at its peak.
+    """Prompts hold image tokens, `image_frac` of all prompt tokens, but the encoder takes no time in our
+    steps. It would take at least `encoder_s` for the mean request with images, on one such GPU at its peak.
     """
 
     image_frac: float
@@ -732,14 +749,14 @@ Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text"]
 
 @dataclass(frozen=True, slots=True)
 class Cautioned:
-    """A warning without figures."""
+    """A warning that needs no figures."""
 
     name: Caution
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a GPU costs, and who says so; a price of the user's own has no date."""
+    """What a GPU costs and the source of that price; a price that the user gives has no date."""
 
     gpu: str
     usd_per_h: float
@@ -749,10 +766,11 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """What is paid for the plan's fleet by one term: "on-demand", "reserved-1y" or "reserved-3y".
+    """What the plan's fleet costs under one term: "on-demand", "reserved-1y" or "reserved-3y".
 
-    It pays from `needed_frac` of the hours on that one would rent on demand; None where that costs nothing.
-    `sources` say whose price of which GPU; `at_planned` are GPUs without this term, at the planned price.
+    The term pays off if GPUs would be rented on demand for more than `needed_frac` of the hours; None where
+    on-demand costs nothing. `sources` name the provider of each price; `at_planned` are GPUs without this
+    term, counted at the planned price.
     """
 
     term: str
@@ -762,15 +780,16 @@ class Commitment:
     at_planned: tuple[str, ...]
 
 
-HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0  # how finely, and how far, headroom is looked for
+# Headroom is searched in steps of 0.5 %, up to twice the traffic or twice the step times.
+HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """How far a plan's fleet holds on its own: shares that steps take longer, that traffic is more.
+    """How far a plan's fleet keeps the SLO beyond the question: how much longer steps, how much more traffic.
 
-    To HEADROOM_STEP_FRAC, up to HEADROOM_MOST_FRAC. It carries all rates up to that which were sampled,
-    those of `asked.rates_frac`.
+    Both shares are multiples of HEADROOM_STEP_FRAC up to HEADROOM_MOST_FRAC. The fleet keeps the SLO at every
+    sampled rate up to `traffic_frac`.
     """
 
     steps_frac: float
@@ -795,10 +814,10 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """In how many futures that no search has seen the SLO was kept, `after_loss` of any one worker.
+    """In how many scenarios that no search has seen the SLO was kept; `after_loss`: without any one worker.
 
-    `decision` is of the sequential test on the share: "holds" rejects that it is at most `least_frac`, with
-    95 % confidence, "fails" that it is at least `most_frac`.
+    `decision` is that of the sequential test on the share: "holds" rejects, with 95 % confidence, that it is
+    at most `least_frac`; "fails" rejects that it is at least `most_frac`.
     """
 
     kept: int
@@ -819,11 +838,11 @@ DrawnBy = Literal["copies", "part", "blocks", "description"]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The cheapest fleet found by which the SLO is kept on what is written ("on-paper"), in the share of
-    futures that was asked for ("production"), and after the loss of any one worker ("with-a-loss").
+    """The cheapest fleet that keeps the SLO on the traffic as written ("on-paper"), in the wanted share of
+    scenarios ("production"), or after the loss of any one worker ("with-a-loss").
 
-    `value` is in the unit of the objective, None where no fleet within the limits was found. `headroom` is on
-    what is written, after the loss where there is one; `breaks_by_` are the limits missed first beyond.
+    `value` is in the objective's unit, None where no fleet within the limits was found. `headroom` is on the
+    traffic as written, after the loss if there is one; beyond it `breaks_by_...` are the first limits missed.
     """
 
     name: AnswerName
@@ -839,7 +858,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class FuturesDrawn:
-    """What kind of futures: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
+    """How scenarios differ: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
     "blocks" of it of `block_s`, or a "description" drawn again), its growth, and whether all step times of
     the fleet have a spread.
     """
@@ -848,8 +867,8 @@ class FuturesDrawn:
     block_s: float
     growth_frac: float
     have_spread: bool
-    searched: int  # futures that the search has seen,
-    one_in: int = 1  # with one request and one worker in so many
+    searched: int  # scenarios that the search has seen
+    one_in: int = 1  # scale of those simulations: one request and one worker of so many
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------
@@ -857,11 +876,12 @@ class FuturesDrawn:
 
 @dataclass(frozen=True, slots=True)
 class UnderRouter:
-    """The plan's fleet on its traffic, routed as where it is deployed: what the target's router is `told` of
-    arrivals and, where there are pairs, of hand-offs, and the routings `simulated` in its place, from which
-    it `differs`. `decides` is the limit that is missed by most, or that has the least room; None where none
-    has a figure. `kept_in` is of the futures that the plan has passed its test in, and whether it `passes`
-    there under this router; None where there was no such test, or the SLO is missed before it.
+    """The plan's fleet on its traffic, with the router of a deployment target. `told` are the target's names
+    for its routing of arrivals and, for pairs, of hand-offs; `simulated` are our routings in their place, and
+    `differs` says how these are not the same. `decides` is the limit missed by most, or else the one with the
+    least room; None if no limit has a figure. `kept_in` counts the scenarios of the plan's own test, and
+    `passes` says whether enough are kept with this router; `kept_in` is None if there was no such test, or if
+    the SLO is already missed on the traffic as written.
     """
 
     target: str
@@ -876,21 +896,21 @@ class UnderRouter:
 
     @property
     def keeps(self) -> bool:
-        """Whether the plan is kept there: on what is written, and in as many futures as asked for."""
+        """Whether the plan is kept with this router, as written and in enough scenarios."""
         return self.outcome.holds and self.passes
 
 
 @dataclass(frozen=True, slots=True)
 class RoutersMiss:
-    """Under these routers the plan's fleet is not kept."""
+    """Routers of targets under which the plan's fleet misses the SLO."""
 
     missed: tuple[UnderRouter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForTargets:
-    """What `plan` answers with `deploy: {target}` of one of these, whose routers are alike: the fleet and
-    what is paid for it. `usd_per_h` is None where no fleet keeps the SLO there, or none of them can run it.
+    """The answer of `plan` with `deploy: {target}` for these targets, whose routers are alike: the fleet and
+    its cost. `usd_per_h` is None where no fleet keeps the SLO there, or no target of these can run one.
     """
 
     targets: tuple[str, ...]
@@ -901,7 +921,8 @@ class ForTargets:
 
 @dataclass(frozen=True, slots=True)
 class ServicesApart:
-    """The target makes so many services with an address each; the plan was simulated behind one router."""
+    """The target creates `services` services with an address each; the plan was simulated behind one
+    router."""
 
     target: str
     services: int
@@ -909,7 +930,7 @@ class ServicesApart:
 
 @dataclass(frozen=True, slots=True)
 class NotDeployable:
-    """The target that was asked for cannot run the plan, and why, in its own words."""
+    """The requested target cannot run the plan; `because` is the target's own reason."""
 
     target: str
     because: str
@@ -920,7 +941,7 @@ class NotDeployable:
 
 @dataclass(frozen=True, slots=True)
 class KvHeadsNotStored:
-    """KV heads do not split over so many GPUs, so blocks of these in a store are no use to other degrees."""
+    """KV heads do not split over `tp` GPUs, so a shared store of KV blocks is no use between degrees."""
 
     kv_heads: int
     tp: int
@@ -940,7 +961,7 @@ class LayersNotCut:
 
 @dataclass(frozen=True, slots=True)
 class RanksNotOnNodes:
-    """Why so many ranks are not dealt out to several nodes, in words."""
+    """Why this number of ranks cannot be spread over several nodes, as a sentence."""
 
     why: str
 
@@ -952,7 +973,7 @@ class WeightsTooLarge:
 
 @dataclass(frozen=True, slots=True)
 class NoRoomForKv:
-    """So large a step leaves none."""
+    """Weights and a step of this size leave no memory for the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -963,7 +984,7 @@ class RequestTooLong:
 
 @dataclass(frozen=True, slots=True)
 class WorkersMissing:
-    """The work alone takes more workers than there are."""
+    """The work alone needs at least `least` workers, more than there are."""
 
     least: int
     available: float
@@ -971,7 +992,7 @@ class WorkersMissing:
 
 @dataclass(frozen=True, slots=True)
 class WorkTooDear:
-    """The work alone takes workers that cost as much as the best fleet."""
+    """The work alone needs workers that cost at least as much as the best fleet."""
 
     least: int
     least_value: float
@@ -980,8 +1001,8 @@ class WorkTooDear:
 
 @dataclass(frozen=True, slots=True)
 class WorkersFail:
-    """So many fail in simulation, and no more were tried: nobody did, there are none, or they cost as much as
-    the best fleet.
+    """This many workers fail in simulation, and `more` says why no larger number was simulated: not tried,
+    not available, or at least as dear as the best fleet.
     """
 
     workers: int
@@ -990,7 +1011,7 @@ class WorkersFail:
 
 @dataclass(frozen=True, slots=True)
 class AloneFails:
-    """So many workers of a pool fail even beside a perfect other pool."""
+    """This many workers of a pool fail even if the other pool were infinitely fast."""
 
     role: Literal["prefill", "decode"]
     workers: int
@@ -998,28 +1019,30 @@ class AloneFails:
 
 @dataclass(frozen=True, slots=True)
 class SeatsTooFew:
-    """So many decode workers are taken to fall behind: they could not make the tokens at their best."""
+    """This many decode workers would fall behind: at their best they make fewer tokens than are needed."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class PairFails:
-    """A pair of pools fails with so many prefill workers, and more were not tried."""
+    """A pair fails with this many prefill workers, and larger numbers were not tried."""
 
     prefill_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoDecodeBeside:
-    """Beside so many prefill workers, or fewer, no count of decode workers that costs less holds."""
+    """With this many prefill workers or fewer, no cheaper number of decode workers keeps the SLO."""
 
     prefill_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTooSlow:
-    """KV blocks need more of the link than it has; `earlier`: those before the last tenth of the trace."""
+    """KV blocks need more bandwidth than the link has. `earlier`: counted without the last tenth of the
+    trace.
+    """
 
     needed_bytes_per_s: float
     bandwidth_bytes_per_s: float
@@ -1028,7 +1051,7 @@ class LinkTooSlow:
 
 @dataclass(frozen=True, slots=True)
 class SmallerHolds:
-    """A fleet holds although a larger one of its kind does not."""
+    """A fleet holds although a larger fleet of the same design does not."""
 
 
 Reason = (
@@ -1053,13 +1076,13 @@ Reason = (
 
 @dataclass(frozen=True, slots=True)
 class Refuted:
-    """A worker type, or pair of types, of level 0 that cannot beat the plan, and how we know."""
+    """A worker type, or pair of types, of level 0 that cannot beat the plan, and the reason."""
 
     label: str
     because: Reason
 
 
-# -- what is said of alternatives --------------------------------------------------------------------------
+# -- remarks on alternatives -------------------------------------------------------------------------------
 
 Remark = Literal[
     "not-searched",
@@ -1075,21 +1098,22 @@ Remark = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Remarked:
-    """A remark without figures."""
+    """A remark that needs no figures."""
 
     name: Remark
 
 
 @dataclass(frozen=True, slots=True)
 class NoneUpTo:
-    """None holds up to so many times the plan."""
+    """No fleet of this kind holds at up to `times` the plan's objective."""
 
     times: float
 
 
 @dataclass(frozen=True, slots=True)
 class LongestTtft:
-    """The longest wait for a first token; `planned_s` is the plan's, where other policies would save."""
+    """The longest wait for a first token; `planned_s` is the plan's, for a row whose other policies save
+    money."""
 
     longest_s: float
     planned_s: float | None = None
@@ -1097,7 +1121,7 @@ class LongestTtft:
 
 @dataclass(frozen=True, slots=True)
 class NoneAlone:
-    """No fleet of this GPU type alone keeps the SLO, by these limits; or none was found in time."""
+    """No fleet of this GPU type alone keeps the SLO because of these limits; or none was found in time."""
 
     for_want_of: Literal["latency", "capacity"]
     limits: tuple[str, ...]
@@ -1162,7 +1186,7 @@ Assuming = (
 
 @dataclass(frozen=True, slots=True)
 class NotCertified:
-    """Futures were asked for, and the fleet's test does not say enough, or its step times have no spread."""
+    """The plan is not certified: too few scenarios were kept in its test, or step times have no spread."""
 
     kept_in: KeptIn | None
     asked_frac: float
@@ -1170,22 +1194,22 @@ class NotCertified:
 
     @property
     def is_on_paper(self) -> bool:
-        """Whether the time was over before a fleet for production was found."""
+        """Whether time ran out before a production fleet was found."""
         return self.kept_in is None and self.have_spread
 
 
 @dataclass(frozen=True, slots=True)
 class TooFewKept:
-    """No fleet within the limits was found that keeps the SLO in enough futures: the plan is on paper."""
+    """No fleet within the limits keeps the SLO in enough scenarios, so the plan is the fleet on paper."""
 
     most_kept: MostKept
 
 
 @dataclass(frozen=True, slots=True)
 class IdleMisses:
-    """Even an idle worker misses a limit in `missed` of `futures`, more than may be missed: no number of
-    workers keeps the SLO in the share of futures that was asked for, and the plan is on paper. The fastest
-    worker type is named; with a limit of `enough_s` it keeps that limit in enough of them.
+    """Even an idle worker misses a limit in `missed` of `futures` scenarios, more than may be missed, so no
+    number of workers keeps the SLO in the wanted share and the plan is the fleet on paper. `fastest` is the
+    fastest worker type; it would keep a limit of `enough_s` in enough scenarios.
     """
 
     limit: Limit
@@ -1231,7 +1255,7 @@ Warned = (
 
 @dataclass(frozen=True, slots=True)
 class OfLlm:
-    """A warning of one of several LLMs."""
+    """A warning about one of several LLMs."""
 
     llm: str
     warning: Warned
@@ -1240,4 +1264,4 @@ class OfLlm:
 Fact = Binding | Assuming | Assumed | Warned | OfLlm | Reason | Note | Neighbour | Outcome | Price | Headroom
 
 NULL_STANDS_FOR = {At: math.inf, PromisedAt: math.inf, WorkersMissing: math.inf}
-"""What null in the file was, where a figure need not be finite."""
+"""The value that null in the file stands for, for facts whose figures may be infinite."""

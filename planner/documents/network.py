@@ -13,7 +13,7 @@ from planner.fleet import Network, Topology
 from planner.io.values import Section
 from planner.units import exactly
 
-ASKED_KEYS = ("bandwidth", "latency", "transfer", "topology")  # what a plan may be asked for
+ASKED_KEYS = ("bandwidth", "latency", "transfer", "topology")  # keys that slo.yaml may have
 KEYS = (*ASKED_KEYS, "layerwise_from", "shared")
 TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")

@@ -1,4 +1,4 @@
-"""`safety:` in slo.yaml: in what share of futures the promise must be kept."""
+"""`safety:` in slo.yaml: in what share of scenarios the SLO must be kept."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOST_GROWTH_FRAC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Safety:
-    """The SLO must be kept in this share of futures: traffic drawn anew and `growth_frac` more of it, steps
-    longer or shorter by the spread of their times.
+    """The SLO must be kept in this share of scenarios: traffic is drawn anew with `growth_frac` more of it,
+    and step times vary by their spread.
     """
 
     kept_in_frac: float = KEPT_IN_FRAC

@@ -1,4 +1,4 @@
-"""The promise: limits of an SLO, in seconds or relative to an idle worker, out of slo.yaml or a catalog."""
+"""Limits of an SLO, in seconds or relative to an idle worker, from slo.yaml or a catalog."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def parse_speculative(
 
 
 def only(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:
-    """The one choice, where a fleet is described."""
+    """The single choice; raises InputError for several, as a fleet drafts one number of tokens."""
     if len(choices) > 1:
         raise InputError(f"{where}: tokens: a fleet drafts one number of tokens, found several")
     return choices[0]
@@ -87,13 +87,13 @@ def speculative_document(speculation: Speculation) -> dict[str, Any]:
 
 
 def asked_of_engine(engine: object) -> object:
-    """What `engine:` says of drafts, None if nothing."""
+    """The value of `speculative` in `engine:`; None if there is none."""
     return engine.get("speculative") if isinstance(engine, Mapping) else None
 
 
 def drafting(engine: Engine | None, speculation: Speculation | None) -> Engine | None:
-    """The engine as it schedules with these drafts: those that it looks up itself need the tokens that were
-    sampled, so vLLM then prepares no step while one runs.
+    """The engine as it schedules with these drafts. Drafts that vLLM looks up itself need the sampled tokens,
+    so it then prepares no step while another runs.
     """
     if engine is None or speculation is None or speculation.method not in WEIGHTLESS:
         return engine
@@ -110,7 +110,7 @@ def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], wh
 
 
 def drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) -> Drafter:
-    """Its weights and KV; nothing where nothing is drafted."""
+    """Weights and KV of the drafter; an empty one if nothing is drafted."""
     if speculation is None:
         return Drafter()
     method = speculation.method
@@ -137,7 +137,7 @@ def _counts(asked: Section) -> list[int]:
 
 
 def _acceptance(asked: Section, method: str, most: int, catalog: Catalog) -> tuple[Any, str]:
-    """(the a_i for so many tokens, where they come from)"""
+    """A function from a number of draft tokens to their acceptance shares, and the source of these."""
     value, where = asked.required("acceptance"), asked.at("acceptance")
     if isinstance(value, str) and not value.strip().endswith("%"):
         if (row := catalog.acceptance.get(value)) is None:

@@ -44,7 +44,7 @@ class SpreadRow:
 
 
 def spread_of(latency: StepLatency, llm: Llm, rows: Iterable[SpreadRow]) -> Spread | None:
-    """Its own, what its calibration left, or that of its kind; None: nobody knows."""
+    """The spread of the fit itself, else of its calibration, else of its kind; None if unknown."""
     if latency.spread is not None:
         return latency.spread
     if latency.uncertainty_frac is not None:

@@ -1,4 +1,4 @@
-"""The question: slo.yaml, read into a `Task`.
+"""The question of `plan`: slo.yaml, read into a `PlanQuestion`.
 
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
@@ -85,16 +85,16 @@ from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6
-MOST_DOWN_FRAC = 0.5  # of the time that a spot worker may be away; beyond, most of a pool is not there
-SPOT_RESTART_S = 600.0  # until a worker that was interrupted has a new machine and its weights
+MOST_DOWN_FRAC = 0.5  # share of time that a spot worker may be away; beyond it most of a pool is missing
+SPOT_RESTART_S = 600.0  # until an interrupted worker has a new machine and its weights
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
 _USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
-EACH_TARGET = "each"  # in place of one: a plan for the routers of every one
+EACH_TARGET = "each"  # in place of a target: plan for the routers of each one
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
-MOST_TOKENS = 2**20  # of a step
+MOST_TOKENS = 2**20  # in one step
 MAX_DP = 64
 _KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
@@ -123,7 +123,7 @@ _PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A GPU on the spot market: a worker is interrupted so often, and is back `restart_s` later."""
+    """A GPU on the spot market: how often a worker is interrupted, and how long it is away each time."""
 
     price_usd_per_h: float
     interruptions_per_h: float
@@ -138,26 +138,25 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Robust:
-    """The plan must hold if every step takes this share longer than we think, and at all traffic between
-    `traffic_from_frac` and `traffic_frac` more than we think. `spread`: from the upper end of the spread of
-    step times on.
+    """The plan must keep the SLO if every step takes `step_times_frac` longer than predicted, for all traffic
+    between `traffic_from_frac` and `traffic_frac` more than given. `spread`: step times start from the upper
+    end of their spread.
     """
 
     step_times_frac: float = 0.0
     traffic_frac: float = 0.0
-    traffic_from_frac: float = 0.0  # other than 0 only where a study moves what we think
+    traffic_from_frac: float = 0.0  # not 0 only where a study shifts the expected traffic
     spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked: one LLM, one promise, the traffic and the machines we may use.
+    """What a plan is made for: one LLM, its SLO, its traffic and the machines that may be used.
 
-    Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None meaning as
-    many as it takes, and `owned` how many of these are there already; `left_out`
-    are those that nobody checked and nobody asked for. With `slowdowns` the
-    limits of `slo` are still to be derived from the reference worker. A plan runs around the clock, so
-    `prices_usd_per_h` holds the reserved price where there is one.
+    Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
+    as needed; `owned` says how many of these are already there; `left_out` are unchecked GPUs that the
+    question does not name. With `slowdowns` the limits of `slo` are still to be derived from a reference
+    worker. A plan runs around the clock, so `prices_usd_per_h` holds the reserved price if there is one.
     """
 
     llm: str
@@ -174,11 +173,11 @@ class Task:
     described: Description | None = None  # in place of a trace
     scale: Scaling = "superpose"
     window: str | None = None
-    draws: int = 1  # the SLO must be kept on each of so many draws of the traffic
+    draws: int = 1  # the SLO must be kept on each draw of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
-    reserved: frozenset[str] = frozenset()  # GPUs of which that is the reserved price
+    reserved: frozenset[str] = frozenset()  # GPUs for which this is the reserved price
     terms: Mapping[str, Mapping[Term, Offer]] = field(default_factory=dict)  # on demand and commitments
-    offers: Mapping[str, Offer] = field(default_factory=dict)  # those of these prices that a provider asks
+    offers: Mapping[str, Offer] = field(default_factory=dict)  # for prices taken from a provider
     not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
@@ -205,8 +204,8 @@ class Task:
     safety: Safety | None = None  # None: the traffic and the step times as they are written
     deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
     prices_targets: bool = False  # plan anew for every target that does not keep the plan
-    considers_all: bool = False  # every GPU of the catalog but `left_out`; none was named
-    doubts: tuple[str, ...] = ()  # what of the question may be meant otherwise; warnings of every answer
+    considers_all: bool = False  # no GPU was named, so all but `left_out` are considered
+    doubts: tuple[str, ...] = ()  # possible misreadings of the question; warnings of every answer
 
     def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -229,8 +228,8 @@ class Task:
         return tuple(self._as_paid(gpu) for gpu in (*owned, *firm, *on_spot))
 
     def _as_paid(self, gpu: Gpu) -> Gpu:
-        """By the node or by the GPU, and with electricity where that is counted. A stock that is no whole
-        number of nodes says that single GPUs are to be had.
+        """The GPU, sold by the node or singly, with electricity if that is paid. A stock that is no whole
+        number of nodes means that single GPUs are available.
         """
         row = row_of(gpu.name)
         stock = self.stock.get(row)
@@ -246,14 +245,15 @@ class Task:
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:
-        """The stock of each row of which some may be rented, owned GPUs among it, and how many
-        "h100-80g@owned" there are.
+        """The stock of each row that may be rented, which includes owned GPUs, and the number of owned GPUs
+        under "h100-80g@owned".
         """
         owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
         return {**rentable(self.stock, self.owned), **owned}
 
     def policies(self) -> tuple[Policies, ...]:
-        """What may be chosen, best liked first: a fleet that does as well without caches comes first."""
+        """The policies a plan may choose, preferred ones first: those without caches come before those with
+        them."""
         blind = [name for name in self.routings if not ROUTING[name].needs_caches] or [_USUAL.routing]
         caches = [(False, name) for name in blind]
         caches += [(True, name) for name in self.routings] if self.prefix_cache else []
@@ -274,14 +274,16 @@ class Task:
         return tuple(dict.fromkeys(routed))
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
-        """The same for prefill and decode workers; None where a target's router treats all alike."""
+        """These policies for prefill and decode workers; None if the target's router treats all workers
+        alike."""
         if self.deploy is None:
             return None
         of_pairs = deployed(policies, self.deploy, is_pair=True).policies
         return None if of_pairs == policies else of_pairs
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
-        """What this GPU, or its uncapped row, costs on the spot market; None where it is not offered."""
+        """The spot price and interruptions of this GPU or its uncapped row; None if it is not on the spot
+        market."""
         return self.spot.get(row_of(gpu.name), self.spot.get(gpu.base))
 
 
@@ -291,12 +293,12 @@ def read_task(path: Path, catalog: Catalog) -> Task:
 
 
 def has_several_llms(path: Path) -> bool:
-    """Whether this slo.yaml asks for several LLMs; not for what can be read but once, such as a pipe."""
+    """Whether this slo.yaml asks for several LLMs; False for a pipe, which can be read only once."""
     return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
 
 
 def check_keys(path: Path) -> None:
-    """Refuse a slo.yaml of one LLM with a key that it does not know, before anything else is asked of it."""
+    """Refuse unknown keys in a slo.yaml of one LLM before anything else is checked."""
     if os.path.isfile(path) and "llms" not in (document := read_yaml(path)):  # noqa: PTH113 - as above
         refuse_unknown(document, _KEYS, str(path))
 
@@ -317,7 +319,7 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
-    """The same from a mapping, as the UI holds it; `where` opens every error message."""
+    """A question from a mapping, as the UI has it; `where` opens every error message."""
     _check_one_llm(document, catalog, where)
     preset = _preset(document["preset"], catalog, where) if "preset" in document else None
     asked = Section.of(document, where)
@@ -407,7 +409,7 @@ def _offered_stock(
 
 
 def _doubts(task: Task, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
-    """What of the question may be meant otherwise."""
+    """Parts of the question that may be meant differently, as sentences."""
     named = None
     if "gpus" in fleet:
         named = _named_stock(fleet.get("gpus"), catalog, fleet.at("gpus"), may_be_empty=True)
@@ -418,7 +420,7 @@ def _doubts(task: Task, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
 
 
 def _check_day(asked: Section) -> None:
-    """The section of `plan day`, whose controllers load the compiled simulator: only where it is there."""
+    """Check `day:`, if there; only then, because its controllers load the compiled simulator."""
     if "day" in asked:
         from planner.documents.day import parse_day
 
@@ -445,7 +447,7 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
 
 
 def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
-    """The default, too, is left to whoever says himself what the host takes."""
+    """The engine of the question; the default, unless the question gives `host_overhead` itself."""
     rows = catalog.engines.values()
     if "engine" not in asked:
         return None if "host_overhead" in fleet else default_engine(rows)
@@ -458,7 +460,8 @@ def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
 def _speculations(
     asked: Section, fleet: Section, llm: Llm, catalog: Catalog
 ) -> tuple[Speculation | None, ...]:
-    """What engines may draft; pipelines draft nothing."""
+    """The drafts that engines may use. Pipelines are not simulated with drafts, so a question for both is
+    refused."""
     engine, where = asked.get("engine"), asked.at("engine")
     choices = parse_speculative(asked_of_engine(engine), llm, catalog, f"{where}: speculative")
     check_scheduling(engine, choices, where)
@@ -470,7 +473,7 @@ def _speculations(
 
 
 def _lora(asked: Section, fleet: Section) -> Lora | None:
-    """Engines without pipelines, data-parallel ranks and drafts serve it."""
+    """The adapters served, None for none; refused with pipelines, data-parallel ranks or drafts."""
     lora = parse_lora(asked.get("lora"), asked.at("lora"))
     if lora is None:
         return None
@@ -483,7 +486,8 @@ def _lora(asked: Section, fleet: Section) -> Lora | None:
 
 
 def _kv_offload(asked: Section, fleet: Section, policies: Section, llm: Llm) -> KvOffload | None:
-    """Engines without pipelines, drafts and adapters have it; data-parallel ranks have no prefix caches."""
+    """KV offload, None for none; refused with pipelines, drafts and adapters, which are not simulated with
+    it."""
     offload = parse_kv_offload(policies)
     if offload is None:
         return None
@@ -527,7 +531,8 @@ def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
 def _stock(
     fleet: Section, owned: Mapping[str, int], llm: Llm, catalog: Catalog
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """What may be used, and what is left out because nobody checked it; who names a GPU wants it."""
+    """The GPUs that may be used, and those left out as unchecked. A GPU that the question names is never left
+    out."""
     document, where = fleet.get("gpus"), fleet.at("gpus")
     if document is None:
         left: tuple[str, ...] = ()
@@ -558,7 +563,7 @@ def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tup
 
 
 def _priced(fleet: Section, catalog: Catalog) -> set[str]:
-    """The GPUs whose price slo.yaml says itself, or has from a provider's list."""
+    """The GPUs with a price in slo.yaml or from the provider that it names."""
     own = {catalog.gpu(str(asked)).name for asked in fleet.part("prices").values}
     provider = fleet.part("price_of", _PRICE_OF_KEYS).get("provider")
     listed = (
@@ -589,7 +594,7 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
 
 
 def _prices(section: Section, catalog: Catalog) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
-    """Prices of firm workers, the GPUs of which they are the reserved ones, and the terms of spot workers."""
+    """The prices of firm workers, the GPUs for which these are reserved prices, and the spot terms."""
     prices: dict[str, float] = {}
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
@@ -627,8 +632,8 @@ def _offers(
     spot: Mapping[str, Spot],
     catalog: Catalog,
 ) -> tuple[dict[str, Offer], tuple[str, ...], dict[str, Spot]]:
-    """`price_of: {provider: verda, term: on-demand}`: what that provider asks for the GPUs in stock, but for
-    those with a price of the user's own; the GPUs that it has no such price of; spot terms, with its own.
+    """`price_of: {provider: verda, term: on-demand}`: the provider's offers for the GPUs in stock that have
+    no price in slo.yaml; the GPUs for which it has none; the spot terms, including the provider's.
 
     Raises InputError where a GPU that is named has no such offer.
     """
@@ -680,7 +685,7 @@ def _spot(terms: Section) -> Spot:
 
 
 def _price(value: Any, where: str) -> float:
-    """A price that a solver can tell from 0, or 0."""
+    """A price that is 0, or large enough for a solver to tell it from 0."""
     price_usd_per_h = at_least(value, "usd_per_h", where)
     if 0 < price_usd_per_h < LEAST_PRICE_USD_PER_H:
         raise refused(where, f"expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more", value)
@@ -688,7 +693,7 @@ def _price(value: Any, where: str) -> float:
 
 
 def _numbers(section: Section, key: str, default: object, *, most: int = MOST_TOKENS) -> tuple[int, ...]:
-    """`pp: [1, 2]`, or one number; in order."""
+    """One number or a list of them, as in `pp: [1, 2]`; sorted."""
     asked = section.get(key, default)
     given = asked if isinstance(asked, list) and asked else [asked]
     numbers = tuple(sorted({whole(number, section.at(key)) for number in given}))
@@ -775,7 +780,7 @@ def _routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bo
 
 
 def _choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """One name or a list of names, each once; the first known one where nothing is said."""
+    """One name or a list of distinct names; the first known name if the key is missing."""
     asked = section.get(key, known[0])
     names = asked if isinstance(asked, list) and asked else [asked]
     chosen = tuple(one_of(name, known, section.at(key)) for name in names)
@@ -791,7 +796,7 @@ def _robust(section: Section) -> Robust:
 
 
 def _safety(asked: Section) -> Safety | None:
-    """The default is left to whoever says himself what a plan must stand."""
+    """The safety of a plan: as written, or the default unless `robust` already says what to withstand."""
     if "safety" in asked and "robust" in asked and asked.get("safety") != "none":
         raise InputError(
             f"{asked.at('safety')}: and robust: both say what a plan must stand; drop one of the two"
@@ -802,7 +807,8 @@ def _safety(asked: Section) -> Safety | None:
 
 
 def _check_throughput(task: Task, where: str) -> None:
-    """The rate is what is looked for, so it must not be given, and something must bound it."""
+    """With objective throughput the search chooses the rate: it must not be given, and a limit must bound
+    it."""
     if task.objective != "throughput":
         return
     if task.rate_rps is not None:

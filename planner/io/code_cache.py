@@ -38,9 +38,9 @@ from planner.io.files import user_cache
 
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32
-PATIENCE_S = 120.0  # several times what the largest function takes; then a waiting process makes it too
+PATIENCE_S = 120.0  # several times the longest compilation; after it a waiting process compiles too
 LOOK_AGAIN_S = 0.05
-TURN = ".turn"  # ends the name of the file that a process locks while it makes code
+TURN = ".turn"  # suffix of the file that a process locks while it compiles
 
 _config: Any = config
 _dumps: Any = serialize.dumps
@@ -77,10 +77,10 @@ class CodeCache(_Cache):
         """Always enabled."""
 
     def disable(self) -> None:
-        """Always enabled."""
+        """Does nothing: the cache is always enabled."""
 
     def flush(self) -> None:
-        """Numba's `recompile` asks for it; the files are written anew."""
+        """Does nothing: Numba's `recompile` calls it, and the files are overwritten anyway."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for these types, or None where there is none or it is damaged: then Numba makes it."""
@@ -96,7 +96,7 @@ class CodeCache(_Cache):
         return _rebuild(target_context, *pickle.loads(code))
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep the code, and drop what an earlier source has left."""
+        """Keep the code, and delete files of earlier versions of the source."""
         path = self._path(sig, data.target_context.codegen())
         try:
             if not data.library.has_dynamic_globals:
@@ -133,15 +133,15 @@ def _read(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-_TURNS: dict[Path, int] = {}  # files that this process makes, with the open file of each lock
+_TURNS: dict[Path, int] = {}  # files that this process is making -> descriptor of their lock
 
 
 def _take_turn(path: Path) -> None:
-    """Wait while another process makes this file. Who dies gives up its turn.
+    """Wait while another process makes this file; the lock of a process that dies is released.
 
-    Where nothing can be written or a file system has no locks, nobody waits.
+    Without locks, or without permission to write, nobody waits.
     """
-    if path in _TURNS:  # an earlier attempt to compile failed
+    if path in _TURNS:  # an earlier compilation of this process failed
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def _take_turn(path: Path) -> None:
 
 
 def _locks(lock: int) -> bool:
-    """Whether it need not be waited for."""
+    """Whether the lock is ours, or the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -177,7 +177,7 @@ def _end_turn(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes the same file."""
+    """Write the file whole or not at all, whichever other process writes it too."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:
         with open(handle, "wb") as file:

@@ -52,23 +52,23 @@ EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:87
 ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # variables, as their own clients have
 NAMES = ("serial", "threads", "processes", *EXAMPLES)
 COUNTED = ("threads", "processes")
-PARENT_S = 1.0  # a process looks so often whether whoever asks is still there
-ANSWER_S = 10.0  # a cluster that takes longer to say hello is not there
+PARENT_S = 1.0  # how often a process checks that its parent is alive
+ANSWER_S = 10.0  # a cluster that does not answer a connection by then is not there
 FIRST_WORKER_S = 60.0
 TRIES = 4  # of one item: the first, and three after workers that died
 LONGEST_REASON = 300
 MOST_WORKERS = 1024
-KEPT_VALUES = 32  # that a process has mapped at a time
-NO_LEAKS_TOLD = "ignore:resource_tracker:UserWarning"  # by loky's tracker, which cleans up after an interrupt
+KEPT_VALUES = 32  # values that a process keeps mapped at a time
+NO_LEAKS_TOLD = "ignore:resource_tracker:UserWarning"  # loky's tracker warns after an interrupt
 IN_MEMORY = Path("/dev/shm")
-FOLDER, LOCK = "fleetplan-crew-", "lock"  # which is held as long as the run lasts
-ROOM_BYTES = 2**30  # that it has free, else files lie with the other temporary ones
+FOLDER, LOCK = "fleetplan-crew-", "lock"  # the lock is held as long as the run lasts
+ROOM_BYTES = 2**30  # needed free memory there; with less, files go to the temporary folder
 COMPUTED_WITH = ("numpy", "numba")
 
 
 @cache
 def versions() -> str:
-    """Of what decides the last bit of a result, here."""
+    """The versions that decide the last bit of a result, on this machine."""
     found = [f"fleetplan {__version__}", f"Python {sys.version.split()[0]}"]
     return ", ".join([*found, *(f"{name} {metadata.version(name)}" for name in COMPUTED_WITH)])
 
@@ -111,13 +111,13 @@ class Executor:
 
     @property
     def workers(self) -> int:
-        """How many it is to have here; 1 where it is serial."""
+        """How many processes or threads it has on this machine; 1 for the others."""
         if self.kind not in COUNTED:
             return 1
         return int(self.name.partition(":")[2] or os.cpu_count() or 1)
 
     def host_and_port(self) -> tuple[str, int]:
-        """Of the address; raises InputError for what is none."""
+        """Host and port of the address; raises InputError for a malformed one."""
         match = re.fullmatch(r"(?:\w+://)?\[?([^/\s\[\]]+)\]?:(\d{1,5})", self.address or "")
         if match is None or int(match[2]) > 65535:
             raise InputError(f"--address {self.address}: expected {EXAMPLES[self.kind]}")
@@ -128,18 +128,18 @@ SERIAL = Executor()
 
 
 class Crew(Protocol):
-    """Workers somewhere else. What they hold is theirs as long as somebody here has its name."""
+    """Workers in other processes. A value lives there as long as a reference to it lives here."""
 
     workers: int
 
     def hold(self, value: Any) -> Any:
-        """Lay a value where every worker can read it; its name."""
+        """Put a value where every worker can read it; returns a reference."""
 
     def make(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Any:
-        """The same of function(value, item), which a worker computes."""
+        """Compute function(value, item) on a worker and leave the result there; returns a reference to it."""
 
     def start(self, function: Callable[[Any, Any], Any], held: Any, item: Any) -> Callable[[], Any]:
-        """Begin function(value, item); what is returned waits for it."""
+        """Start function(value, item) on a worker; returns a function that waits for the result."""
 
 
 _crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
@@ -149,31 +149,31 @@ _slots: ContextVar[threading.Semaphore] = ContextVar("slots", default=_here)
 
 
 def crew() -> Crew | None:
-    """The workers that whoever simulates here has; None where it is this process."""
+    """The workers that simulations in this context use; None for this process itself."""
     return _crew.get()
 
 
 def is_chosen() -> bool:
-    """Whether somebody has said where things are computed."""
+    """Whether `working_on` has chosen where to compute."""
     return _crew.get() is not None or _threads.get() is not None
 
 
 def width() -> int:
-    """How many things may be under way at a time."""
+    """How many computations may run at a time."""
     if (workers := _crew.get()) is not None:
         return workers.workers
     return _threads.get() or os.cpu_count() or 1
 
 
 def slot() -> threading.Semaphore:
-    """Held by what computes here, so that no more does than was asked for, and memory is bounded."""
+    """A semaphore that every computation in this process holds, so that threads and memory stay bounded."""
     return _slots.get()
 
 
 @contextmanager
 def working_on(executor: Executor) -> Iterator[None]:
-    """Whatever simulates inside asks these workers. Raises InputError where package, cluster or the right
-    version are missing.
+    """Simulations inside the block use these workers. Raises InputError if the package, the cluster or the
+    right version is missing.
     """
     with ExitStack() as stack:
         if executor.kind in ("serial", "threads"):
@@ -199,9 +199,9 @@ def run(
 ) -> list[Result]:
     """[function(shared, item) for item in items], whatever the executor: same order, same values.
 
-    `function` is one of a module, depends on nothing but its arguments and changes neither. What it raises is
-    raised here, of several errors any one. Without `executor` the workers are those of `working_on`. Raises
-    InputError where package or cluster are missing, PlannerError where workers die.
+    `function` belongs to a module, depends on nothing but its arguments and changes neither. An error it
+    raises is raised here; of several errors any one. Without `executor` the workers are those of
+    `working_on`. Raises InputError if package or cluster are missing, PlannerError if workers die.
     """
     if executor is not None:
         if executor.kind == "processes" and items:
@@ -220,7 +220,7 @@ def run(
 
 
 def _opened(executor: Executor) -> Any:
-    """A context manager of its crew."""
+    """The context manager that opens the executor's crew."""
     opened = {"processes": _processes, "ray": _ray, "dask": _dask}[executor.kind]
     return opened(executor)
 
@@ -229,7 +229,7 @@ def _opened(executor: Executor) -> Any:
 
 
 class OtherVersionError(InputError):
-    """Whoever asks computes with something else."""
+    """A worker computes with other versions than the process that sent the item."""
 
 
 def _check(asked_by: str) -> None:
@@ -248,7 +248,7 @@ def _work(asked_by: str, function: Callable[[Any, Any], Any], value: Any, item: 
 def _mapped(path: str) -> Any:
     from joblib import load
 
-    # copy on write: to a compiled function a read-only array is of another type
+    # Mapped copy-on-write, because Numba compiles anew for read-only arrays.
     return load(path, mmap_mode="c")
 
 
@@ -269,7 +269,7 @@ def _work_on_file(
 
 
 def _end_with(parent: int) -> None:
-    """A process ends soon after the one that asks it was killed."""
+    """End this process soon after its parent was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -280,7 +280,7 @@ def _end_with(parent: int) -> None:
 
 
 class _File:
-    """A value in the crew's folder, as long as it is named here."""
+    """A value in a file of the crew's folder; the file is deleted with the last reference."""
 
     __slots__ = ("path",)
 
@@ -292,7 +292,7 @@ class _File:
 
 
 class _Processes:
-    """A pool of loky's, and the next one where a process of it has died."""
+    """A pool of loky's processes, replaced by a new pool when one of its processes has died."""
 
     def __init__(self, workers: int, folder: Path) -> None:
         self.workers, self.folder = workers, folder
@@ -328,7 +328,7 @@ class _Processes:
     def start(self, function: Callable[[Any, Any], Any], held: _File, item: Any) -> Callable[[], Any]:
         wait = self._begin(_work_on_file, versions(), function, str(held.path), item)
 
-        def found(held: _File = held) -> Any:  # which lives until then
+        def found(held: _File = held) -> Any:  # the default keeps the file until then
             return wait()
 
         return found
@@ -356,7 +356,7 @@ class _Processes:
 
     def _submit(self, asked: tuple[Any, ...]) -> tuple[Any, Any]:
         for _ in range(TRIES):
-            with self._lock, _deaf_to_interrupts():  # workers may be started here
+            with self._lock, _deaf_to_interrupts():  # the pool may start workers here
                 pool = self._pool
                 try:
                     return pool, pool.submit(*asked)
@@ -379,7 +379,8 @@ class _Processes:
 
 
 def _unless_of_loky(told_by: Callable[[Any], object], raised: Any) -> None:
-    """loky's thread looks for what its shutdown has taken away, where much was still waiting."""
+    """Ignore the error of loky's manager thread, which misses what a shutdown with waiting items took
+    away."""
     if raised.thread is None or raised.thread.name != "ExecutorManagerThread":
         told_by(raised)
 
@@ -400,7 +401,7 @@ def _processes(executor: Executor) -> Iterator[_Processes]:
 
 
 def _sweep(where: Path) -> None:
-    """What runs have left there that were killed."""
+    """Delete the folders of killed runs: nobody holds their locks."""
     for lock in where.glob(f"{FOLDER}*/{LOCK}"):
         with suppress(OSError), lock.open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -409,14 +410,15 @@ def _sweep(where: Path) -> None:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Workers started in here inherit it: Ctrl-C reaches every process of a terminal, and we end them. So do
-    the trackers of what processes share, which tell of what an interrupt leaves, and tidy it up.
+    """Workers started in the block ignore SIGINT and SIGTERM: Ctrl-C reaches every process of a terminal, but
+    this process ends its workers itself. The same holds for the trackers of shared resources, whose warnings
+    about what an interrupt leaves (and they tidy up) are silenced.
     """
     from joblib.externals.loky.backend import resource_tracker as of_loky
 
     known = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = f"{known},{NO_LEAKS_TOLD}" if known else NO_LEAKS_TOLD
-    for tracker in (resource_tracker, of_loky):  # their start would undo what follows
+    for tracker in (resource_tracker, of_loky):  # if started later they would unblock the signals
         tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -468,7 +470,7 @@ class _Ray:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What Ray raises, in our words."""
+        """Raise errors of Ray as errors of ours, with advice."""
         errors = self.ray.exceptions
         try:
             yield
@@ -477,7 +479,7 @@ class _Ray:
             if is_missing or "failed to import on the worker" in str(error.cause):
                 raise _cannot_import(self.executor) from None
             raise error.cause from None
-        except ModuleNotFoundError:  # by its client
+        except ModuleNotFoundError:  # raised by Ray's client
             raise _cannot_import(self.executor) from None
         except (errors.RayError, ConnectionError) as error:
             if _NO_MODULE in str(error):
@@ -507,8 +509,8 @@ def _ray(executor: Executor) -> Iterator[_Ray]:
 
 
 class _OnDask:
-    """What lies with the workers, or is computed there from what does, and how to lay it there once more: a
-    value that was scattered is gone with the last worker that has it, and all that waits for it is cancelled.
+    """A value on Dask's workers, and how to put it there again: a scattered value is lost with the last
+    worker that has it, and everything that waits for it is cancelled.
     """
 
     def __init__(self, lay: Callable[[], Any], source: _OnDask | None = None) -> None:
@@ -516,7 +518,7 @@ class _OnDask:
         self.future = lay()
 
     def lay_again(self, lost: Any) -> None:
-        """Unless somebody has since `lost` was; first what it is computed from, where that is gone too."""
+        """Put the value there again unless another thread has since; a lost source is put there first."""
         with self._lock:
             if self.future is not lost:
                 return
@@ -565,14 +567,14 @@ class _Dask:
         return wait
 
     def _may(self, function: Callable[[Any, Any], Any]) -> None:
-        """A worker that cannot import it would die of the task."""
+        """Import the function's module on the workers; without it they would die of the item."""
         if (module := function.__module__) not in self._known:
             self.client.run(exec, f"import {module}")
             self._known.add(module)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What Dask raises, in our words."""
+        """Raise errors of Dask as errors of ours, with advice."""
         from distributed import KilledWorker
         from distributed.comm.core import CommClosedError
 
@@ -603,7 +605,7 @@ def _dask(executor: Executor) -> Iterator[_Dask]:
 
 
 def _check_answer(executor: Executor) -> None:
-    """Both clients wait for minutes, or end the process, where nobody listens."""
+    """Refuse an address where nobody listens; both clients would wait for minutes, or end the process."""
     try:
         socket.create_connection(executor.host_and_port(), timeout=ANSWER_S).close()
     except OSError as error:

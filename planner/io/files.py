@@ -25,14 +25,14 @@ from planner.io import interrupts
 from planner.io.jsontext import MOST_DIGITS, is_text, parse_json
 
 MAX_LINE_BYTES = 4 * 2**20
-MAX_DOCUMENT_BYTES = 256 * 2**20  # of a line that is a whole document
+MAX_DOCUMENT_BYTES = 256 * 2**20  # for a line that is a whole document
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
-MAX_YAML_DEPTH = 64  # the parser recurses, and a stack that overflows takes the process along
+MAX_YAML_DEPTH = 64  # the parser is recursive, and a stack overflow would kill the process
 ASIDE = ".fleetplan-"
-LEFT_S = 60.0  # before a folder that nobody has locked is taken for left over
-MAX_YAML_VALUES = 200_000  # with every alias written out
-_OUTPUT_FOLDERS: set[Path] = set()  # of this process, each a folder of its own when it was checked
+LEFT_S = 60.0  # an unlocked folder older than this was left by a killed run
+MAX_YAML_VALUES = 200_000  # after aliases are expanded
+_OUTPUT_FOLDERS: set[Path] = set()  # folders of this process that were no links when checked
 
 
 def repository_dir(name: str) -> Path:
@@ -284,7 +284,7 @@ def _check_yaml(text: str) -> None:
 
 
 def _malformed(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
-    mark: Any = event.start_mark  # of the parser in C or of the one in Python
+    mark: Any = event.start_mark  # a mark of either parser, the one in C or in Python
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
@@ -305,7 +305,7 @@ class _Dumper(_Layout, yaml.SafeDumper):
 
 
 class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Eight times as fast, where it was built; half characters, as of names that are no text, it refuses."""
+    """Eight times as fast as PyYAML's, if built; it refuses lone surrogates, as in names that are no text."""
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
@@ -313,7 +313,7 @@ def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flat)
 
 
-# text to PyYAML (YAML 1.1), but a number or a truth to readers of YAML 1.2 or of Go's mixture
+# PyYAML (YAML 1.1) reads these as text, but YAML 1.2 or Go readers take them for numbers or booleans.
 _AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN]", re.ASCII)
 
 
@@ -348,13 +348,14 @@ def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: 
 
 
 def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Collection[str] = ()) -> None:
-    """The same in a folder that is checked already."""
+    """`write_files` into a folder that has been checked already."""
     for folder in sorted({directory / parent for name in files for parent in Path(name).parents[:-1]}):
         _refuse_link(folder)
     made: list[Path] = []
     try:
         _make(directory, made)
-        # inside, not beside: the folder may be a mount of its own, and all that we may write to
+        # The temporary folder lies inside, as the folder may be a mount of its own or all that we may write
+        # to.
         with _aside(directory) as aside:
             new, old = aside / "new", aside / "old"
             for name, content in files.items():
@@ -519,7 +520,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
-    """The same of a text too long to be held at once."""
+    """`write_file` for a text too long to be held in memory."""
     check_output_file(path)
     if path.exists() and not path.is_file():
         write_file(path, "".join(parts))

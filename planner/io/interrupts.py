@@ -1,4 +1,4 @@
-"""What is still done when a command is interrupted, however little time is left."""
+"""What a command still does when it is interrupted: tidy up, and save what it has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _tidying: list[Callable[[], None]] = []
 
 @contextmanager
 def last_words(save: Callable[[], str]) -> Iterator[None]:
-    """Where an interrupt ends the block, `save` is called once and what it returns is said. It must be quick,
-    and is called from any thread."""
+    """If an interrupt ends the block, call `save` once and print what it returns. `save` must be quick and
+    may be called from any thread."""
     _words[:] = [save]
     try:
         yield
@@ -26,7 +26,7 @@ def last_words(save: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def tidied(tidy: Callable[[], None]) -> Iterator[None]:
-    """`tidy` is called at the end of the block, and where an interrupt ends the process inside of it."""
+    """Call `tidy` at the end of the block, or when an interrupt ends the process inside it."""
     _tidying.append(tidy)
     try:
         yield
@@ -36,7 +36,7 @@ def tidied(tidy: Callable[[], None]) -> Iterator[None]:
 
 
 def spoken() -> str:
-    """Tidy up; what there is to say at the end, '' where there is nothing or it fails."""
+    """Tidy up, and return the last words of the command; '' if there are none or saving fails."""
     said = ""
     for save in _words:
         with suppress(Exception):

@@ -6,9 +6,9 @@ import os
 
 
 def hold_places() -> None:
-    """Whoever starts us with a standard stream closed: no file or pipe of ours may get its number."""
+    """Open standard streams that were closed at the start, so that no other file gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one

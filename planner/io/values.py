@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from planner.errors import InputError
 from planner.units import LARGEST, quantity
 
-MOST = 10**12  # of whole numbers that count something; beyond, 64 bits overflow where they are multiplied
+MOST = 10**12  # largest count accepted; products of larger ones overflow 64 bits
 MOST_SHOWN = 60  # characters of a value in an error message
 
 Read = TypeVar("Read")
@@ -55,19 +55,19 @@ _REQUIRED = _Required.TOKEN
 
 
 def refused(where: object, valid: str, value: object) -> InputError:
-    """The error to raise."""
+    """The InputError for a value that is not valid."""
     return InputError(f"{where}: {valid}, found {shown(value)}")
 
 
 def shown(value: object) -> str:
     """A value for an error message: its text, cut short, on one line."""
-    plain = getattr(value, "item", None)  # of a scalar of numpy's, which would tell its type
+    plain = getattr(value, "item", None)  # of a NumPy scalar, whose repr would show its type
     text = repr(plain() if plain is not None and not hasattr(value, "__len__") else value)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def placed(error: InputError, where: object) -> str:
-    """The message, with the place before it unless it says it already."""
+    """The error's message, opened by the place unless it already is."""
     return str(error) if str(error).startswith(str(where)) else f"{where}: {error}"
 
 
@@ -102,7 +102,7 @@ def mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any
 
 
 def rows(value: object, where: object, of: str = "", *, least: int = 0) -> list[Any]:
-    """A list of at least so many; `of` says what of."""
+    """The value, checked to be a list of at least `least` entries; `of` names the entries in the error."""
     if not isinstance(value, list) or len(value) < least:
         raise refused(where, f"expected a list{of and ' of ' + of}", value)
     return value
@@ -127,14 +127,14 @@ def text(value: object, where: object) -> str:
 
 
 def written(value: object, where: object) -> str:
-    """Text, or a number or a date, which YAML reads as one."""
+    """Text; also a number or a date, which YAML does not read as text."""
     if isinstance(value, Mapping | list | bool) or value is None or not str(value).strip():
         raise refused(where, "expected text", value)
     return str(value).strip()
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one that can be reckoned with; true and false are none."""
+    """Whether the value is a finite number below LARGEST; true and false are no numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
@@ -146,7 +146,7 @@ def number(
     above: float = -math.inf,
     wording: Wording = PLAIN,
 ) -> float:
-    """A bare number."""
+    """The value as a float, checked to be a number within its bounds."""
     if not (isinstance(value, int | float) and is_number(value) and value >= least and value > above):
         bound = f" > {above:g}" if above > -math.inf else f" >= {least:g}" if least > -math.inf else ""
         raise refused(where, wording.number + bound, value)
@@ -169,7 +169,8 @@ def whole(value: object, where: object, *, least: int = 1, most: int = MOST, wor
 
 
 def share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
-    """0.1 or "10 %". A bare number above `bare` is refused even where more is possible: 10 may mean 10 %."""
+    """A share: 0.1 or "10 %". A bare number above `bare` is refused even if more is valid: 10 may mean 10
+    %."""
     written = str(value).strip()
     is_percent = written.endswith("%")
     try:
@@ -207,7 +208,7 @@ def positive(value: object, unit: str, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping of a document. Keys without a value count as missing, which those with a default may be."""
+    """A mapping of a document. A key with null counts as missing; keys with a default may be missing."""
 
     values: Mapping[str, Any]
     where: str
@@ -223,7 +224,8 @@ class Section:
         wording: Wording = PLAIN,
         such_as: str = "",
     ) -> Section:
-        """Empty where there is no document; raises InputError for a key that is not `known`."""
+        """A section of the document's keys, empty for None; raises InputError for a key that is not
+        `known`."""
         values = {} if document is None else mapping(document, where, such_as)
         if known is not None:
             refuse_unknown(values, known, str(where))
@@ -233,11 +235,11 @@ class Section:
         return key in self.values
 
     def get(self, key: str, default: Any = None) -> Any:
-        """What stands there, unchecked."""
+        """The unchecked value of a key."""
         return self.values.get(key, default)
 
     def at(self, key: object) -> str:
-        """Where the value of a key is."""
+        """The place of a key's value, for messages."""
         return f"{self.where}: {key}"
 
     def required(self, key: str) -> Any:

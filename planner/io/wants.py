@@ -1,4 +1,4 @@
-"""What the machine, or a limit on the process (ulimit), does not give: memory, threads, open files."""
+"""Resources that the machine or a limit on the process (ulimit) refuses: memory, threads, open files."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 _MEMORY, _FILES = "memory", "number of open files (ulimit -n)"
 _BY_NUMBER = {errno.ENOMEM: _MEMORY, errno.EMFILE: _FILES, errno.ENFILE: _FILES}
-_BY_TEXT = {  # of what libraries raise, in C and in Rust
+_BY_TEXT = {  # parts of messages of libraries in C and Rust
     "can't start new thread": "number of threads or the memory (ulimit -u, ulimit -v)",
     "cannot allocate memory": _MEMORY,
     "failed to map segment": _MEMORY,
     "too many open files": _FILES,
 }
-FEW_FILES = 256  # with fewer a process is limited,
-MARGIN_BYTES = 2**26  # and with so much less memory left than now it would still do
+FEW_FILES = 256  # a process that may open fewer files counts as limited
+MARGIN_BYTES = 2**26  # memory that must still be free after the trial
 PROBE_S = 60.0
 
 
 def want_of(error: BaseException) -> str | None:
-    """What was short where that is why the error was raised; None where it is not."""
+    """The resource whose lack caused the error; None for any other cause."""
     if isinstance(error, MemoryError):
         return _MEMORY
     if isinstance(error, OSError) and error.errno in _BY_NUMBER:
@@ -34,14 +34,14 @@ def want_of(error: BaseException) -> str | None:
 
 
 def is_limited() -> bool:
-    """Whether this process may have less memory or fewer files than usual."""
+    """Whether a limit on memory or open files is set for this process."""
     memory, files = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
     return memory != resource.RLIM_INFINITY or 0 <= files < FEW_FILES
 
 
 def survives(work: Callable[[], object]) -> bool:
-    """Whether a copy of this process does the work: for libraries that end the process where memory or files
-    are short. Nothing of what it says is heard.
+    """Whether `work` ends well in a forked copy of this process, whose stderr is discarded. Some libraries
+    end the process if memory or files are short, so they are tried out in a copy.
     """
     child = os.fork()
     if child == 0:
