@@ -1,8 +1,8 @@
 """What happens to the requests of a real fleet, told to the simulator's state: compiled with its own code.
 
-A request has a seat r in the tables of the state, from `ask` until another gets the seat. Which worker it
-goes to, what that then has to do and what it keeps cached are the simulator's functions; here stands only
-which of them an event calls. How far a request is, is its field `status`.
+A request has a seat r in the tables of the state, from `take_seat` until another gets the seat. The
+simulator's functions decide which worker it goes to, what the worker then has to do and what it keeps cached;
+this module only says which of them an event calls. The field `status` says how far a request is.
 """
 
 from __future__ import annotations
@@ -304,7 +304,9 @@ def _entries(sources):
 ask, tell, sweep = _entries(SOURCES)
 ask.__doc__ = "A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."
 tell.__doc__ = "An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."
-sweep.__doc__ = """Nodes from `first` up to `end` that nobody uses or has go into `found`: how many.
+sweep.__doc__ = """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
+
+A node is unused where no request and no worker has it.
 
 With `forgets` 1 so do those that workers are only believed to have, unless `touched` since the last sweep;
 with 2 even these.

@@ -163,7 +163,7 @@ PLAIN = Sending()
 
 
 class Sender(Protocol):
-    """How a request is put and its answer read; see `play`."""
+    """How a request is put and its answer read; see `send_at_times`."""
 
     def body(self, request: int) -> bytes:
         """What is posted for this request of the trace."""
@@ -406,7 +406,7 @@ def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list
 
 @lru_cache(maxsize=100_000)
 def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
-    # three numbers, where `prompt` has two: no prompt of its own begins so
+    # The seed has three numbers, that of `unique_prompt` two: no unique prompt begins like a block.
     rng = np.random.default_rng((seed, block % 2**64, tokens))
     return tuple((rng.integers(TOKENS, size=tokens) + FIRST_TOKEN).tolist())
 

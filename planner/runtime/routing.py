@@ -52,10 +52,10 @@ RECENT = 1024  # requests after which means are taken anew, of these and half as
 class LiveFleet:
     """The workers of `fleet`, in its order, and the requests they have; all workers are down at first.
 
-    A request has a seat from `ask` to `gone`. Times are of one clock that never falls. `lengths` are the mean
-    tokens of prompts and outputs where they are known, `history` what prompts and outputs requests had, which
-    outputs are predicted from; else they are learnt. Raises InputError for policies
-    that the simulator does not know, or that real engines cannot follow.
+    A request has a seat from `take_seat` to `release_seat`. Times are of one clock that never falls.
+    `lengths` are the mean tokens of prompts and outputs, `history` the tokens of earlier prompts and outputs,
+    from which outputs are predicted; without them both are learnt. Raises InputError for policies that the
+    simulator does not know, or that real engines cannot follow.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LiveFleet:
             self._see_most_tokens()
 
     def admitted(self, seat: int, time_s: float) -> None:
-        """Its worker begins with the prompt; for whoever sees that, else `computed` is enough."""
+        """The worker begins with the prompt. A caller that cannot see this calls `note_computed` alone."""
         events.tell(self.state, events.ADMIT, seat, 0, time_s)
 
     def computed(self, seat: int, time_s: float) -> None:

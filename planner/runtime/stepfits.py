@@ -121,7 +121,8 @@ def corrected(fleet: Fleet, found: Iterable[Correction]) -> Fleet:
 
 def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
     """The fleet with fits corrected by every step as the wall saw it, so that what else runs on the machine
-    is in them; None where engines keep no clock of their own, whose `corrections` are the wall's already."""
+    is in them; None where engines keep no clock of their own: `correct_fits` then already
+    uses the wall's."""
     if not any(log.has_own_clock for log in run.logs.values()):
         return None
     fits = {pool.name: _with_host(pool.type) for pool in fleet.running}
@@ -131,7 +132,7 @@ def as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
 
 
 def counts_others(fleet: Fleet) -> bool:
-    """Whether a fit of the fleet is one of `as_run`'s."""
+    """Whether a fit of the fleet comes from `fleet_as_run`."""
     return any(pool.type.latency.basis.endswith(ON_WALL) for pool in fleet.running)
 
 
