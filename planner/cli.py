@@ -198,7 +198,7 @@ def _fill_closed_streams() -> None:
 
 def _say(error: PlannerError) -> int:
     message = " ".join(str(error).split())
-    if len(message) > LONGEST_MESSAGE:  # it quotes a value that fills a file
+    if len(message) > LONGEST_MESSAGE:  # The message quotes a value that fills a file.
         message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 4 :]}"
     print(f"plan: {message}", file=sys.stderr)  # noqa: T201
     return error.exit_code
