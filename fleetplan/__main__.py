@@ -101,7 +101,7 @@ def _end() -> None:
     if not _silent:
         try:
             sys.stdout.flush()
-        except (OSError, ValueError):  # stdout or stderr is closed.
+        except (OSError, ValueError):  # stdout is closed.
             pass
         os._exit(_exit_code())
 

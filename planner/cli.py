@@ -255,7 +255,7 @@ def plan(
     gpus: Annotated[
         str | None, _asked("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
     ] = None,
-    safety: Annotated[str | None, _asked("--safety", "Share of futures that are kept, or none.")] = None,
+    safety: Annotated[str | None, _asked("--safety", "Share of scenarios that are kept, or none.")] = None,
     ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
     ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,
     ttft_p99: Annotated[str | None, _limit("--ttft-p99")] = None,

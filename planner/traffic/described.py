@@ -35,8 +35,8 @@ from planner.errors import InputError
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 
-MOST_DRAWN = 20_000_000  # Requests that one description may draw; more would not fit in memory.
-MOST_IDS = 20_000_000  # Block ids that all drawn prompts may have together.
+MOST_DRAWN = 20_000_000  # One description may draw no more requests than this.
+MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
 CLIENT_RATE_VAR = 0.25  # of the rate of a client, at each of
 CLIENT_RATE_S = (60.0, 600.0)  # these time scales
 MOST_CELLS = 400_000  # of time, in which a rate is constant
