@@ -24,7 +24,7 @@ else:
 
 HEARD = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and how a service manager or a scheduler ends a program
 _came: list[int] = []  # those of them that came, the first of which decides the exit code
-_silent = [True]  # until the interrupt has been said
+_silent = [True]  # True until the interrupt has been reported.
 _began_s = time.monotonic()
 PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
 
@@ -101,7 +101,7 @@ def _end() -> None:
     if not _silent:
         try:
             sys.stdout.flush()
-        except (OSError, ValueError):  # it is closed
+        except (OSError, ValueError):  # stdout is closed.
             pass
         os._exit(_exit_code())
 
@@ -122,7 +122,7 @@ def _say() -> None:
         words = known.spoken() if known is not None else ""
         try:
             os.write(2, f"plan: interrupted{'; ' if words else ''}{words}\n".encode(errors="replace"))
-        except OSError:  # stderr is closed
+        except OSError:  # stderr is closed, so nothing can be reported.
             pass
 
 

@@ -198,7 +198,7 @@ def _fill_closed_streams() -> None:
 
 def _say(error: PlannerError) -> int:
     message = " ".join(str(error).split())
-    if len(message) > LONGEST_MESSAGE:  # it quotes a value that fills a file
+    if len(message) > LONGEST_MESSAGE:  # The message quotes a value that fills a file.
         message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 4 :]}"
     print(f"plan: {message}", file=sys.stderr)  # noqa: T201
     return error.exit_code
@@ -255,7 +255,7 @@ def plan(
     gpus: Annotated[
         str | None, _asked("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
     ] = None,
-    safety: Annotated[str | None, _asked("--safety", "Share of futures that are kept, or none.")] = None,
+    safety: Annotated[str | None, _asked("--safety", "Share of scenarios that are kept, or none.")] = None,
     ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
     ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,
     ttft_p99: Annotated[str | None, _limit("--ttft-p99")] = None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.documents.catalog import Catalog
     from planner.traffic.trace import Trace
 
-QUIET_S = 1.0  # work shorter than this is not talked about
+QUIET_S = 1.0  # Work shorter than this shows no progress.
 PIPE_COLUMNS = 500
 LONGEST_S = 1e8  # three years; a longer clock cannot be set
 

@@ -101,7 +101,7 @@ def names(text: str) -> list[str]:
 
 
 def safety(text: str) -> Any:
-    """'none', or the share of futures."""
+    """'none', or the share of scenarios."""
     return "none" if text.strip().lower() == "none" else {"kept_in": plain(text)}
 
 
@@ -152,7 +152,7 @@ def init(
     ask("SLO: limits, with commas between them", "ttft p95 2 s, tpot p95 100 ms", _slo)
     ask("GPUs that may be rented, with commas between them (plan catalog gpus), or any", "any", _gpus)
     ask(
-        "safety: the share of futures in which the SLO is kept, or none",
+        "safety: the share of scenarios in which the SLO is kept, or none",
         "0.9",
         lambda text: {"safety": safety(text)},
     )

@@ -59,7 +59,7 @@ class Wish:
     png: bool
     json_output: bool
     asked: Mapping[str, Any] | None = None
-    flags: tuple[str, ...] = ()  # that asked it
+    flags: tuple[str, ...] = ()  # The flags of the command line that ask the question.
     verbose: bool = False
     quiet: bool = False
     resume: bool = False

@@ -80,7 +80,7 @@ def plan_prefixes(
     with Progress() as progress:
         machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
         if machines is not None:
-            prefill_pool(machines, pool)  # before a long trace is read
+            prefill_pool(machines, pool)  # A wrong pool ends the command before a long trace is read.
         requests = spread(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
         found = study_prefixes(
             requests, machines, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress

@@ -132,7 +132,7 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
             "starts and stops, USD": f"{way['migration_usd']:.2f}",
             f"USD in {document['horizon_h']:g} h": f"{way['total_usd']:.2f}",
             "SLO": "kept" if way["holds"] else "MISSED",
-            **({} if way["futures"] is None else {"kept in futures": f"{way['kept']} of {way['futures']}"}),
+            **({} if way["futures"] is None else {"kept in scenarios": f"{way['kept']} of {way['futures']}"}),
         }
         for way in document["ways"]
     ]
@@ -154,12 +154,12 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
 
 
 def answer_rows(found: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What each of the three answers costs, and in how many futures it is kept."""
+    """What each of the three answers costs, and in how many scenarios it is kept."""
     return [
         {
             "answer": each["name"].replace("-", " "),
             "USD/h": "none found" if each["cost_usd_per_h"] is None else f"{each['cost_usd_per_h']:.2f}",
-            "kept in futures": "-" if each["kept"] is None else f"{each['kept']} of {each['futures']}",
+            "kept in scenarios": "-" if each["kept"] is None else f"{each['kept']} of {each['futures']}",
         }
         for each in found
     ]

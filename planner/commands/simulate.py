@@ -37,7 +37,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.io.values import shown
 
-MOST_TENANTS = 20  # in the table; --json has all
+MOST_TENANTS = 20  # Tenants in the table; --json has all.
 AutoscaleOption = Annotated[
     str | None,
     typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),

@@ -197,7 +197,7 @@ def validate(
     with Progress() as how["progress"]:
         known, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
-        read_fleet(file, known)  # before a long trace is read
+        read_fleet(file, known)  # A wrong fleet file ends the command before a long trace is read.
         read = read_requests(trace or beside(file), drop_invalid=drop_invalid)
         found = validate(file, out, read, slo, traffic=traffic, catalog=known, seed=seed, **how)
     _tell(found, out, read.warnings, json_output=json_output)

@@ -103,7 +103,7 @@ def _again_and_again(
             looked = _look(plan, source, slo, is_line=True, before=looked, **how)
             if exporter is not None:
                 exporter.show(looked.found)
-        except PrometheusError as error:  # it may answer the next time
+        except PrometheusError as error:  # The server may answer the next time.
             typer.echo(f"plan: {error}", err=True)
         next_s = max(next_s + every_s, time.monotonic())
         time.sleep(max(next_s - time.monotonic(), 0.0))

@@ -188,15 +188,15 @@ def print_moves(before: Answer, moves: list[Moved]) -> None:
 
 
 def _made(found: dict[str, Any] | None, before: Answer) -> dict[str, str]:
-    """What the best is on paper, and in how many futures it is kept; nothing without safety."""
+    """What the best is on paper, and in how many scenarios it is kept; nothing without safety."""
     if not before.answers:
         return {}
     answers = {} if found is None else {each["name"]: each for each in found["answers"]}
-    cells = {"on paper, USD/h": "-", "kept in futures": "-"}
+    cells = {"on paper, USD/h": "-", "kept in scenarios": "-"}
     if (paper := answers.get("on-paper")) is not None and paper["cost_usd_per_h"] is not None:
         cells["on paper, USD/h"] = f"{paper['cost_usd_per_h']:.2f}"
     if (made := answers.get("production")) is not None and made["futures"]:
-        cells["kept in futures"] = f"{made['kept']} of {made['futures']}"
+        cells["kept in scenarios"] = f"{made['kept']} of {made['futures']}"
     return cells
 
 
@@ -252,7 +252,7 @@ def _figures(found: dict[str, Any], bound: float) -> dict[str, str]:
 
 
 def _answers(found: list[dict[str, Any]]) -> dict[str, str]:
-    """What the answers beside production cost, and in how many futures each is kept."""
+    """What the answers beside production cost, and in how many scenarios each is kept."""
     said = {}
     for answer in found:
         name = answer["name"].replace("-", " ")
@@ -260,7 +260,7 @@ def _answers(found: list[dict[str, Any]]) -> dict[str, str]:
             cost = answer["cost_usd_per_h"]
             said[f"{name}, USD/h"] = "none found" if cost is None else f"{cost:.2f}"
         if answer["kept"] is not None:
-            said[f"{name}, kept in"] = f"{answer['kept']} of {answer['futures']} futures"
+            said[f"{name}, kept in"] = f"{answer['kept']} of {answer['futures']} scenarios"
     return said
 
 

@@ -37,8 +37,8 @@ from planner.traffic.trace import Trace, spread
 
 MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
 NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
-STATIC_SHARE = 0.4  # of the time for the fleet that stands all day
-OTHERS_SHARE = 0.2  # and for others that might
+STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
+OTHERS_SHARE = 0.2  # The share of the time for other fleets that might stand all day.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

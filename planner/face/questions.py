@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.io.files import read_yaml, to_yaml
 from planner.io.values import nearest
 
-UNNAMED = Path("slo.yaml")  # in the errors of a question that is in no file
+UNNAMED = Path("slo.yaml")  # Errors name a question without a file like this.
 
 
 class TaskKeys(TypedDict, total=False):

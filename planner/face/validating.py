@@ -43,7 +43,7 @@ class ValidationKeys(TypedDict, total=False):
     """How engines are started, and what counts as agreement."""
 
     engine: str  # vllm, or rehearsal: processes that only keep time, as the fit says
-    weights: str  # dummy, or real
+    weights: str  # Weights are "dummy" or "real".
     config: Path | None  # a config.json to serve in place of the plan's LLM, with dummy weights
     is_slice: bool  # one worker of each type, with its share of the traffic
     tolerance_p50_frac: float | None
@@ -55,9 +55,9 @@ class ValidationKeys(TypedDict, total=False):
     model: str | None  # as the endpoint calls it, where that is not the plan's name
     max_usd: float | None  # all that is sent may cost, at usd_per_million
     usd_per_million: tuple[float, float] | None  # a million prompt tokens, and a million output tokens
-    max_requests: int | None  # probes and warm-up included
+    max_requests: int | None  # The count includes probes and warm-up.
     max_failed_frac: float  # of the last requests; beyond it the run ends
-    timeout_s: float  # of one request
+    timeout_s: float  # The limit for one request.
     prometheus: Sequence[str]  # engines' /metrics, or Prometheus servers that scrape them
 
 

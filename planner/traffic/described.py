@@ -35,8 +35,8 @@ from planner.errors import InputError
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 
-MOST_DRAWN = 20_000_000  # requests
-MOST_IDS = 20_000_000  # blocks of prompts
+MOST_DRAWN = 20_000_000  # One description may draw no more requests than this.
+MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
 CLIENT_RATE_VAR = 0.25  # of the rate of a client, at each of
 CLIENT_RATE_S = (60.0, 600.0)  # these time scales
 MOST_CELLS = 400_000  # of time, in which a rate is constant
@@ -300,7 +300,7 @@ def _renewals(
     """Gamma gaps of this CV in the time in which a row of `mass` (rows, cells) brings one request a unit."""
     until = np.concatenate((np.zeros((len(mass), 1)), np.cumsum(mass, axis=1)), axis=1)
     ends = until[:, -1]
-    before = 10 * max(cv, cv**2)  # so long ago each process began
+    before = 10 * max(cv, cv**2)  # Each process begins this many mean gaps before time 0.
     span = ends + before
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     owner = np.repeat(np.arange(len(mass)), counts)
@@ -312,7 +312,7 @@ def _renewals(
     times -= np.repeat(times[first] - gaps[first], counts) + before
     inside = (times >= 0) & (times < ends[owner])
     times, owner = times[inside], owner[inside]
-    # rows one behind the other on one axis, so that all are looked up at once
+    # The rows stand one behind the other on one axis, so that one lookup serves all.
     start = np.concatenate(([0.0], np.cumsum(ends)))[:-1]
     flat = (until + start[:, None]).ravel()
     at = np.searchsorted(flat, times + start[owner], side="right") - 1
@@ -356,7 +356,7 @@ def scales(description: Description) -> list[tuple[float, float]]:
     rates = np.array(description.rate_rps) * description.growth
     return _scales(
         description.fano,
-        float((rates**2).sum() / rates.sum()),  # intervals with more requests vary more
+        float((rates**2).sum() / rates.sum()),  # Intervals with more requests vary more.
         1.0 if description.gap_cv is None else description.gap_cv**2,
         description.every_s if description.is_curve else description.duration_s,
     )
@@ -386,7 +386,7 @@ def _scales(
 
 def _fitted(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
     """Variances sigma^2 of the factors by which v(T) is nearest to what is wanted."""
-    from scipy.optimize import least_squares  # here: a tenth of a second, for every command
+    from scipy.optimize import least_squares  # Imported late: it takes a tenth of a second.
 
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]

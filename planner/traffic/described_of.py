@@ -74,7 +74,7 @@ def _curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     if every_s * 2 > duration_s:
         return (float(f"{len(trace) / duration_s:.6g}"),), 3600.0
     edges_s = np.append(np.arange(0.0, duration_s, every_s), duration_s)
-    if edges_s[-1] - edges_s[-2] < every_s / 4:  # too short to say a rate
+    if edges_s[-1] - edges_s[-2] < every_s / 4:  # The last interval is too short for a rate.
         edges_s = np.delete(edges_s, -2)
     rates = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
     count = int(np.ceil(duration_s / every_s - 1e-9))
@@ -122,7 +122,7 @@ def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]
     parts = min(PARTS, int(np.sqrt(len(inputs) / PART_REQUESTS)))
     if parts < 2:
         return ()
-    rng = np.random.default_rng(0)  # equal lengths stand in any order
+    rng = np.random.default_rng(0)  # The seed orders equal lengths.
     part = [
         np.argsort(np.lexsort((rng.uniform(size=len(each)), each))) * parts // len(each)
         for each in (inputs, outputs)
@@ -215,7 +215,7 @@ def _shared(trace: Trace) -> Prefixes | None:
     again = old[(requests[which] > 1) & (old > 0)]
     if not again.size:
         return None
-    count = len(requests)  # a prompt alone has a text of its own
+    count = len(requests)  # A prompt that shares nothing has its own text.
     shares = requests / requests.sum()
     skew = _skew(float((shares**2).sum()), count)
     tokens = int(again.mean() * trace.prefix_block_tokens)

@@ -38,7 +38,7 @@ YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # a clock since 1970 
 DATE_S = 1e8  # a clock of numbers that begins later counts from a date, and does not start again
 SAID_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
 MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
-NESTED = "hash_ids"  # the one column whose parts tell a format
+NESTED = "hash_ids"  # The only column whose parts identify a format.
 
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
@@ -86,7 +86,7 @@ FORMATS = (
     Format("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     Format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
-PUBLISHED = tuple(each.name for each in FORMATS[2:])  # by others than us
+PUBLISHED = tuple(each.name for each in FORMATS[2:])  # These formats are published by others.
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
@@ -125,7 +125,7 @@ class Rows:
         self.blocks: list[IntArray] = []
         self.dropped: Counter[str] = Counter()
         self._requests = self._block_ids = 0
-        self._seen: dict[str, str] = {}  # each name once
+        self._seen: dict[str, str] = {}  # Each name is stored once.
         self._name(names, where)
         self.format = self._tell_format(where)
         self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
@@ -528,7 +528,7 @@ class Rows:
                 )
                 return no_ids(), no_ids(), 0
             return *cut_texts(self.path, self.hash_ids or "", inputs, ids, blocks, length), BLOCK_TOKENS
-        if ids.dtype == object:  # only equality matters
+        if ids.dtype == object:  # Only equality matters.
             ids = pd.factorize(ids)[0].astype(np.int64)
         fit = -(-inputs // block_tokens)
         if over := int((blocks > fit).sum()):

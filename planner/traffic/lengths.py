@@ -78,7 +78,7 @@ class Histogram:
         return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))  # whole tokens: rounded up
 
     def of_scores(self, scores: FloatArray) -> IntArray:
-        from scipy.special import ndtr  # here: a tenth of a second, for every command
+        from scipy.special import ndtr  # Imported late: it takes a tenth of a second.
 
         below = np.concatenate(([0.0], np.cumsum(self.counts)))
         lengths = np.interp(ndtr(scores), below / below[-1], self.edges_tokens)

@@ -391,7 +391,7 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
     last = np.full(nodes, -1, np.int32)
     count = np.zeros(requests + 1, np.int64)
     previous, distance = np.full(len(node), -1, np.int32), np.full(len(node), -1, np.int32)
-    used = 0  # distinct blocks so far
+    used = 0  # Distinct blocks so far.
     for i in range(requests):
         at, end = offsets[i], offsets[i + 1]
         while at < end and last[node[at]] >= 0:

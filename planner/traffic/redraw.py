@@ -19,9 +19,9 @@ from planner.traffic.scaling import combined
 from planner.traffic.sessions import sessions
 from planner.traffic.trace import Trace
 
-BLOCKS = 60  # so many, of a length
+BLOCKS = 60  # A block is one of so many equal parts of the trace, within the bounds below.
 LEAST_S, MOST_S = 20.0, 600.0  # between these, but at most a quarter of the trace
-MOST_DRAWS = 100  # before the trace is taken as it is
+MOST_DRAWS = 100  # After this many draws the trace is used unchanged.
 REACH_FRAC = 0.125  # of the trace, to either side of a block's own place
 
 

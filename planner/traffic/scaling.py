@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 Scaling = Literal["superpose", "compress", "thin"]
 
-BLOCK = 1_000_000  # requests that are looked at together
+BLOCK = 1_000_000  # Requests that are looked at together.
 WINDOW_BINS, TRACE_BINS = 4096, 1 << 18  # into which both are cut at most to see where the busiest may begin
 AROUND = 3  # bins
 LEAST_BINS = 16  # of a window
-SAME_FRAC = 1e-9  # factors this near to 1 change nothing
+SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 
 @dataclass(frozen=True, slots=True)

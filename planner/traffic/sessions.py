@@ -39,7 +39,7 @@ def nominal(trace: Trace) -> Trace:
 
 def sessions(trace: Trace) -> IntArray:
     """(n,): the number of each request's session."""
-    from scipy.sparse import coo_array  # here: a tenth of a second, for every command
+    from scipy.sparse import coo_array  # Imported late: it takes a tenth of a second.
     from scipy.sparse.csgraph import connected_components
 
     n = len(trace)

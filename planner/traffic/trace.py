@@ -15,9 +15,9 @@ from planner.io.values import shown
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-MAX_TOKENS = 100_000_000  # of one request; more is a broken column
-MAX_REQUESTS = 50_000_000  # of one trace
-MAX_IDS = 200_000_000  # of KV blocks, in all of its prompts
+MAX_TOKENS = 100_000_000  # One request has no more tokens; a larger number is a broken column.
+MAX_REQUESTS = 50_000_000  # One trace has no more requests.
+MAX_IDS = 200_000_000  # All prompts of a trace have no more KV blocks.
 
 WINDOW_REQUESTS = 100  # that a window of an SLO has at least: of fewer even p99 lets none be late
 
@@ -91,7 +91,7 @@ class Trace:
     image_tokens: IntArray | None = None
     adapter: IntArray = field(default_factory=no_ids)
     adapters: tuple[str, ...] = ()
-    copies_share_prefixes: bool = False  # users were made up who send the prompts of others
+    copies_share_prefixes: bool = False  # Whether made-up users send the prompts of others.
     drawn_from: object = None  # the described.Description where there was no trace
 
     def __post_init__(self) -> None:

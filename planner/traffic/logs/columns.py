@@ -14,7 +14,7 @@ from planner.errors import InputError, TraceError
 from planner.io.values import nearest, shown
 from planner.traffic.logs.times import NS_PER, Clock, UnsureError, is_missing, numbers, spans_ns, unit_of_name
 
-SAME_S = 1.0  # two times of a request closer than this are one
+SAME_S = 1.0  # Two times of a request that are closer than this are one time.
 _TIMES = ("arrival", "end")
 _MOST = 0.5  # of a sample's values fit a role: the others are wrong, not the role
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}

@@ -32,7 +32,7 @@ FROM_CACHE = "answers from the gateway's cache"
 HALVES = "further rows of a request that is counted (halves of a stream, retries)"
 BLANK = "blank lines"
 _NO_LOAD = (FROM_CACHE, HALVES, BLANK)  # what engines never see, beside other kinds of calls
-_HASHED = 16  # hex digits of an id's hash
+_HASHED = 16  # The hash of an id has this many hex digits.
 _SECRET = ("api_key", "apikey", "authorization", "token", "key")
 
 

@@ -31,8 +31,8 @@ class Known:
     likely: Mapping[str, tuple[str, ...]]
     units: Mapping[str, str]
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    made: tuple[str, ...] = ()  # columns that `prepare` makes
-    reads: tuple[str, ...] = ()  # columns that it needs
+    made: tuple[str, ...] = ()  # Columns that `prepare` makes.
+    reads: tuple[str, ...] = ()  # Columns that `prepare` needs.
 
     def columns(self, names: Collection[str]) -> Columns | None:
         """What the columns of a table are; None where it is not such a table."""
