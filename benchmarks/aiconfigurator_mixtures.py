@@ -32,15 +32,15 @@ from benchmarks.aiconfigurator_plan import (
     slo_at,
 )
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.words import describe
-from planner.search.certify import plan
-from planner.traffic.reading import read_trace
+from planner.search.evidence.certify import plan
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 GPU, RATE_RPS, TTFT_S, TPOT_S = "h200-141g", 20.0, 1.0, 0.05
 TIME_LIMIT_S = 120.0
@@ -61,11 +61,11 @@ class Recommended:
         llm, gpu, seqs = catalog.llm(self.llm), catalog.gpu(GPU), AIC_MAX_NUM_SEQS
         tokens = AIC_MAX_NUM_BATCHED_TOKENS
         kv_tokens = kv_cache_tokens(llm, gpu, self.tp, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-        latency = catalog.latency(llm, gpu, self.tp, ep=self.ep)
+        latency = catalog.step_latency(llm, gpu, self.tp, ep=self.ep)
         engine = question(catalog, self.llm, "p99").engine
         worker = WorkerType(
             gpu, self.tp, latency, kv_tokens, tokens, seqs, engine=engine, ep=self.ep
-        ).serving(llm)
+        ).with_llm(llm)
         return Fleet(llm, (Pool("mixed", "mixed", worker, self.count),), Policies(routing="jsq"))
 
 
@@ -78,7 +78,7 @@ RECOMMENDED = (
 )
 
 
-def question(catalog: Catalog, llm: str, percentile: str) -> Task:
+def question(catalog: Catalog, llm: str, percentile: str) -> PlanQuestion:
     limits = {"ttft": {percentile: f"{TTFT_S} s"}, "tpot": {percentile: f"{TPOT_S} s"}}
     return parse_task({"llm": llm, "slo": limits, "fleet": {"gpus": [GPU]}}, catalog)
 

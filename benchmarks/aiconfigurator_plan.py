@@ -8,9 +8,9 @@ and brought to 20 requests/s in both ways: by a faster clock (compress) and by m
 
 AIConfigurator 0.12.0 takes one pair of lengths; with the trace's means its `recommend` answers three TP 4
 workers, and its rules for vLLM write the engine flags below. Our fleets come from
-`planner.search.certify.plan`. Every fleet is simulated with the step times of catalogs/latency, which are
-fitted to AIConfigurator's own kernel tables. Prints one Markdown table per scaling; docs/aiconfigurator.md
-discusses them.
+`planner.search.evidence.certify.plan`. Every fleet is simulated with the step times of catalogs/latency,
+which are fitted to AIConfigurator's own kernel tables. Prints one Markdown table per scaling;
+docs/aiconfigurator.md discusses them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.reports.facts import sentence
+from planner.reports.fact_sentences import sentence
 from planner.reports.words import describe
-from planner.search.certify import plan
-from planner.simulator.metrics import judge, measured, percentile_s, request_values_s
+from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
+from planner.simulator.slo_verdict import judge, measured, percentile_s, request_values_s
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace, measured_window
+from planner.traffic.trace_reading import read_trace
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LLM, GPU, TP, RATE_RPS = "meta-llama/Llama-3.1-70B", "h100-80g", 4, 20.0
@@ -84,7 +84,7 @@ def aiconfigurator_fleet(catalog: Catalog, workers: int, *, routing: str = "jsq"
     llm, gpu = catalog.llm(LLM), catalog.gpu(GPU)
     tokens, seqs = AIC_MAX_NUM_BATCHED_TOKENS, AIC_MAX_NUM_SEQS
     kv_tokens = kv_cache_tokens(llm, gpu, TP, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-    worker = WorkerType(gpu, TP, catalog.latency(llm, gpu, TP), kv_tokens, tokens, seqs).serving(llm)
+    worker = WorkerType(gpu, TP, catalog.step_latency(llm, gpu, TP), kv_tokens, tokens, seqs).with_llm(llm)
     return Fleet(llm, (Pool("mixed", "mixed", worker, workers),), Policies(routing=routing))
 
 

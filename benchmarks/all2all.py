@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from planner.documents.catalog import read_catalog
-from planner.imports.silicon_nodes import NODES, ways_ms
+from planner.importers.silicon_nodes import NODES, ways_ms
 from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MEASURED_LINK_BYTES_PER_S, all2all_s
 
 

@@ -143,7 +143,7 @@ def count(reports: list[Report], what: str) -> int:
 def rates_of(seed: int, *, kind: str | None, requests: tuple[int, int]) -> Rates:
     """The groups that a question belongs to, and its tallies; None where no worker keeps the limits."""
     asked = question(seed, kind, requests)
-    policies, groups = asked.task.policies()[-1], ["all", asked.kind]
+    policies, groups = asked.task.policy_choices()[-1], ["all", asked.kind]
     if not policies.prefix_cache and asked.kind != "sessions":
         is_jsq, is_fcfs = policies.routing == "jsq", policies.queue == "fcfs"
         groups += ["no caches, no sessions", "jsq" if is_jsq else "other routings"]

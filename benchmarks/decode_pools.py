@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scale import question
+from planner.api.inputs import read_catalog, requests_of
 from planner.documents.catalog import Catalog
 from planner.documents.task import parse_task
-from planner.face.inputs import read_catalog, requests_of
-from planner.search import level0
-from planner.search.asked import Asked
-from planner.search.one_pool import Bounded, least_that_holds
-from planner.search.options import decode_options
-from planner.search.pose import pose
-from planner.search.problem import Problem
+from planner.search.level0 import level0_search
+from planner.search.level0.one_pool import Bounded, least_that_holds
+from planner.search.oracle.traffic_request import TrafficRequest
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options
+from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option, fewest_decode_workers, full_workers
 from planner.traffic.trace import Trace
 
@@ -56,29 +56,29 @@ def main() -> None:
             cells = [llm, path.stem, f"{rate:g}", window, ttft, str(len(shares))]
             cells += [f"{share:.2f}" for share in np.quantile(shares, [0, 0.5, 1])] if shares else []
             print(f"| {' | '.join(cells)} |", flush=True)
-            is_right &= all(share >= level0.FEW_FRAC for share in shares)
+            is_right &= all(share >= level0_search.FEW_FRAC for share in shares)
     sys.exit(not is_right)
 
 
 def posed(document: dict[str, Any], trace: Trace, catalog: Catalog) -> Problem:
     task = parse_task(document, catalog)
-    return pose(task, trace, catalog, asked=Asked.of(trace, task, seed=0))
+    return build_problem(task, trace, catalog, request=TrafficRequest.of(trace, task, seed=0))
 
 
 def shares_of(problem: Problem) -> list[float]:
     """Of each pool the least count that keeps up, as a multiple of what was taken for the fewest."""
     found = []
     for option in decode_options(problem.types, problem.priced):
-        busy = math.ceil(level0.keeping_up(problem, option, full_workers))
+        busy = math.ceil(level0_search.keeping_up(problem, option, full_workers))
         if LEAST <= busy <= MOST:
-            fewest = level0.keeping_up(problem, option, fewest_decode_workers)
+            fewest = level0_search.keeping_up(problem, option, fewest_decode_workers)
             found.append(least_that_follows(problem, option, busy) / fewest)
     return found
 
 
 def least_that_follows(problem: Problem, option: Option, busy: int) -> int:
     def follows(count: int) -> bool:
-        return problem.oracle.follows([((option, count),)])[0]
+        return problem.oracle.decode_keeps_up_alone([((option, count),)])[0]
 
     least = least_that_holds(follows, 1, np.inf, Bounded(option, 1, np.inf, busy))
     assert least is not None

@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from planner.api.simulating import simulate
 from planner.documents.catalog import read_catalog
-from planner.documents.described import description_document, parse_description
-from planner.face.simulating import simulate
-from planner.io.files import to_yaml, yaml_value
-from planner.io.values import Section
-from planner.traffic.described import Clients, draw
+from planner.documents.traffic_description import description_document, parse_description
+from planner.files.checked_files import to_yaml, yaml_value
+from planner.files.document_values import Section
+from planner.traffic.described import Clients, draw_requests
 from planner.traffic.described_of import described_of
-from planner.traffic.reading import read_trace
-from planner.traffic.scaling import window
+from planner.traffic.scaling import select_window
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 CATALOG = read_catalog()
 LLM = "meta-llama/Llama-3.1-70B"
@@ -89,9 +89,9 @@ def least_workers(trace: Trace, case: Case) -> int:
 
 
 def measured(case: Case, folder: Path, draws: int) -> dict[str, Any]:
-    trace = window(read_trace(folder / case.file), case.part)
+    trace = select_window(read_trace(folder / case.file), case.part)
     text = to_yaml({"traffic": description_document(described_of(trace))})
-    description = parse_description(Section.of(yaml_value(text)["traffic"], "traffic"), {})
+    description = parse_description(Section.from_document(yaml_value(text)["traffic"], "traffic"), {})
     assert description is not None
     usual = replace(
         description,
@@ -105,8 +105,8 @@ def measured(case: Case, folder: Path, draws: int) -> dict[str, Any]:
         "name": case.name,
         "requests": len(trace),
         "trace": least_workers(trace, case),
-        "described": [least_workers(draw(description, seed=seed), case) for seed in range(draws)],
-        "usual": [least_workers(draw(usual, seed=seed), case) for seed in range(draws)],
+        "described": [least_workers(draw_requests(description, seed=seed), case) for seed in range(draws)],
+        "usual": [least_workers(draw_requests(usual, seed=seed), case) for seed in range(draws)],
         "poisson": [least_workers(poisson(trace, seed), case) for seed in range(draws)],
     }
 

@@ -30,16 +30,16 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Slo
+from planner.files.checked_files import read_yaml
 from planner.fleet import Fleet, Network, Policies, WorkerType
-from planner.io.files import read_yaml
-from planner.models.forms import DistServeSteps
+from planner.models.foreign_forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.papers import distserve
-from planner.papers.goodput import FirstRequests, Traffic, goodput, highest_on_grid, poisson
-from planner.traffic.reading import read_trace
+from planner.papers import distserve_search
+from planner.papers.goodput import FirstRequests, Traffic, find_goodput, highest_on_grid, poisson_traffic
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 FITS = Path(__file__).with_name("distserve_fits.yaml")
 LIMITS_S = {"facebook/opt-13b": (0.2, 0.1), "facebook/opt-66b": (0.4, 0.1)}
@@ -119,10 +119,14 @@ def main() -> None:
     lengths = lengths_of(arguments.trace)
     node = Network(gpu.link_bytes_per_s, transfer="serialised", is_shared=False)
 
-    def search(setting: distserve.Setting, types: list[WorkerType], measure: distserve.Measure) -> Any:
+    def search(
+        setting: distserve_search.Setting, types: list[WorkerType], measure: distserve_search.Measure
+    ) -> Any:
         small = [type_ for type_ in types if type_.gpus < arguments.nodes * arguments.gpus]
         start = time.process_time()
-        found = distserve.low_affinity(setting, small, small, arguments.rate, measure, nodes=arguments.nodes)
+        found = distserve_search.low_affinity(
+            setting, small, small, arguments.rate, measure, nodes=arguments.nodes
+        )
         cpu_s = time.process_time() - start
         best = found.measured[0][0]
         print(f"  {len(found.measured[0])} pairs, {cpu_s:.2f} CPU-s")
@@ -130,10 +134,10 @@ def main() -> None:
             print(f"  {row.gpu_rate_rps:.4f} requests/s and GPU: {shape(row.fleet)}")
         return found, best
 
-    free = distserve.Setting(llm, POLICIES, FREE, FREE)
+    free = distserve_search.Setting(llm, POLICIES, FREE, FREE)
     endless = instances(document, llm, gpu, memory=False)
     first = FirstRequests(slo, as_drawn_by_distserve(lengths))
-    first.carries(distserve.pair(free, endless[0], endless[0]), 1.0)  # compile
+    first.carries(distserve_search.pair(free, endless[0], endless[0]), 1.0)  # compile
 
     def by_their_rule(fleet: Fleet, to_beat_rps: float) -> float:
         return (
@@ -147,22 +151,22 @@ def main() -> None:
     theirs, _ = search(free, endless, by_their_rule)
 
     balanced = replace(POLICIES, routing="least-outstanding", decode_routing="least-outstanding")
-    real = distserve.Setting(llm, balanced, BETWEEN_NODES, node)
+    real = distserve_search.Setting(llm, balanced, BETWEEN_NODES, node)
     types = instances(document, llm, gpu, memory=True)
-    traffic = poisson(lengths)
-    rules = distserve.steady_rules(slo, traffic)
+    traffic = poisson_traffic(lengths)
+    rules = distserve_search.steady_rules(slo, traffic)
     print("the same pairs in steady state, memory and NVLink counted")
-    ours, _ = search(real, types, distserve.measured_by(rules.whole))
+    ours, _ = search(real, types, distserve_search.measured_by(rules.whole))
 
     print("Algorithm 1 in steady state")
     start = time.process_time()
-    alone = distserve.high_affinity(
+    alone = distserve_search.high_affinity(
         real,
         types,
         types,
         arguments.rate,
-        distserve.measured_by(rules.prefill),
-        distserve.measured_by(rules.decode),
+        distserve_search.measured_by(rules.prefill),
+        distserve_search.measured_by(rules.decode),
     )
     print(f"  {len(types)} types, {time.process_time() - start:.2f} CPU-s")
     for role, rows in zip(("prefill", "decode"), alone.measured, strict=True):
@@ -177,7 +181,7 @@ def main() -> None:
     ):
         fleet = with_memory(placement.fleet, types, BETWEEN_NODES)
         by_router = [
-            goodput(rules.whole, replace(fleet, policies=policies), guess_rps=arguments.rate).rate_rps
+            find_goodput(rules.whole, replace(fleet, policies=policies), guess_rps=arguments.rate).rate_rps
             for policies in (balanced, POLICIES)
         ]
         print(
@@ -185,9 +189,9 @@ def main() -> None:
             f"{by_router[1]:.1f} with their router"
         )
     start = time.process_time()
-    fewest = distserve.free_counts(real, types, types, arguments.rate, rules, alone.fleet)
+    fewest = distserve_search.free_counts(real, types, types, arguments.rate, rules, alone.fleet)
     cpu_s = time.process_time() - start
-    kept = goodput(rules.whole, fewest, guess_rps=arguments.rate).rate_rps
+    kept = find_goodput(rules.whole, fewest, guess_rps=arguments.rate).rate_rps
     print(f"  free counts: {fewest.gpus} GPUs, {shape(fewest)}; carries {kept:.1f}; {cpu_s:.2f} CPU-s")
 
 

@@ -33,13 +33,13 @@ from typing import Any
 
 import yaml
 
+from planner.api import planning
+from planner.api.questions import read_task
 from planner.documents.catalog import read_catalog
-from planner.face import planning
-from planner.face.questions import read_task
-from planner.io.executors import SERIAL, working_on
-from planner.search import asking, waves
-from planner.studies.whatif import Study
-from planner.traffic.reading import read_trace
+from planner.parallel.executors import SERIAL, working_on
+from planner.search.oracle import deterministic_parallel, simulation_queries
+from planner.studies.what_if import Study
+from planner.traffic.trace_reading import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_TRACE = ROOT.parent / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
@@ -228,14 +228,14 @@ def parts(asked: argparse.Namespace, folder: Path) -> None:
         stages.append(str(message).split(":")[0])
 
     with working_on(SERIAL):
-        planning.answered(read_task(small_document(asked), catalog), Study(trace, catalog, 0, 3600.0))
-        waves._run = recorder.run
-        asking.Asker.answer = recorder.asked(asking.Asker.answer)  # type: ignore[method-assign]
-        asking.Asker.judged = recorder.asked(asking.Asker.judged)  # type: ignore[method-assign]
+        planning.answer_question(read_task(small_document(asked), catalog), Study(trace, catalog, 0, 3600.0))
+        deterministic_parallel._run = recorder.run
+        simulation_queries.Asker.answer = recorder.asked(simulation_queries.Asker.answer)  # type: ignore[method-assign]
+        simulation_queries.Asker.judge_whole = recorder.asked(simulation_queries.Asker.judge_whole)  # type: ignore[method-assign]
         runs.append(recorder.now)
         stages.append("")
         heard("posing the question")
-        found = planning.answered(
+        found = planning.answer_question(
             read_task(question(asked), catalog), Study(trace, catalog, 0, 3600.0, heard)
         )
         heard("report")

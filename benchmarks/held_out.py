@@ -1,18 +1,19 @@
-"""What plans keep in futures that no search or test has seen, and in the half of a trace they do not know.
+"""What plans keep in scenarios that no search or test has seen, and in the half of a trace they do not know.
 
-    python benchmarks/held_out.py futures [--only NAME ...] [--count 200] [--hindsight] [--loss]
+    python benchmarks/held_out.py scenarios [--only NAME ...] [--count 200] [--hindsight] [--loss]
     python benchmarks/held_out.py halves [--only NAME ...]
     python benchmarks/held_out.py small [--only SEED ...] [--count 200]
     all: [--traces DIR]
 
-futures   Plans with the defaults (safety: {kept_in: 0.9}), without a time limit, so that no clock decides. In
-          how many futures (planner/search/futures.py, of a kind of their own) the fleets on paper and in
-          production keep the SLO; with --loss also the fleet with a loss, after it. --hindsight looks for the
-          cheapest fleet of one worker type per pool that keeps 90 % of these very futures, and 88 % where
-          production keeps more than 97 %.
+scenarios   Plans with the defaults (safety: {kept_in: 0.9}), without a time limit, so that no clock decides.
+In
+          how many scenarios (planner/search/oracle/scenarios.py, of a kind of their own) the fleets on paper
+          and in production keep the SLO; with --loss also the fleet with a loss, after it. --hindsight looks
+          for the cheapest fleet of one worker type per pool that keeps 90 % of these very scenarios, and 88
+          % where production keeps more than 97 %.
 halves    Plans from each half of a trace at the rate of the other. Both fleets are simulated on that other,
           with step times as predicted.
-small     Small questions: every fleet of level 0 that is over 2 % cheaper than production, in such futures.
+small     Small questions: every fleet of level 0 that is over 2 % cheaper than production, in such scenarios.
 
 Prints Markdown, a row as soon as it is known. DIR holds AzureLLMInferenceTrace_{conv,code}.csv,
 mooncake_{conversation,synthetic}_trace.jsonl.gz and servegen/m-large-day9-1in20.csv.gz; default:
@@ -34,25 +35,25 @@ import numpy as np
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.facts import Answered
-from planner.documents.task import Task, parse_task
-from planner.search.answers import Production, production
-from planner.search.asked import asked_traffic
-from planner.search.best_fleet import Found, best_of
-from planner.search.certify import search_llm
-from planner.search.fleets import Counts, may_hand_over, objective
-from planner.search.futures import Futures, drawn_by
-from planner.search.problem import Conditions, Problem
-from planner.search.production import cheaper_kept, grown, in_most
-from planner.search.waves import side_by_side
-from planner.simulator.metrics import in_windows, windows_s
+from planner.documents.task import PlanQuestion, parse_task
+from planner.search.evidence.certify import search_llm
+from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.fleet_counts import Counts, may_hand_over, objective
+from planner.search.oracle.scenarios import Scenarios, drawn_by
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.production.cheapest_kept import find_cheaper_kept, grow_until_kept, with_scenarios
+from planner.search.production.three_answers import Production, plan_production
+from planner.simulator.slo_verdict import in_windows, windows_s
 from planner.solvers.master import Option
 from planner.traffic.generate import lognormal, synthesise
-from planner.traffic.reading import read_trace
-from planner.traffic.trace import Trace, spread
+from planner.traffic.trace import Trace, spread_stamps
+from planner.traffic.trace_reading import read_trace
 
 DEFAULT_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
-HELD_OUT, SEED = 3, 2718  # the kind of these futures; those of a search are 1, of its test 2
-AT_ONCE = 4  # futures in memory
+HELD_OUT, SEED = 3, 2718  # the kind of these scenarios; those of a search are 1, of its test 2
+AT_ONCE = 4  # scenarios in memory
 KEPT_IN, FEWER, MOST_KEPT = 0.9, 0.88, 0.97
 CHEAPER = 0.02
 MOST, MOST_ALONE = 12, 40  # workers of a pool of a small question, and where it is the only one
@@ -77,7 +78,7 @@ class Asked:
     hours: tuple[float, float] | None = None
     window: str = "whole"
 
-    def task(self, catalog: Catalog, rate_rps: float | None = None) -> Task:
+    def task(self, catalog: Catalog, rate_rps: float | None = None) -> PlanQuestion:
         fleet = {"gpus": ["a100-80g", "h100-80g"]}
         document = {"llm": self.llm, "slo": self.slo, "fleet": fleet, **self.more}
         if (rate_rps := rate_rps or self.rate_rps) is not None:
@@ -140,9 +141,9 @@ def interval(kept: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def answered(asked: Task, trace: Trace, catalog: Catalog) -> tuple[Problem, Found, Production]:
+def answered(asked: PlanQuestion, trace: Trace, catalog: Catalog) -> tuple[Problem, FleetSearch, Production]:
     problem, found = best_of(search_llm(asked, trace, catalog, seed=0, conditions=Conditions()))
-    made = production(problem, found)
+    made = plan_production(problem, found)
     assert made is not None  # there is no time limit
     return problem, found, made
 
@@ -182,13 +183,13 @@ def row(cells: Sequence[object]) -> None:
 
 
 def kept_in(
-    problem: Problem, futures: Futures, numbers: Sequence[int], fleets: Sequence[Counts]
+    problem: Problem, futures: Scenarios, numbers: Sequence[int], fleets: Sequence[Counts]
 ) -> list[list[bool]]:
-    """Whether each of these fleets keeps the SLO in each of these futures."""
+    """Whether each of these fleets keeps the SLO in each of these scenarios."""
     kept = [[False] * len(numbers) for _ in fleets]
 
     def look(at: int) -> None:
-        oracle = problem.oracle.within_future(futures[numbers[at]])
+        oracle = problem.oracle.in_scenario(futures[numbers[at]])
         for i, counts in enumerate(fleets):
             kept[i][at] = oracle.holds([counts])[0]
 
@@ -199,23 +200,25 @@ def kept_in(
 
 
 def with_hindsight(
-    problem: Problem, found: Found, production: Counts, futures: Futures, count: int
+    problem: Problem, found: FleetSearch, production: Counts, futures: Scenarios, count: int
 ) -> Iterator[str]:
-    """The cheapest fleet found that keeps the SLO in KEPT_IN of these futures, and where production keeps
+    """The cheapest fleet found that keeps the SLO in KEPT_IN of these scenarios, and where production keeps
     more than MOST_KEPT also that of FEWER; in how many it does, and in as many others.
     """
-    ordered = in_most(problem, [futures[number] for number in range(count)], count)
-    is_too_good = count - ordered.oracle.missed(production, count) > MOST_KEPT * count
+    ordered = with_scenarios(problem, [futures[number] for number in range(count)], count)
+    is_too_good = count - ordered.oracle.missed_count(production, count) > MOST_KEPT * count
     for share in (KEPT_IN, FEWER) if is_too_good else (KEPT_IN,):
         may_miss = int((1 - share) * count + 1e-9)
-        ordered, grew = grown(in_most(problem, ordered.oracle.futures, may_miss), found.best)
-        best = cheaper_kept(
+        ordered, grew = grow_until_kept(
+            with_scenarios(problem, ordered.oracle.scenarios, may_miss), found.best
+        )
+        best = find_cheaper_kept(
             ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most=math.inf
         )
         if best is None or objective(best) >= objective(production) * (1 - CHEAPER):
             yield f"{100 * share:.0f} %: none"
             continue
-        kept = count - ordered.oracle.missed(best, count)
+        kept = count - ordered.oracle.missed_count(best, count)
         others = kept_in(problem, futures, range(count, 2 * count), [best])[0]
         yield (
             f"{100 * share:.0f} %: {shown(best)}, {objective(best):.2f}, {share_text(kept, count)}, of "
@@ -248,7 +251,7 @@ def futures(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
         trace, task = asked.read(arguments.traces), asked.task(catalog)
         problem, found, made = answered(task, trace, catalog)
         plan_s = time.process_time() - began_s
-        held_out, numbers = Futures(task, trace, SEED, HELD_OUT), range(count)
+        held_out, numbers = Scenarios(task, trace, SEED, HELD_OUT), range(count)
         fleets = [found.best, made.best, *one_fewer(made.best)]
         kept = [sum(each) for each in kept_in(problem, held_out, numbers, fleets)]
         lost = next(each for each in made.answers if each.name == "with-a-loss")
@@ -313,9 +316,9 @@ def halves(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
         middle_s = whole.duration_s / 2
         first, second = between(whole, 0.0, middle_s), between(whole, middle_s, math.inf)
         for known, other, label in ((first, second, "first half"), (second, first, "second half")):
-            task = asked.task(catalog, asked.rate_rps or spread(other, seed=0).rate_rps)
+            task = asked.task(catalog, asked.rate_rps or spread_stamps(other, seed=0).rate_rps)
             problem, found, made = answered(task, known, catalog)
-            real = asked_traffic(other, task, seed=0)[0]
+            real = requested_traffic(other, task, seed=0)[0]
             for answer, counts in (("on paper", found.best), ("production", made.best)):
                 what = (name, label, answer, shown(counts), f"{objective(counts):.2f}")
                 row((*what, *_on(problem, real, counts)))
@@ -349,11 +352,13 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
         fleet = {"gpus": ["a100-80g", "h100-80g"], "max_num_batched_tokens": 2048}
         task = parse_task({"llm": "llama-3.1-70b", "slo": slo, "fleet": fleet}, catalog)
         problem, found, made = answered(task, trace, catalog)
-        held_out = Futures(task, trace, SEED, HELD_OUT)
-        asked, _ = grown(in_most(problem, [held_out[i] for i in range(count)], may_miss), found.best)
+        held_out = Scenarios(task, trace, SEED, HELD_OUT)
+        asked, _ = grow_until_kept(
+            with_scenarios(problem, [held_out[i] for i in range(count)], may_miss), found.best
+        )
         fleets = list(every_cheaper(problem, found, objective(made.best) * (1 - CHEAPER)))
         held = [counts for counts in fleets if problem.oracle.holds([counts])[0]]
-        missed = {i: asked.oracle.missed(counts, count) for i, counts in enumerate(held)}
+        missed = {i: asked.oracle.missed_count(counts, count) for i, counts in enumerate(held)}
         best = min(missed, key=lambda i: (missed[i], objective(held[i])), default=None)
         others = "-"
         if best is not None and missed[best] <= may_miss:
@@ -368,7 +373,7 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
                 slo_text,
                 f"{found.value:.2f}",
                 f"{objective(made.best):.2f}",
-                share_text(count - asked.oracle.missed(made.best, count), count),
+                share_text(count - asked.oracle.missed_count(made.best, count), count),
                 len(fleets),
                 len(held),
                 "-"
@@ -395,7 +400,7 @@ def small_question(seed: int) -> tuple[float, dict[str, dict[str, str]], Trace]:
     return rate_rps, {"ttft": {"p90": str(ttft)}, "tbt": {"p99": str(tbt)}}, trace
 
 
-def every_cheaper(problem: Problem, found: Found, below: float) -> Iterator[Counts]:
+def every_cheaper(problem: Problem, found: FleetSearch, below: float) -> Iterator[Counts]:
     """All fleets of level 0 within the limits that cost less."""
     of = {
         role: [o for o in found.level0.options if o.role == role] for role in ("mixed", "prefill", "decode")

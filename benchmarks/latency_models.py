@@ -10,7 +10,8 @@ seen its cell:
     80:20   a fifth of the rows, drawn at random ten times; repeats of a cell lie on both sides
 Step oracles of Vidur (vidur/oracle_*.csv, 577 steps each): fitted on 57 of them chosen by their inputs
 alone (`corrected.informative_rows`), judged on the other 520.
-`choice` is what `planner.models.choice.choose` makes of each whole table, in five folds of distinct steps.
+`choice` is what `planner.models.family_choice.choose` makes of each whole table, in five folds of distinct
+steps.
 
 Prints Markdown, as in docs/models.md. CPU seconds of this process.
 """
@@ -29,13 +30,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.documents.catalog import read_catalog
-from planner.imports.splitwise import splitwise_table
-from planner.models.choice import choose, families, fitted
+from planner.importers.splitwise_tables import splitwise_table
 from planner.models.families.corrected import informative_rows
-from planner.models.families.splitwise import SplitwiseSimLookup
+from planner.models.families.splitwise_form import SplitwiseSimLookup
+from planner.models.family_choice import choose_step_family, default_families, fit_candidate
 from planner.models.latency import Array
 from planner.models.roofline import roofline
-from planner.models.tables import ALL_REDUCE, ATTN_DECODE, ATTN_PREFILL, StepTable, operator_column
+from planner.models.step_tables import ALL_REDUCE, ATTN_DECODE, ATTN_PREFILL, StepTable, operator_column
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 SPLITWISE = [
@@ -83,7 +84,7 @@ def print_splitwise(path: Path, tables: list[tuple[str, str, int]]) -> None:
     for model, hardware, tp in tables:
         table = splitwise_table(path, model, hardware, tp)
         shape = roofline(catalog.llm(CATALOG_NAMES[model]), catalog.gpu(CATALOG_NAMES[hardware]), tp)
-        for name, family in (families(shape) | {"splitwise-sim": SplitwiseSimLookup()}).items():
+        for name, family in (default_families(shape) | {"splitwise-sim": SplitwiseSimLookup()}).items():
             results.setdefault(name, []).append(splitwise_errors(family, table))
         results.setdefault("(repeats)", []).append(repeats(table))
     names = [f"{model} {hardware[:4]} TP{tp}" for model, hardware, tp in tables]
@@ -108,7 +109,7 @@ def splitwise_errors(family: Any, table: StepTable) -> Array:
     step = np.where(prefill, distinct(X), -1)
 
     def relative(seen: Array, asked: Array) -> Array:
-        model = fitted(family, X[seen], y[seen]).set_params(beyond="extrapolate")
+        model = fit_candidate(family, X[seen], y[seen]).set_params(beyond="extrapolate")
         return np.asarray(np.abs(model.predict(X[asked]) / y[asked] - 1))
 
     by_cell, by_step = np.empty(len(y)), np.empty(len(y))
@@ -150,11 +151,11 @@ def print_choices(reference: Path) -> None:
     titles = ("table", "chosen", *regimes, "five numbers", "falls in")
     print("\n| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
     for name, table in tables.items():
-        choice = choose(table)
-        errors = choice.held_out[choice.family]
+        choice = choose_step_family(table)
+        errors = choice.errors_by_family[choice.family]
         cells = [f"{100 * errors[r].mape_frac:.1f}" if r in errors else "-" for r in regimes]
         five = f"{100 * choice.converted['all'].mape_frac:.1f}" if choice.converted else "itself"
-        found, checked = sum(f.found for f in choice.falls), sum(f.checked for f in choice.falls)
+        found, checked = sum(f.falling for f in choice.falls), sum(f.checked for f in choice.falls)
         worst = max(100 * f.worst_frac for f in choice.falls)
         row = [name, choice.family, *cells, five, f"{found} of {checked}, {worst:.1f} %"]
         print("| " + " | ".join(row) + " |")
@@ -175,10 +176,10 @@ def print_oracles(paths: list[Path]) -> None:
         gpu = catalog.gpu("a100-80g" if about["gpu"] == "a100" else "h100-80g")
         # Llama-2-7B is not in the catalog: its steps are compared with the shape of an 8B LLM, scaled.
         llm = catalog.llm("meta-llama/Llama-2-70b-hf" if "70b" in about["llm"] else "meta-llama/Llama-3.1-8B")
-        for name, family in families(roofline(llm, gpu, int(about["tp"]))).items():
+        for name, family in default_families(roofline(llm, gpu, int(about["tp"]))).items():
             variants = {name: None} | ({"vidur, operators": operators} if name == "vidur" else {})
             for variant, columns in variants.items():
-                model = fitted(family, X[seen], y[seen], None if columns is None else columns[seen])
+                model = fit_candidate(family, X[seen], y[seen], None if columns is None else columns[seen])
                 error = np.abs(model.set_params(beyond="extrapolate").predict(X[~seen]) / y[~seen] - 1)
                 results.setdefault(variant, []).append((100 * error.mean(), 100 * np.quantile(error, 0.95)))
     print("\n| MAPE / p95 | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
@@ -219,8 +220,8 @@ def print_speed() -> None:
     X, y = made_up(rng, FITTED_ROWS)
     steps = np.vstack([X] * (PREDICTED_STEPS // FITTED_ROWS))
     print("\n| CPU s | fit 10,000 rows | predict 1,000,000 steps |\n|---|---|---|")
-    for name, family in families().items():
-        fit_s, model = timed(partial(fitted, family, X, y))
+    for name, family in default_families().items():
+        fit_s, model = timed(partial(fit_candidate, family, X, y))
         predict_s, _ = timed(partial(model.predict, steps))
         print(f"| {name} | {fit_s:.2f} | {predict_s:.2f} |")
         if name == "five numbers":

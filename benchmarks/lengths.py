@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.models.output_length_fit import ConditionalMean, held_out_accuracy
-from planner.traffic.reading import read_trace
+from planner.models.output_length_fit import ConditionalMean, later_accuracy
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 FITTED_FRAC = 0.7
 
@@ -26,7 +26,7 @@ def main() -> None:
         trace = read_trace(path)
         print(f"{path.name}: {len(trace)} requests, the last {1 - FITTED_FRAC:.0%} held out")
         for width in (100, 200, 400):
-            found = held_out_accuracy(trace, bucket_tokens=width, fitted_frac=FITTED_FRAC)
+            found = later_accuracy(trace, bucket_tokens=width, fitted_frac=FITTED_FRAC)
             print(
                 f"  buckets of {width}: right {found.accuracy_frac:.1%}, commonest bucket "
                 f"{found.majority_frac:.1%}, within one {found.within_one_frac:.1%}"

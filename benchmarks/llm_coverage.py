@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.errors import PlannerError
 from planner.models.llm import Llm
-from planner.search.options import worker_types
+from planner.search.problem.options import worker_types
 
 LONGEST_TOKENS = 4096
 QUANTISER = "hf_quant_config.json"

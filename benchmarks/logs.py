@@ -22,7 +22,7 @@ import pandas as pd
 ROWS_AT_ONCE = 500_000
 READ = """
 import resource, sys, time
-from planner.traffic.reading import read_trace
+from planner.traffic.trace_reading import read_trace
 began = time.process_time()
 trace = read_trace(sys.argv[1], seed=None)
 used = resource.getrusage(resource.RUSAGE_SELF)

@@ -25,13 +25,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 from random_questions import question
 
 from planner.errors import PlannerError
-from planner.search.beyond import search_beyond
-from planner.search.fleets import objective
-from planner.search.level0 import search_level0
-from planner.search.oracle import Answers
-from planner.search.pose import pose
-from planner.search.problem import Problem, with_policies
-from planner.search.walk import every_mix
+from planner.search.level0.level0_search import search_level0
+from planner.search.level0.walk import every_mix
+from planner.search.mixed.mixed_fleets import search_mixed_fleets
+from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_oracle import Answers
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Problem, with_policies
 
 WAVE = 16  # seeds that are looked at side by side; some of them make a question
 
@@ -110,10 +110,10 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
     if len(asked.document["fleet"]["gpus"]) not in (2, 3) or asked.kind == "prefix":
         return None
     try:
-        problem = pose(task, asked.trace, asked.catalog)
+        problem = build_problem(task, asked.trace, asked.catalog)
     except PlannerError:
         return None
-    problem = with_policies(problem, task.policies()[0])
+    problem = with_policies(problem, task.policy_choices()[0])
     level0 = search_level0(problem)
     if level0.search.best is None:
         return None
@@ -121,7 +121,7 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
     if fleets is None or len(fleets) < fewest:
         return None
     level0_effort = problem.oracle.effort()
-    beyond = search_beyond(problem, level0)
+    beyond = search_mixed_fleets(problem, level0)
     effort = problem.oracle.effort() - level0_effort
     assert beyond.best is not None
     again = _afresh(problem)

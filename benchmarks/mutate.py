@@ -518,10 +518,10 @@ def reading_alone() -> Iterator[None]:
 
     places = (
         "planner.simulator.replay._run",
-        "planner.search.certify.lower_bound",
-        "planner.search.shared_paper.lower_bound",
+        "planner.search.evidence.certify.lower_bound",
+        "planner.search.several.shared_paper.lower_bound",
         "planner.documents.prefix_tree.replicate",
-        "planner.face.scheduling.solved",
+        "planner.api.scheduling.solve_schedule",
     )
     with contextlib.ExitStack() as stack:
         for place in places:

@@ -21,8 +21,8 @@ from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.policies import ROUTING
 from planner.simulator import simulate
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}

@@ -36,21 +36,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner import imports
+from planner import importers
 from planner.calibrate.fitting import fit_table
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import latency_document
-from planner.documents.fleet import fleet_of
+from planner.documents.fleet_file import fleet_of
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
-from planner.imports import Facts
+from planner.importers import Facts
 from planner.models.latency import StepLatency
 from planner.models.memory import active_weight_bytes
-from planner.models.spread import Z
-from planner.models.tables import StepTable
+from planner.models.spread import INTERVAL_SIGMAS
+from planner.models.step_tables import StepTable
 from planner.simulator import Simulation, simulate
 from planner.simulator.energy import expected_power
-from planner.simulator.metrics import gap_percentile_s, gap_runs
+from planner.simulator.slo_verdict import gap_percentile_s, gap_runs
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -187,7 +187,7 @@ class Engines:
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
         if fleet.llm.weights not in WEIGHTS[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
-        return fleet if self.z is None else fleet.within(*self.z)
+        return fleet if self.z is None else fleet.with_step_spread(*self.z)
 
     def _llm(self, name: str, weights: str) -> str:
         """A name of the catalog, or the path of a config.json."""
@@ -501,7 +501,7 @@ def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
 def imported(run: Run, profiles: Sequence[Path], catalog: Catalog) -> StepLatency:
     """What `plan import llmservingsim` and `plan fit` make of kernel profiles."""
     facts = Facts(llm=run.llm, gpu=run.gpu, tp=run.tp)
-    table = imports.read("llmservingsim", profiles, facts, catalog)
+    table = importers.read("llmservingsim", profiles, facts, catalog)
     assert isinstance(table, StepTable)
     return fit_table(table, facts, catalog, where=run.campaign).latency
 
@@ -913,7 +913,7 @@ def replayed(folder: Path, engines: Engines, only: str | None = None) -> tuple[l
 
     Prefills and decodes err on their own, so what each of them moves adds up as squares of logs do.
     """
-    ends = (None, (0.0, 0.0), (Z, 0.0), (0.0, Z))
+    ends = (None, (0.0, 0.0), (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
     nominal, middle, prefill, decode = (list(found(folder, replace(engines, z=z), only)) for z in ends)
     rows = []
     for row, *others in zip(nominal, middle, prefill, decode, strict=True):

@@ -28,8 +28,8 @@ from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.roofline import roofline
 from planner.policies import ROUTING
-from planner.runtime.door import listening
-from planner.runtime.router import Router, Settings
+from planner.runtime.connection_limits import listening
+from planner.runtime.router import LiveRouter, RouterSettings
 
 MODEL = "meta-llama/Llama-3.1-8B"
 INPUT_TOKENS = 512
@@ -86,7 +86,7 @@ def a_fleet(engines: int, routing: str) -> Fleet:
 def serve_router(urls: list[str], routing: str, pipe: Connection) -> None:
     async def run() -> None:
         backends = [Backend(f"w-{k}", url) for k, url in enumerate(urls)]
-        router = Router(backends, a_fleet(len(urls), routing), Settings(max_in_flight=10**6))
+        router = LiveRouter(backends, a_fleet(len(urls), routing), RouterSettings(max_in_flight=10**6))
         async with listening(router.app, "127.0.0.1", 0) as url:
             pipe.send(url)
             loop = asyncio.get_running_loop()

@@ -34,13 +34,13 @@ import pandas as pd
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
-from planner.search.asked import Asked
-from planner.search.best_fleet import search
-from planner.search.bounds import lower_bound
-from planner.search.level0 import search_level0
-from planner.search.pose import pose
-from planner.traffic.reading import read_trace
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.best_fleet import search
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.traffic_request import TrafficRequest
+from planner.search.problem.build_problem import build_problem
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 DEFAULT_TRACE = (
     Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
@@ -64,8 +64,8 @@ fleet: {gpus: [h100-80g]}
 safety: none
 """
 STAGES = {
-    "read": "from planner.traffic.reading import read_trace; read_trace('trace.csv')",
-    "read again": "from planner.traffic.reading import read_trace; read_trace('trace.csv')",
+    "read": "from planner.traffic.trace_reading import read_trace; read_trace('trace.csv')",
+    "read again": "from planner.traffic.trace_reading import read_trace; read_trace('trace.csv')",
     "simulate": "simulate --fleet fleet.yaml --trace trace.csv --slo slo.yaml --json",
     "plan": "--slo slo.yaml --trace trace.csv --time-limit 3600 -o plan",
 }
@@ -90,8 +90,8 @@ def run_case(trace: Trace, rate_rps: float, asked: argparse.Namespace, catalog: 
     """One search; the row of the table."""
     slo = {"ttft": {asked.ttft: "2 s"}, "tbt": {"p99": asked.tbt}}
     task = parse_task(question("llama-3.1-70b", slo, rate_rps, asked.window, asked.pp), catalog)
-    traffic, traffic_s = timed(lambda: Asked.of(trace, task, seed=0))
-    problem = pose(task, trace, catalog, asked=traffic)
+    traffic, traffic_s = timed(lambda: TrafficRequest.of(trace, task, seed=0))
+    problem = build_problem(task, trace, catalog, request=traffic)
     bound, bound_s = timed(lambda: lower_bound(problem))
     if asked.beyond:
         found, search_s = timed(lambda: search(problem))

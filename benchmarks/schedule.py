@@ -16,7 +16,16 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from planner.solvers.schedule import Capacity, Demand, Market, Offer, at_peak, broken, by_rule, schedule
+from planner.solvers.reserved_schedule import (
+    Capacity,
+    Demand,
+    GpuOffer,
+    Market,
+    at_peak,
+    by_rule,
+    find_broken_constraint,
+    schedule,
+)
 
 HOURS = 168
 
@@ -43,8 +52,8 @@ def market(*, scale: float = 1.0, spot_frac: float = 0.25) -> Market:
     """Two GPUs, each sold three ways; two or three worker types per LLM."""
     return Market(
         (
-            Offer("h100", 6.98, 4.40, 2.80, 0.05, round(200 * scale)),
-            Offer("a100", 3.67, 2.20, 1.40, 0.08, round(160 * scale)),
+            GpuOffer("h100", 6.98, 4.40, 2.80, 0.05, round(200 * scale)),
+            GpuOffer("a100", 3.67, 2.20, 1.40, 0.08, round(160 * scale)),
         ),
         (
             Capacity("code", "h100 tp4", "h100", 4, 3.1, 2800.0, 240.0),
@@ -74,7 +83,7 @@ def main() -> None:
     start_s, start_cpu_s = time.monotonic(), time.process_time()
     found = schedule(sold, demand, time_limit_s=options.time_limit)
     wall_s, cpu_s = time.monotonic() - start_s, time.process_time() - start_cpu_s
-    if (constraint := broken(sold, demand, found)) is not None:
+    if (constraint := find_broken_constraint(sold, demand, found)) is not None:
         raise SystemExit(f"the schedule does not keep {constraint}")
     print(
         f"schedule     {found.cost_usd_per_h:9.2f} USD/h, bound {found.bound_usd_per_h:.2f}, gap "

@@ -38,9 +38,9 @@ from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_svg
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LIMITS = (Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2))
@@ -71,7 +71,7 @@ def drawn(trace: Trace, requests: int, workers: int) -> Trace:
 def fleet_of(workers: int) -> Fleet:
     catalog = read_catalog()
     llm, gpu = catalog.llm("meta-llama/Llama-3.1-70B"), catalog.gpu("h100-80g")
-    latency = catalog.latency(llm, gpu, TP)
+    latency = catalog.step_latency(llm, gpu, TP)
     worker_type = WorkerType(gpu, TP, latency, kv_cache_tokens(llm, gpu, TP), 2048, 256)
     return Fleet(llm, (Pool("h100", "mixed", worker_type, workers),))
 

@@ -42,10 +42,10 @@ from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.roofline import roofline
 from planner.policies import ROUTING
-from planner.runtime.door import Limits, listening
+from planner.runtime.connection_limits import ConnectionLimits, listening
 from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, end_with_parent
-from planner.runtime.router import Router, Settings
-from planner.runtime.workers import Command, Patience, Place, Workers, places, started
+from planner.runtime.router import LiveRouter, RouterSettings
+from planner.runtime.workers import Command, LiveWorkers, Patience, WorkerPlace, place_workers, run_engines
 
 MODEL = "meta-llama/Llama-3.1-8B"
 EVENT = b'data: {"choices":[{"index":0,"text":"","token_ids":[7]}]}\n\n'
@@ -53,7 +53,7 @@ DONE = b"data: [DONE]\n\n"
 QUICK = Patience(
     health_every_s=0.5, health_timeout_s=2.0, health_failures=2, backoff_s=0.2, longest_backoff_s=1.0
 )
-ROUTED = Settings(client_s=10.0, body_s=10.0, limits=Limits(connections=2_000, idle_s=5.0))
+ROUTED = RouterSettings(client_s=10.0, body_s=10.0, limits=ConnectionLimits(connections=2_000, idle_s=5.0))
 STREAM, WHOLE, SLOW, LEAVES = "stream", "whole", "slow", "leaves"
 SHARES = {STREAM: 0.6, WHOLE: 0.37, SLOW: 0.01, LEAVES: 0.02}
 CLIENT_IDLE_S = 1.0  # well below the router's: a connection that it ends must not be used again
@@ -110,7 +110,7 @@ def serve_engine(port: int) -> None:
     web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=None)
 
 
-def engine_command(_: Place, port: int) -> Command:
+def engine_command(_: WorkerPlace, port: int) -> Command:
     return Command([sys.executable, __file__, "--engine", str(port)], {})
 
 
@@ -204,7 +204,7 @@ def serve_clients(url: str, requests: int, clients: int, seed: int, pipe: Connec
     asyncio.run(Client(url, requests, seed).run(clients, pipe))
 
 
-async def rage(group: Workers, every_s: float, seed: int, ended: Ended) -> None:
+async def rage(group: LiveWorkers, every_s: float, seed: int, ended: Ended) -> None:
     """Kill or freeze a worker again and again, but for the last one that is up."""
     rng = random.Random(seed)
     while True:
@@ -230,8 +230,10 @@ async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: 
     ended, began_s = Ended(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    async with started(places(fleet, folder, None, log_bytes=2**20), engine_command, QUICK) as group:
-        router = Router(group.workers, fleet, ROUTED)
+    async with run_engines(
+        place_workers(fleet, folder, None, log_bytes=2**20), engine_command, QUICK
+    ) as group:
+        router = LiveRouter(group.workers, fleet, ROUTED)
         async with listening(router.app, door=router.door) as url:
             process = context.Process(
                 target=serve_clients, args=(url, requests, clients, seed, theirs), daemon=True

@@ -36,10 +36,17 @@ from benchmarks.peers import splitwise as peer
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from planner.documents.catalog import read_catalog
 from planner.domain import Metric
+from planner.files.checked_files import open_input
 from planner.fleet import Network, WorkerType
-from planner.io.files import open_input
-from planner.models.forms import interpolated
-from planner.papers.splitwise import Alone, Design, cheapest, keeps, most_throughput, splits_within
+from planner.models.foreign_forms import interpolate_linearly
+from planner.papers.splitwise_search import (
+    Alone,
+    MachineDesign,
+    find_cheapest_splits,
+    keeps_slowdowns,
+    most_throughput,
+    splits_within,
+)
 from planner.traffic.trace import Trace
 
 MODEL = "bloom-176b"
@@ -104,7 +111,7 @@ def on_a100(profiles: Path) -> Alone:
 
     def alone(trace: Trace) -> Mapping[Metric, npt.NDArray[np.float64]]:
         prompt_s, token_s = (
-            interpolated(trace.input_tokens.astype(np.float64), steps.knots_tokens, times)
+            interpolate_linearly(trace.input_tokens.astype(np.float64), steps.knots_tokens, times)
             for times in (steps.prompt_s, steps.token_s)
         )
         return {"ttft": prompt_s, "tbt": token_s, "e2e": prompt_s + token_s * (trace.output_tokens - 1)}
@@ -139,18 +146,18 @@ def main() -> None:
         return trace, alone(trace)
 
     @cache
-    def design(name: str) -> Design:
+    def design(name: str) -> MachineDesign:
         prompt, token = (DESIGNS | OTHERS)[name]
         types = [
             machine(arguments.profiles, kind, honest=arguments.honest) for kind in (prompt, token) if kind
         ]
-        return Design(name, types[0], types[1] if token else None)
+        return MachineDesign(name, types[0], types[1] if token else None)
 
     @cache
     def holds(name: str, rate_rps: float, seed: int, p: int, t: int) -> bool:
         fleet = design(name).fleet(llm, NETWORK, p, t)
         trace, alone_s = requests(rate_rps, seed)
-        return keeps(fleet, trace, preset.limits, alone_s)
+        return keeps_slowdowns(fleet, trace, preset.limits, alone_s)
 
     def price(name: str, table: Mapping[str, float]) -> tuple[float, float]:
         prompt, token = (DESIGNS | OTHERS)[name]
@@ -164,7 +171,9 @@ def main() -> None:
             start = time.process_time()
             is_split = (DESIGNS | OTHERS)[name][1] is not None
             found = [
-                cheapest(partial(holds, name, arguments.rate, seed), *weights, most=MOST, splits=is_split)
+                find_cheapest_splits(
+                    partial(holds, name, arguments.rate, seed), *weights, most=MOST, splits=is_split
+                )
                 for weights in ((1.0, 1.0), price(name, USD_PER_H), price(name, POWER))
             ]
             texts = [f"{one.value:.6g} {' '.join(map(show, one.counts[:7]))}" for one in found]

@@ -26,11 +26,11 @@ import numpy as np
 from benchmarks.reality import INSIDE, Document, Engines, Floats, Row, Run, replayed
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.spreads import SpreadRow
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.io.files import to_yaml
 from planner.models.latency import Kind
 from planner.models.llm import WEIGHTS, Llm
-from planner.models.spread import WITHIN_FRAC, Factor, Spread, Z
+from planner.models.spread import INTERVAL_SIGMAS, WITHIN_FRAC, Factor, StepTimeSpread
 
 PROBE = Factor(1.0, 0.1)
 LEAST_RESPONSE = 0.3  # a figure that moves less with the step times says nothing of them
@@ -71,7 +71,7 @@ def told(rows: Sequence[Row], counted: set[tuple[str, str]]) -> list[Told]:
     for row in rows:
         if (row.quantity, row.statistic) not in counted or row.bounds is None or row.run.regime:
             continue
-        response = math.log(row.bounds[1] / row.bounds[0]) / (2 * Z * PROBE.log_sd)
+        response = math.log(row.bounds[1] / row.bounds[0]) / (2 * INTERVAL_SIGMAS * PROBE.log_sd)
         if response >= LEAST_RESPONSE:
             campaign = row.run.source, row.run.gpu, row.run.llm
             found.append(Told(campaign, math.log(row.measured / row.predicted) / response))
@@ -86,7 +86,7 @@ def spread_of(factors: Sequence[Told]) -> Factor:
     values = np.concatenate([np.array(each) for each in campaigns.values()])
     weights = np.concatenate([np.full(len(each), len(each) ** -0.5) for each in campaigns.values()])
     low, high = (_quantile(values, weights, q) for q in ((1 - WITHIN_FRAC) / 2, (1 + WITHIN_FRAC) / 2))
-    return Factor(math.exp((low + high) / 2), (high - low) / 2 / Z)
+    return Factor(math.exp((low + high) / 2), (high - low) / 2 / INTERVAL_SIGMAS)
 
 
 def _quantile(values: Floats, weights: Floats, q: float) -> float:
@@ -132,7 +132,7 @@ def row_of(kind: str, keys: dict[str, object], rows: Sequence[Row]) -> dict[str,
 
 def probing(catalog: Catalog) -> Catalog:
     """The catalog where every spread is PROBE."""
-    spread = Spread(PROBE, PROBE, "probe")
+    spread = StepTimeSpread(PROBE, PROBE, "probe")
     kinds: tuple[Kind, ...] = ("kernels", "roofline")
     return replace(catalog, spreads={kind: SpreadRow(kind, WEIGHTS, None, spread) for kind in kinds})
 

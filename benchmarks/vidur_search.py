@@ -27,20 +27,20 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from planner.documents.catalog import read_catalog
 from planner.domain import Limit, Slo
+from planner.files.checked_files import open_input
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.io.files import open_input
-from planner.models.forms import VidurTables
-from planner.papers.goodput import Steady, goodput, poisson
-from planner.papers.vidur import (
+from planner.models.foreign_forms import VidurTables
+from planner.papers.goodput import Steady, find_goodput, poisson_traffic
+from planner.papers.vidur_search import (
     SchedulingDelay,
     SearchedConfiguration,
     Space,
     configurations,
-    frontier,
-    search,
+    pareto_configurations,
+    search_configurations,
 )
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 from planner.units import show_s
 
 CASE, CASE_RPS = "a7b_sarathi_2k.csv.gz", 3.0
@@ -67,18 +67,18 @@ def against_vidur(folder: Path) -> None:
     catalog = read_catalog()
     llm, gpu = catalog.llm("llama-2-7b"), catalog.gpu("a100-80g")
     rule = SchedulingDelay(traffic)
-    longer = SchedulingDelay(poisson(Trace("vidur", arrival_s, prompts, answers)), requests=LONG)
+    longer = SchedulingDelay(poisson_traffic(Trace("vidur", arrival_s, prompts, answers)), requests=LONG)
     for batching, budget, theirs in (("vllm-v0", 4096, 10.84), ("sarathi", 512, 11.5)):
-        latency = catalog.latency(llm, gpu, 1)
+        latency = catalog.step_latency(llm, gpu, 1)
         type_ = WorkerType(gpu, 1, latency, KV_TOKENS, budget, 128, form=form)
         fleet = Fleet(
             llm, (Pool("replica", "mixed", type_, 2),), Policies(batching=batching, routing="round-robin")
         )
         rule.carries(fleet, 1.0)  # compile
         start = time.process_time()
-        found = goodput(rule, fleet, guess_rps=8.0, tolerance_frac=0.025)
+        found = find_goodput(rule, fleet, guess_rps=8.0, tolerance_frac=0.025)
         cpu_s = time.process_time() - start
-        sustained = goodput(longer, fleet, guess_rps=8.0)
+        sustained = find_goodput(longer, fleet, guess_rps=8.0)
         print(
             f"{batching}: {found.rate_rps:.2f} requests/s by Vidur's rule (Vidur: {theirs}), "
             f"{found.rates} runs, {cpu_s:.3f} CPU-s; over {LONG} requests {sustained.rate_rps:.2f}"
@@ -115,18 +115,18 @@ def main() -> None:
         total_gpus=arguments.gpus,
         least_kv_tokens=longest,
     )
-    traffic = poisson(lengths)
+    traffic = poisson_traffic(lengths)
     steady = Steady(SLO, traffic, seeds=1)
     longer = SchedulingDelay(traffic, requests=LONG)
     found = []
     for label, rule in (("Vidur's rule", SchedulingDelay(traffic)), ("steady, within the SLO", steady)):
         start = time.process_time()
-        rows = search(fleets, rule, lengths)
+        rows = search_configurations(fleets, rule, lengths)
         print(f"{label}: {len(fleets)} configurations, {time.process_time() - start:.1f} CPU-s; best")
         show(rows[:3])
         for i, metric in enumerate(("TTFT P90", "TBT P99")):
             print(f"  frontier of requests per dollar and {metric}")
-            show(frontier(rows, i))
+            show(pareto_configurations(rows, i))
         found.append(rows)
     overloaded = sum(not longer.carries(row.fleet, row.rate_rps) for row in found[0] if row.rate_rps)
     keeps = sum(row.values_s[0] <= 2.0 and row.values_s[1] <= 0.2 for row in found[0])

@@ -28,14 +28,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from live_metrics import exported
 from plans import mixed
 
-from planner.imports.prometheus_range import parse_answer
-from planner.imports.vllm_metrics import live
+from planner.importers.prometheus_range import parse_answer
+from planner.importers.vllm_metrics import live_traffic
 from planner.simulator.replay import simulate
-from planner.studies.watch import Drift, Reference, drift_of, drifts_of, references, stretched
+from planner.studies.plan_watch import (
+    LiveDrift,
+    Reference,
+    drift_of,
+    drifts_of,
+    plan_references,
+    stretch_lengths,
+)
 from planner.traffic.generate import lognormal
-from planner.traffic.reading import read_trace
-from planner.traffic.redraw import redrawn
-from planner.traffic.trace import Trace, spread
+from planner.traffic.redraw import redraw_trace
+from planner.traffic.trace import Trace, spread_stamps
+from planner.traffic.trace_reading import read_trace
 
 WINDOW_S, WINDOWS = 60.0, 1000
 SHIFT = 1.15
@@ -69,7 +76,7 @@ def joined(*parts: Trace, starts_s: list[float]) -> Trace:
     )
 
 
-def found(refs: dict[str, Reference], trace: Trace) -> dict[str, Drift]:
+def found(refs: dict[str, Reference], trace: Trace) -> dict[str, LiveDrift]:
     """Windows of a trace held against the plan's."""
     number = ((trace.arrival_s - trace.arrival_s[0]) // WINDOW_S).astype(int)
     windows = int(number[-1])
@@ -86,7 +93,7 @@ def found(refs: dict[str, Reference], trace: Trace) -> dict[str, Drift]:
     return {what: drift_of(refs[what], *row, edges_s, 6) for what, row in rows.items()}
 
 
-def is_false(drifts: dict[str, Drift]) -> bool:
+def is_false(drifts: dict[str, LiveDrift]) -> bool:
     return any(drift.is_drift or drift.past for drift in drifts.values())
 
 
@@ -96,7 +103,7 @@ def false_alarms(runs: int) -> None:
         false, phi = 0, []
         for seed in range(runs):
             rng = np.random.default_rng(seed)
-            refs = references(drawn(rng, 2.0, rate_rps, gap_cv), None)
+            refs = plan_references(drawn(rng, 2.0, rate_rps, gap_cv), None)
             drifts = found(refs, drawn(rng, WINDOWS / 60, rate_rps, gap_cv))
             false += is_false(drifts)
             phi.append(drifts["rate"].dispersion)
@@ -104,7 +111,7 @@ def false_alarms(runs: int) -> None:
 
 
 def recorded(folder: Path, name: str) -> Trace:
-    trace = spread(read_trace(folder / name), seed=0)
+    trace = spread_stamps(read_trace(folder / name), seed=0)
     return Trace(name, trace.arrival_s - trace.arrival_s[0], trace.input_tokens, trace.output_tokens)
 
 
@@ -117,11 +124,11 @@ def false_alarms_on_recorded(folder: Path, runs: int) -> None:
     )
     for name in RECORDED:
         trace = recorded(folder, name)
-        refs, false = references(trace, None), 0
+        refs, false = plan_references(trace, None), 0
         for seed in range(runs):
             rng = np.random.default_rng(seed)
             copies = max(round(WINDOWS * WINDOW_S / trace.duration_s), 1)
-            parts = [redrawn(trace, rng) for _ in range(copies)]
+            parts = [redraw_trace(trace, rng) for _ in range(copies)]
             starts_s = [trace.duration_s * k for k in range(copies)]
             false += is_false(found(refs, joined(*parts, starts_s=starts_s)))
         levels = "; ".join(
@@ -137,10 +144,10 @@ def shifts(runs: int) -> None:
             minutes = []
             for seed in range(runs):
                 rng = np.random.default_rng(seed)
-                refs = references(drawn(rng, 2.0, rate_rps, gap_cv), None)
+                refs = plan_references(drawn(rng, 2.0, rate_rps, gap_cv), None)
                 before = drawn(rng, 2.0, rate_rps, gap_cv)
                 after = drawn(rng, 2.0, rate_rps * (SHIFT if what == "rate" else 1.0), gap_cv)
-                after = stretched(after, SHIFT if what == "prompt" else 1.0, 1.0)
+                after = stretch_lengths(after, SHIFT if what == "prompt" else 1.0, 1.0)
                 drift = found(refs, joined(before, after, starts_s=[0.0, 7200.0]))[what]
                 minutes.append((drift.noticed_s - 7200) / 60 if drift.noticed_s else np.inf)
             soon = np.mean(np.array(minutes) <= 20)
@@ -155,11 +162,11 @@ def recorded_day(folder: Path, runs: int) -> None:
     trace = recorded(folder, RECORDED[-1])
     simulation = simulate(mixed("h100-80g", 4, 6), trace)
     began_s = time.process_time()
-    seen = live(parse_answer(exported(simulation), "day"))
+    seen = live_traffic(parse_answer(exported(simulation), "day"))
     took_s = time.process_time() - began_s
     false = 0
     for seed in range(runs):
-        refs = references(redrawn(trace, np.random.default_rng(seed)), None)
+        refs = plan_references(redraw_trace(trace, np.random.default_rng(seed)), None)
         false += is_false({drift.what: drift for drift in drifts_of(refs, seen)})
     print(
         f"\nrecorded day, {len(trace)} requests, {seen.windows} windows, {seen.instances} engines, against "

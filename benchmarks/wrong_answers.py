@@ -34,27 +34,27 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 from assumptions import instant
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fleet import read_fleet
-from planner.documents.task import Task, parse_task, read_task
+from planner.documents.fleet_file import read_fleet
+from planner.documents.task import PlanQuestion, parse_task, read_task
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, PlannerError
+from planner.files.checked_files import read_yaml
 from planner.fleet import Fleet, Pool
-from planner.io.files import read_yaml
-from planner.search.asked import Asked, asked_traffic
-from planner.search.best_fleet import Found, best_of, search_policies
-from planner.search.bill import bill
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan
-from planner.search.fleets import Counts, objective
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.oracle import Answers
-from planner.search.pose import pose
-from planner.search.problem import Conditions, Problem
-from planner.simulator.metrics import judge, value_s
+from planner.search.evidence.certify import plan
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.traffic_request import TrafficRequest, requested_traffic
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.plan_problem import Conditions, Problem
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge, value_s
 from planner.solvers.master import Option
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 SAMPLE = Path(__file__).resolve().parents[1] / "examples" / "traces" / "azure-conversation-sample.csv"
@@ -128,7 +128,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     yield _drops_said(directory / "drop.csv")
 
 
-def _planned(name: str, task: Task, trace: Path, catalog: Catalog, most: float) -> Row:
+def _planned(name: str, task: PlanQuestion, trace: Path, catalog: Catalog, most: float) -> Row:
     """Level 0 and plan at most `most`, the bound below the plan, and the plan holds."""
     start_s = time.perf_counter()
     try:
@@ -155,14 +155,14 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     start_s = time.perf_counter()
     task, trace = read_task(directory / "pace.slo.yaml", catalog), read_trace(directory / "pace.csv")
     fleet = read_fleet(directory / "pace.fleet.yaml", catalog)
-    problem = pose(task, trace, catalog)
+    problem = build_problem(task, trace, catalog)
     holds = judge(simulate(fleet, problem.trace, limits=task.slo.limits), task.slo, values=False).holds
     bound = lower_bound(problem) or math.inf
     return Row(
         "pace: the bound",
         f"{bound:.2f}",
-        f"{bill(fleet).usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
-        holds and bound <= bill(fleet).usd_per_h * (1 + CLOSE),
+        f"{bill_fleet(fleet).usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
+        holds and bound <= bill_fleet(fleet).usd_per_h * (1 + CLOSE),
         _since(start_s),
     )
 
@@ -181,7 +181,7 @@ def _robust(
     failed = []
     for rate_rps in np.linspace(40, 41, 101):
         plain = replace(task, rate_rps=float(rate_rps), robust=type(task.robust)())
-        asked, _ = asked_traffic(trace, plain, seed=0)
+        asked, _ = requested_traffic(trace, plain, seed=0)
         if not judge(simulate(fleet, asked, limits=task.slo.limits), task.slo, values=False).holds:
             failed.append(f"{rate_rps:.2f}")
     said = f"{fleet.price_usd_per_h:.2f}, fails at {', '.join(failed) or 'none'}"
@@ -247,7 +247,7 @@ def _on_code(
             },
             catalog,
         )
-        asked = asked or Asked.of(trace, task, seed=0)
+        asked = asked or TrafficRequest.of(trace, task, seed=0)
         yield _against_scan(
             f"TTFT p90 {ttft_s:g} s, TBT p99 {1e3 * tbt_s:g} ms", task, trace, catalog, answers, asked
         )
@@ -264,7 +264,7 @@ def bursts(arguments: argparse.Namespace) -> Iterator[Row]:
         yield _against_scan(f"bursts {seed}: {trace.name}", task, trace, catalog, Answers(), None)
 
 
-def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[Task, Trace]:
+def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[PlanQuestion, Trace]:
     k, period_s = int(np.exp(rng.uniform(np.log(20), np.log(250)))), float(rng.uniform(20, 90))
     count = min(int(rng.integers(10, 30)), max(3000 // k, 4))
     inputs, outputs = int(rng.integers(500, 4000)), int(rng.integers(30, 500))
@@ -281,7 +281,7 @@ def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[Task, T
     fleet = {"gpus": [str(gpu) for gpu in gpus], "max_num_seqs": [16, 32, 64, 128, 256]}
     document = {"llm": "meta-llama/Llama-3.1-70B", "slo": {"ttft": {"p90": "30 s"}}, "fleet": fleet}
     task = parse_task(document, catalog)
-    problem = pose(task, trace, catalog)
+    problem = build_problem(task, trace, catalog)
     front, back = prefill_options(problem.types, "cost"), decode_options(problem.types, "cost")
     assert len(front) * len(back) > 200
     chunk_s = min(float(option.type.latency.step_s(option.type.max_num_batched_tokens)) for option in front)
@@ -308,10 +308,17 @@ def _one(rng: np.random.Generator, options: list[Option]) -> Option:
 
 
 def _against_scan(
-    name: str, task: Task, trace: Trace, catalog: Catalog, answers: Answers, asked: Asked | None
+    name: str,
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    answers: Answers,
+    asked: TrafficRequest | None,
 ) -> Row:
     start_s = time.perf_counter()
-    problem = pose(task, trace, catalog, asked=asked, conditions=Conditions(time.monotonic() + 120.0))
+    problem = build_problem(
+        task, trace, catalog, request=asked, conditions=Conditions(time.monotonic() + 120.0)
+    )
     try:
         _, found = best_of(search_policies(problem))
         level0, is_exact, value = found.level0.search.value, _is_exact(found), found.value
@@ -330,7 +337,7 @@ def _against_scan(
     )
 
 
-def _is_exact(found: Found) -> bool:
+def _is_exact(found: FleetSearch) -> bool:
     search = found.level0.search
     return bool(getattr(search, "is_exact", search.is_exhausted))
 
@@ -366,12 +373,17 @@ def _cheaper(problem: Problem, below: float) -> list[Counts]:
     fleets: list[Counts] = []
     for options in pools:
         most = [
-            int(min(limits.most(option.type), below / option.objective if math.isfinite(below) else MOST))
+            int(
+                min(
+                    limits.most_workers(option.type),
+                    below / option.objective if math.isfinite(below) else MOST,
+                )
+            )
             for option in options
         ]
         for numbers in itertools.product(*(range(1, n + 1) for n in most)):
             counts = tuple(zip(options, numbers, strict=True))
-            if objective(counts) < below and limits.broken([(o.type, n) for o, n in counts]) is None:
+            if objective(counts) < below and limits.first_exceeded([(o.type, n) for o, n in counts]) is None:
                 fleets.append(counts)
     return fleets
 

@@ -14,6 +14,21 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from planner import __version__ as __version__
+    from planner.api.day_api import day as day
+    from planner.api.inputs import read_catalog as read_catalog
+    from planner.api.inputs import read_fleet as read_fleet
+    from planner.api.inputs import read_trace as read_trace
+    from planner.api.planning import plan as plan
+    from planner.api.planning import read_plan as read_plan
+    from planner.api.questions import read_task as read_task
+    from planner.api.questions import replace as replace
+    from planner.api.scheduling import schedule as schedule
+    from planner.api.simulating import compare as compare
+    from planner.api.simulating import goodput as goodput
+    from planner.api.simulating import simulate as simulate
+    from planner.api.validating import validate as validate
+    from planner.api.watch_api import watch as watch
+    from planner.api.working import working_on as working_on
     from planner.errors import CatalogError as CatalogError
     from planner.errors import ExtrapolationError as ExtrapolationError
     from planner.errors import InfeasibleError as InfeasibleError
@@ -21,21 +36,6 @@ if TYPE_CHECKING:
     from planner.errors import OutOfTimeError as OutOfTimeError
     from planner.errors import PlannerError as PlannerError
     from planner.errors import TraceError as TraceError
-    from planner.face.days import day as day
-    from planner.face.inputs import read_catalog as read_catalog
-    from planner.face.inputs import read_fleet as read_fleet
-    from planner.face.inputs import read_trace as read_trace
-    from planner.face.planning import plan as plan
-    from planner.face.planning import read_plan as read_plan
-    from planner.face.questions import read_task as read_task
-    from planner.face.questions import replace as replace
-    from planner.face.scheduling import schedule as schedule
-    from planner.face.simulating import compare as compare
-    from planner.face.simulating import goodput as goodput
-    from planner.face.simulating import simulate as simulate
-    from planner.face.validating import validate as validate
-    from planner.face.watching import watch as watch
-    from planner.face.working import working_on as working_on
 
 _HOME = {
     "CatalogError": "planner.errors",
@@ -46,21 +46,21 @@ _HOME = {
     "PlannerError": "planner.errors",
     "TraceError": "planner.errors",
     "__version__": "planner",
-    "compare": "planner.face.simulating",
-    "day": "planner.face.days",
-    "goodput": "planner.face.simulating",
-    "plan": "planner.face.planning",
-    "read_catalog": "planner.face.inputs",
-    "read_fleet": "planner.face.inputs",
-    "read_plan": "planner.face.planning",
-    "read_task": "planner.face.questions",
-    "read_trace": "planner.face.inputs",
-    "replace": "planner.face.questions",
-    "schedule": "planner.face.scheduling",
-    "simulate": "planner.face.simulating",
-    "validate": "planner.face.validating",
-    "watch": "planner.face.watching",
-    "working_on": "planner.face.working",
+    "compare": "planner.api.simulating",
+    "day": "planner.api.day_api",
+    "goodput": "planner.api.simulating",
+    "plan": "planner.api.planning",
+    "read_catalog": "planner.api.inputs",
+    "read_fleet": "planner.api.inputs",
+    "read_plan": "planner.api.planning",
+    "read_task": "planner.api.questions",
+    "read_trace": "planner.api.inputs",
+    "replace": "planner.api.questions",
+    "schedule": "planner.api.scheduling",
+    "simulate": "planner.api.simulating",
+    "validate": "planner.api.validating",
+    "watch": "planner.api.watch_api",
+    "working_on": "planner.api.working",
 }
 __all__ = list(_HOME)
 
@@ -70,13 +70,14 @@ def check_planner() -> None:
     try:
         import planner
     except ImportError:
-        found = "none is installed"
+        installed = "none is installed"
     else:
         if getattr(planner, "DISTRIBUTION", None) == "fleetplan":
             return
-        found = f"{planner.__file__ or planner.__path__} is another project's"
+        installed = f"{planner.__file__ or planner.__path__} is another project's"
     raise ImportError(
-        f"fleetplan needs its own package `planner`, but {found}. Install fleetplan in an environment of its "
+        f"fleetplan needs its own package `planner`, but {installed}. Install fleetplan in an "
+        "environment of its "
         "own: pipx install fleetplan, or uv tool install fleetplan"
     )
 
@@ -87,8 +88,8 @@ def __getattr__(name: str) -> object:
     check_planner()
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return found
+    exported = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return exported
 
 
 def __dir__() -> list[str]:

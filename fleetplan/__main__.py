@@ -40,18 +40,18 @@ def main() -> None:
         check_planner()
     except ImportError as error:
         sys.exit(f"plan: {error}")
-    from planner.io.streams import hold_places
+    from planner.files.standard_streams import fill_standard_streams
 
-    hold_places()
+    fill_standard_streams()
     if is_heard:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         _thread.start_new_thread(_watch, (read,))
     from planner.cli import main as run
-    from planner.commands import common
+    from planner.commands import command_output
 
-    common.began_s = _began_s
+    command_output.began_s = _began_s
     sys.unraisablehook = _again
     try:
         if is_heard:
@@ -118,7 +118,7 @@ def _say() -> None:
     """Once, with what the command has to say."""
     while _silent:
         _silent.pop()
-        known = sys.modules.get("planner.io.interrupts")
+        known = sys.modules.get("planner.parallel.interrupts")
         words = known.spoken() if known is not None else ""
         try:
             os.write(2, f"plan: interrupted{'; ' if words else ''}{words}\n".encode(errors="replace"))
@@ -126,12 +126,12 @@ def _say() -> None:
             pass
 
 
-def _again(found: Any) -> None:
+def _again(unraisable: Any) -> None:
     """An interrupt inside a callback cannot be raised there, and Python drops it: let it come again."""
-    if issubclass(found.exc_type, KeyboardInterrupt):
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _thread.start_new_thread(_interrupt_soon, ())
     else:
-        sys.__unraisablehook__(found)
+        sys.__unraisablehook__(unraisable)
 
 
 def _interrupt_soon() -> None:

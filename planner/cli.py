@@ -24,11 +24,11 @@ import typer
 from typer.main import get_command
 
 from planner import __version__
-from planner.commands import measurements
-from planner.commands import validate as validation
-from planner.commands.allocate import allocate
-from planner.commands.catalog import commands as catalog_commands
-from planner.commands.common import (
+from planner.commands import measurement_commands
+from planner.commands import validate_command as validation
+from planner.commands.allocate_command import allocate
+from planner.commands.catalog_command import commands as catalog_commands
+from planner.commands.command_output import (
     AddressOption,
     CatalogOption,
     DropOption,
@@ -40,27 +40,27 @@ from planner.commands.common import (
     TraceOption,
     print_json,
 )
-from planner.commands.compare import compare
-from planner.commands.day import day
-from planner.commands.described import Options, init
-from planner.commands.manifests import write_manifests
-from planner.commands.pareto import pareto
-from planner.commands.plan import Wish, plan_one, plan_several
-from planner.commands.prefixes import plan_prefixes
-from planner.commands.replan import replan
-from planner.commands.reporting import write_report
-from planner.commands.schedule import schedule
-from planner.commands.search import find_goodput, search
-from planner.commands.simulate import simulate
-from planner.commands.trace import describe_trace
-from planner.commands.ui import show_ui
-from planner.commands.watch import watch
-from planner.commands.whatif import sensitivity, what_if
-from planner.documents.described import describes_traffic
+from planner.commands.compare_command import compare
+from planner.commands.day_command import day
+from planner.commands.described_command import Options, init
+from planner.commands.manifests_command import write_manifests
+from planner.commands.pareto_command import pareto
+from planner.commands.plan_command import PlanOptions, plan_one, plan_several
+from planner.commands.prefixes_command import plan_prefixes
+from planner.commands.replan_command import replan
+from planner.commands.report_command import write_report
+from planner.commands.schedule_command import schedule
+from planner.commands.search_commands import find_goodput, search
+from planner.commands.simulate_command import simulate
+from planner.commands.trace_command import describe_trace
+from planner.commands.ui_command import show_ui
+from planner.commands.watch_command import watch
+from planner.commands.what_if_command import sensitivity, what_if
 from planner.documents.task import check_keys, has_several_llms
+from planner.documents.traffic_description import describes_traffic
 from planner.errors import InfeasibleError, InputError, PlannerError
-from planner.io.streams import hold_places
-from planner.io.wants import want_of
+from planner.files.standard_streams import fill_standard_streams
+from planner.files.wants import missing_resource
 from planner.policies import ROUTERS_OF
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ for _name, _command in (
     ("day", day),
     ("trace", describe_trace),
     ("prefixes", plan_prefixes),
-    ("import", measurements.import_measurements),
-    ("fit", measurements.fit),
-    ("calibrate", measurements.calibrate),
-    ("profile", measurements.profile_steps),
+    ("import", measurement_commands.import_measurements),
+    ("fit", measurement_commands.fit),
+    ("calibrate", measurement_commands.calibrate),
+    ("profile", measurement_commands.profile_steps),
     ("validate", validation.validate),
     ("serve", validation.serve),
     ("watch", watch),
@@ -181,7 +181,7 @@ def main() -> None:
     except PlannerError as error:
         sys.exit(_say(error))
     except BaseException as error:
-        if (want := want_of(error)) is None:
+        if (want := missing_resource(error)) is None:
             raise
         why = f" ({error})" if str(error) else ""
         sys.exit(_say(PlannerError(f"the {want} of this machine does not suffice{why}; ask for less")))
@@ -189,7 +189,7 @@ def main() -> None:
 
 def _fill_closed_streams() -> None:
     """Whoever starts us with a standard stream closed: no other file may get its number, nor print() fail."""
-    hold_places()
+    fill_standard_streams()
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w")
     if sys.stderr is None:
@@ -204,14 +204,16 @@ def _say(error: PlannerError) -> int:
     return error.exit_code
 
 
-def _asked(name: str, help: str) -> Any:
+def _question_option(name: str, help: str) -> Any:
     """An option that says a part of the question, in place of slo.yaml."""
     return typer.Option(name, help=help, rich_help_panel="The question, where there is no slo.yaml")
 
 
 def _limit(name: str) -> Any:
     metric, percentile = name.removeprefix("--").split("-")
-    return _asked(name, f"{metric.upper()} that {percentile[1:]} % of requests keep, such as 800ms.")
+    return _question_option(
+        name, f"{metric.upper()} that {percentile[1:]} % of requests keep, such as 800ms."
+    )
 
 
 @app.callback(invoke_without_command=True)
@@ -243,19 +245,26 @@ def plan(
     executor: ExecutorOption = None,
     address: AddressOption = None,
     llm: Annotated[
-        str | None, _asked("--llm", "An LLM of the catalog, or a path to its config.json.")
+        str | None, _question_option("--llm", "An LLM of the catalog, or a path to its config.json.")
     ] = None,
-    rate: Annotated[str | None, _asked("--rate", "Requests/s.")] = None,
+    rate: Annotated[str | None, _question_option("--rate", "Requests/s.")] = None,
     input_: Annotated[
-        str | None, _asked("--input", "Prompts: mean tokens, or '{p50: 900, p95: 5000}'.")
+        str | None, _question_option("--input", "Prompts: mean tokens, or '{p50: 900, p95: 5000}'.")
     ] = None,
-    output: Annotated[str | None, _asked("--output", "Answers: likewise.")] = None,
-    task: Annotated[str | None, _asked("--task", "What requests are like: plan catalog tasks.")] = None,
-    duration: Annotated[str | None, _asked("--duration", "How much traffic is drawn, such as 1h.")] = None,
+    output: Annotated[str | None, _question_option("--output", "Answers: likewise.")] = None,
+    task: Annotated[
+        str | None, _question_option("--task", "What requests are like: plan catalog tasks.")
+    ] = None,
+    duration: Annotated[
+        str | None, _question_option("--duration", "How much traffic is drawn, such as 1h.")
+    ] = None,
     gpus: Annotated[
-        str | None, _asked("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
+        str | None,
+        _question_option("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g."),
     ] = None,
-    safety: Annotated[str | None, _asked("--safety", "Share of scenarios that are kept, or none.")] = None,
+    safety: Annotated[
+        str | None, _question_option("--safety", "Share of scenarios that are kept, or none.")
+    ] = None,
     ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
     ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,
     ttft_p99: Annotated[str | None, _limit("--ttft-p99")] = None,
@@ -288,7 +297,7 @@ def plan(
     if slo is None and trace is None and out is None and not options.given():
         typer.echo(context.get_help())
         return
-    wish = Wish(
+    wish = PlanOptions(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
     wish = replace(wish, verbose=verbose, quiet=quiet, resume=resume, executor=executor, address=address)
@@ -296,7 +305,7 @@ def plan(
     _plan(wish, options)
 
 
-def _plan(wish: Wish, options: Options) -> None:
+def _plan(wish: PlanOptions, options: Options) -> None:
     """By options, or by slo.yaml, which has one LLM or several."""
     slo, given = wish.slo, options.given()
     if given:
@@ -305,8 +314,8 @@ def _plan(wish: Wish, options: Options) -> None:
                 f"--{next(iter(given))}: is in place of slo.yaml; say it in {slo}, or drop --slo"
             )
         flags = tuple(part for name, value in given.items() for part in (f"--{name}", value))
-        asked = options.document(has_trace=wish.trace is not None)
-        plan_one(replace(wish, asked=asked, flags=flags))
+        question_document = options.document(has_trace=wish.trace is not None)
+        plan_one(replace(wish, question_options=question_document, flags=flags))
         return
     is_shared = slo is not None and wish.out is not None and has_several_llms(slo)
     if slo is None or wish.out is None or not (wish.trace is not None or is_shared or describes_traffic(slo)):

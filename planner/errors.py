@@ -118,7 +118,7 @@ class InfeasibleError(PlannerError):
         """The binding limits in one line."""
         return ", ".join(self.constraints)
 
-    def of(self, who: str) -> InfeasibleError:
+    def of_llm(self, who: str) -> InfeasibleError:
         """The same error with the name of the LLM concerned, one of several."""
         return InfeasibleError(
             f"{who}: {self}",

@@ -12,7 +12,7 @@ from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
 from planner.models.engine import Engine, HostTime
-from planner.models.forms import StepForm
+from planner.models.foreign_forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.kv_offload import KvOffload
 from planner.models.latency import StepLatency, StepsOfRanks
@@ -62,7 +62,7 @@ class WorkerType:
                 f"must be at least max_num_seqs ({self.max_num_seqs}), as vLLM demands"
             )
 
-    def serving(self, llm: Llm) -> WorkerType:
+    def with_llm(self, llm: Llm) -> WorkerType:
         """The same worker type with an LLM, whose windows and states occupy part of the KV cache."""
         return replace(self, kv_beside=kv_layout(llm, self.tp).beside)
 
@@ -107,13 +107,17 @@ class WorkerType:
             return StepsOfRanks(self.latency, self.dp)
         return self.form or self.latency
 
-    def longer(self, share: float) -> WorkerType:
+    def with_longer_steps(self, share: float) -> WorkerType:
         """The same worker type with every step, with or without adapters, longer by this share."""
-        return replace(self, latency=self.latency.longer(share), lora=self.lora and self.lora.longer(share))
+        return replace(
+            self,
+            latency=self.latency.with_longer_steps(share),
+            lora=self.lora and self.lora.with_longer_times(share),
+        )
 
-    def holds(self, tokens: int) -> bool:
+    def has_room_for(self, tokens: int) -> bool:
         """Whether a request of this many tokens fits the KV cache."""
-        return tokens + KV_BLOCK_TOKENS * self.kv_beside.blocks(tokens) <= self.kv_tokens
+        return tokens + KV_BLOCK_TOKENS * self.kv_beside.sequence_blocks(tokens) <= self.kv_tokens
 
     @property
     def gpus(self) -> int:
@@ -353,7 +357,7 @@ class Fleet:
             raise InputError("the fleet has no workers; add at least one")
 
     @property
-    def running(self) -> tuple[Pool, ...]:
+    def running_pools(self) -> tuple[Pool, ...]:
         """The pools that have workers."""
         return tuple(pool for pool in self.pools if pool.count)
 
@@ -367,7 +371,7 @@ class Fleet:
         """The engine that its workers run, None if not modelled. Workers whose drafts force synchronous
         scheduling are described by the engine of the others.
         """
-        engines = [pool.type.engine for pool in self.running if pool.type.engine is not None]
+        engines = [pool.type.engine for pool in self.running_pools if pool.type.engine is not None]
         return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
 
     def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
@@ -377,12 +381,12 @@ class Fleet:
     @property
     def is_disaggregated(self) -> bool:
         """Whether some of its workers prefill alone, and hand over to others."""
-        return any(pool.role == "prefill" for pool in self.running)
+        return any(pool.role == "prefill" for pool in self.running_pools)
 
     @property
     def leaves_choice(self) -> bool:
         """Whether a router has two workers or more to choose from, so that routers may differ."""
-        back = sum(pool.count for pool in self.running if pool.role == "decode")
+        back = sum(pool.count for pool in self.running_pools if pool.role == "decode")
         return max(back, self.workers - back) > 1
 
     def without_engine(self) -> Fleet:
@@ -395,7 +399,7 @@ class Fleet:
             lambda worker: worker if worker.engine is None else replace(worker, engine=change(worker.engine))
         )
 
-    def within(self, z_prefill: float, z_decode: float) -> Fleet:
+    def with_step_spread(self, z_prefill: float, z_decode: float) -> Fleet:
         """The same fleet with step times this many standard deviations above the median of their spread."""
         return self.with_types(lambda worker: slowed_by_spread(worker, z_prefill, z_decode))
 
@@ -408,7 +412,7 @@ class Fleet:
     def front_end_s(self) -> float:
         """Seconds from a request's arrival until the engine that computes its prompt has it; the least of all
         pools."""
-        engines = [pool.type.engine for pool in self.running if pool.role != "decode"]
+        engines = [pool.type.engine for pool in self.running_pools if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 
     @property
@@ -432,4 +436,4 @@ class Fleet:
 @lru_cache(maxsize=4096)
 def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
     """The same worker type, its step times this many standard deviations above the median of their spread."""
-    return replace(worker, latency=worker.latency.within(z_prefill, z_decode))
+    return replace(worker, latency=worker.latency.at_spread(z_prefill, z_decode))

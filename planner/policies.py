@@ -35,7 +35,7 @@ ALONE = (STEPWISE,)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouterDifference:
     """What a router (or vLLM's scheduler) does in place of a policy of ours.
 
     `name` is its own name for the rule; `differs` is a clause that continues "NAME ..." and is empty where
@@ -47,12 +47,12 @@ class Answer:
     is_lacking: bool = False
 
 
-def instead(name: str) -> Answer:
-    return Answer(name, is_lacking=True)
+def substitute_rule(name: str) -> RouterDifference:
+    return RouterDifference(name, is_lacking=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class DeployedRouter:
     """A router of a deployment target; `otherwise` is its rule for policies that it lacks.
 
     With `is_single` one rule routes arrivals and hand-offs alike.
@@ -76,19 +76,19 @@ FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-re
 LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
 NEAR_AND_FREE = f"{NEAR_MATCH}, {FEWEST_TOKENS}"
 
-ROUTERS: Mapping[str, Router] = MappingProxyType(
+ROUTERS: Mapping[str, DeployedRouter] = MappingProxyType(
     {
-        VLLM_ROUTER: Router("vllm-router", "power_of_two"),
-        VLLM_ROUTER_PAIRS: Router("vllm-router", "round_robin"),  # power_of_two would compare zeros
-        ENDPOINT_PICKER: Router("llm-d's endpoint picker", FEWEST_TOKENS),
-        ENDPOINT_PICKER_DECODE: Router("llm-d's endpoint picker", FEWEST_REQUESTS),
-        KSERVE: Router("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
-        DYNAMO: Router("Dynamo's frontend", "least-loaded", is_single=True),
-        RAY_SERVE: Router("Ray Serve", EMPTIER_OF_TWO),
-        STACK: Router("production-stack", "roundrobin"),
-        STACK_PAIRS: Router("production-stack", IN_TURNS),
-        OURS: Router("plan serve", ""),
-        VLLM: Router("vLLM", "fcfs"),
+        VLLM_ROUTER: DeployedRouter("vllm-router", "power_of_two"),
+        VLLM_ROUTER_PAIRS: DeployedRouter("vllm-router", "round_robin"),  # power_of_two would compare zeros
+        ENDPOINT_PICKER: DeployedRouter("llm-d's endpoint picker", FEWEST_TOKENS),
+        ENDPOINT_PICKER_DECODE: DeployedRouter("llm-d's endpoint picker", FEWEST_REQUESTS),
+        KSERVE: DeployedRouter("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
+        DYNAMO: DeployedRouter("Dynamo's frontend", "least-loaded", is_single=True),
+        RAY_SERVE: DeployedRouter("Ray Serve", EMPTIER_OF_TWO),
+        STACK: DeployedRouter("production-stack", "roundrobin"),
+        STACK_PAIRS: DeployedRouter("production-stack", IN_TURNS),
+        OURS: DeployedRouter("plan serve", ""),
+        VLLM: DeployedRouter("vLLM", "fcfs"),
     }
 )
 _OF_VLLM = (VLLM_ROUTER, VLLM_ROUTER_PAIRS, VLLM_ROUTER_PAIRS)
@@ -117,7 +117,7 @@ Weights = tuple[float, float, float, float]
 waiting request. The worker with the lowest score takes the request."""
 
 
-def _seconds(worker_type: WorkerType, decode: bool) -> Weights:
+def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
     """Weights that turn a worker's load into seconds until it can serve one more request.
 
     For a worker that prefills: its pending prompt tokens at its speed, plus one token per request (Splitwise
@@ -134,19 +134,19 @@ def _seconds(worker_type: WorkerType, decode: bool) -> Weights:
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
-def _requests(worker_type: WorkerType, decode: bool) -> Weights:
+def _weigh_requests(worker_type: WorkerType, decode: bool) -> Weights:
     return 0.0, 1.0, 0.0, 0.0
 
 
-def _tokens(worker_type: WorkerType, decode: bool) -> Weights:
+def _weigh_tokens(worker_type: WorkerType, decode: bool) -> Weights:
     return 1.0, 1.0, 0.0, 0.0
 
 
-def _pending(worker_type: WorkerType, decode: bool) -> Weights:
+def _weigh_pending_tokens(worker_type: WorkerType, decode: bool) -> Weights:
     return 1.0, 0.0, 0.0, 0.0
 
 
-def _waiting(worker_type: WorkerType, decode: bool) -> Weights:
+def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
     return 0.0, 0.0, 0.0, 1.0
 
 
@@ -199,10 +199,10 @@ class Queue(Policy):
     engines: tuple[str, ...] = ALONE
     rank: Callable[[int, int, int], int] | None = None
     by_turns: bool = False
-    at: Mapping[str, Answer] = field(default_factory=dict)
+    at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
     @property
-    def overtakes(self) -> bool:
+    def may_overtake(self) -> bool:
         """Whether a prompt may go before one that arrived earlier."""
         return self.code != FCFS
 
@@ -225,8 +225,10 @@ class Routing(Policy):
     """
 
     kind: ClassVar[str] = "routing"
-    weights: Callable[[WorkerType, bool], Weights] = _seconds  # arguments: worker type, whether it decodes
-    tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    weights: Callable[[WorkerType, bool], Weights] = (
+        _weigh_seconds  # arguments: worker type, whether it decodes
+    )
+    setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # it draws at random, so another seed gives another run
     by_tenant: bool = False
     pins: bool = False  # it follows pinned prefixes, which a plan chooses together with the fleet
@@ -234,7 +236,7 @@ class Routing(Policy):
     counts_added: bool = True  # a request counts for its worker as soon as it is sent (Splitwise's engine)
     by_formula: bool = False  # it needs step times of the planner's own form
     holds_back: bool = False  # requests may wait at the router, first come, first served
-    at: Mapping[str, Answer] = field(default_factory=dict)
+    at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
     @property
     def by_score(self) -> bool:
@@ -249,13 +251,13 @@ class Pools(Policy):
     with_caches: bool = False
 
 
-_PRIORITY = {VLLM: Answer("priority", "goes by the number that each request brings with it")}
+_PRIORITY = {VLLM: RouterDifference("priority", "goes by the number that each request brings with it")}
 _CACHES = {
-    VLLM_ROUTER: instead("cache_aware"),
-    VLLM_ROUTER_PAIRS: instead("cache_aware"),
-    ENDPOINT_PICKER: instead(NEAR_AND_FREE),
-    DYNAMO: instead("kv"),
-    RAY_SERVE: instead("PrefixCacheAffinityRouter"),
+    VLLM_ROUTER: substitute_rule("cache_aware"),
+    VLLM_ROUTER_PAIRS: substitute_rule("cache_aware"),
+    ENDPOINT_PICKER: substitute_rule(NEAR_AND_FREE),
+    DYNAMO: substitute_rule("kv"),
+    RAY_SERVE: substitute_rule("PrefixCacheAffinityRouter"),
 }
 _TURNS = {
     VLLM_ROUTER: "round_robin",
@@ -337,7 +339,7 @@ TABLE: tuple[Policy, ...] = (
         engines=ENGINES,
         is_planned=True,
         is_default=True,
-        at={VLLM: Answer("fcfs")},
+        at={VLLM: RouterDifference("fcfs")},
     ),
     Queue(
         name="sjf",
@@ -377,7 +379,7 @@ TABLE: tuple[Policy, ...] = (
         words="as dlpm, by a number that each prompt is given when it is sent",
         needs_caches=True,
         by_turns=True,
-        at={VLLM: Answer("priority", "goes by the number that `plan serve` gives each request")},
+        at={VLLM: RouterDifference("priority", "goes by the number that `plan serve` gives each request")},
     ),
     Queue(
         name="preble",
@@ -411,7 +413,7 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         is_default=True,
         at={
-            ENDPOINT_PICKER: Answer(
+            ENDPOINT_PICKER: RouterDifference(
                 FEWEST_TOKENS, "counts tokens of prompts until their first token, not seconds of work"
             )
         },
@@ -420,12 +422,12 @@ TABLE: tuple[Policy, ...] = (
         name="least-outstanding",
         code=SCORE,
         words="the fewest requests in flight",
-        weights=_requests,
+        weights=_weigh_requests,
         is_planned=True,
         at={
-            ENDPOINT_PICKER: Answer(FEWEST_REQUESTS),
-            ENDPOINT_PICKER_DECODE: Answer(FEWEST_REQUESTS),
-            DYNAMO: Answer("least-loaded"),
+            ENDPOINT_PICKER: RouterDifference(FEWEST_REQUESTS),
+            ENDPOINT_PICKER_DECODE: RouterDifference(FEWEST_REQUESTS),
+            DYNAMO: RouterDifference("least-loaded"),
         },
     ),
     Routing(
@@ -436,9 +438,9 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         draws=True,
         at={
-            VLLM_ROUTER: Answer("power_of_two", "compares requests in flight, not seconds of work"),
-            DYNAMO: Answer("power-of-two", "compares requests in flight, not seconds of work"),
-            RAY_SERVE: Answer(EMPTIER_OF_TWO, "is by requests in flight, not by seconds of work"),
+            VLLM_ROUTER: RouterDifference("power_of_two", "compares requests in flight, not seconds of work"),
+            DYNAMO: RouterDifference("power-of-two", "compares requests in flight, not seconds of work"),
+            RAY_SERVE: RouterDifference(EMPTIER_OF_TWO, "is by requests in flight, not by seconds of work"),
         },
     ),
     Routing(
@@ -446,14 +448,14 @@ TABLE: tuple[Policy, ...] = (
         code=TWO_BY_REQUESTS,
         words="the fewer requests in flight of two workers drawn at random",
         engines=ALONE,
-        weights=_requests,
+        weights=_weigh_requests,
         is_planned=True,
         draws=True,
         at={
-            VLLM_ROUTER: Answer("power_of_two"),
-            DYNAMO: Answer("power-of-two"),
-            RAY_SERVE: Answer(EMPTIER_OF_TWO),
-            KSERVE: Answer(GATEWAY, "spreads requests over the workers by its own setting"),
+            VLLM_ROUTER: RouterDifference("power_of_two"),
+            DYNAMO: RouterDifference("power-of-two"),
+            RAY_SERVE: RouterDifference(EMPTIER_OF_TWO),
+            KSERVE: RouterDifference(GATEWAY, "spreads requests over the workers by its own setting"),
         },
     ),
     Routing(
@@ -468,10 +470,10 @@ TABLE: tuple[Policy, ...] = (
         code=LOWEST_BY_LOT,
         words="the fewest prompt tokens that are not computed yet, by lot among equals",
         engines=ALONE,
-        weights=_pending,
+        weights=_weigh_pending_tokens,
         is_planned=True,
         draws=True,
-        at={ENDPOINT_PICKER: Answer(FEWEST_TOKENS, "counts a prompt whole until its first token")},
+        at={ENDPOINT_PICKER: RouterDifference(FEWEST_TOKENS, "counts a prompt whole until its first token")},
     ),
     Routing(
         name="round-robin",
@@ -480,9 +482,9 @@ TABLE: tuple[Policy, ...] = (
         engines=(STEPWISE, OF_DISTSERVE),
         is_planned=True,
         at={
-            **{router: Answer(name) for router, name in _TURNS.items()},
-            ENDPOINT_PICKER: instead(FEWEST_REQUESTS),
-            KSERVE: Answer(GATEWAY, "spreads requests over the workers by its own setting"),
+            **{router: RouterDifference(name) for router, name in _TURNS.items()},
+            ENDPOINT_PICKER: substitute_rule(FEWEST_REQUESTS),
+            KSERVE: RouterDifference(GATEWAY, "spreads requests over the workers by its own setting"),
         },
     ),
     Routing(
@@ -492,11 +494,11 @@ TABLE: tuple[Policy, ...] = (
         engines=(STEPWISE, OF_DISTSERVE),
         draws=True,
         at={
-            VLLM_ROUTER: Answer("random"),
-            VLLM_ROUTER_PAIRS: Answer("random"),
-            ENDPOINT_PICKER: Answer("random-picker"),
-            ENDPOINT_PICKER_DECODE: Answer("random-picker"),
-            DYNAMO: Answer("random"),
+            VLLM_ROUTER: RouterDifference("random"),
+            VLLM_ROUTER_PAIRS: RouterDifference("random"),
+            ENDPOINT_PICKER: RouterDifference("random-picker"),
+            ENDPOINT_PICKER_DECODE: RouterDifference("random-picker"),
+            DYNAMO: RouterDifference("random"),
         },
     ),
     Routing(
@@ -524,16 +526,16 @@ TABLE: tuple[Policy, ...] = (
         code=DEFERRED,
         words="the fewest requests in flight, once a worker has less than two steps of prompts to compute",
         engines=ALONE,
-        weights=_requests,
+        weights=_weigh_requests,
         holds_back=True,
     ),
-    Routing(name="token-jsq", code=SCORE, words="the fewest pending tokens", weights=_tokens),
+    Routing(name="token-jsq", code=SCORE, words="the fewest pending tokens", weights=_weigh_tokens),
     Routing(
         name="kv-token-jsq",
         code=SCORE,
         words="that of Splitwise's program (the fewest pending tokens; what it adds is not counted)",
         engines=(OF_SPLITWISE,),
-        weights=_tokens,
+        weights=_weigh_tokens,
         counts_added=False,
     ),
     Routing(
@@ -541,8 +543,11 @@ TABLE: tuple[Policy, ...] = (
         code=SCORE,
         words="that of DistServe's program (the fewest waiting requests)",
         engines=(OF_DISTSERVE,),
-        weights=_waiting,
-        at={ENDPOINT_PICKER: Answer(FEWEST_WAITING), ENDPOINT_PICKER_DECODE: Answer(FEWEST_WAITING)},
+        weights=_weigh_waiting_requests,
+        at={
+            ENDPOINT_PICKER: RouterDifference(FEWEST_WAITING),
+            ENDPOINT_PICKER_DECODE: RouterDifference(FEWEST_WAITING),
+        },
     ),
     Routing(
         name="prefix-affinity",
@@ -551,7 +556,11 @@ TABLE: tuple[Policy, ...] = (
         engines=ALONE,
         needs_caches=True,
         is_planned=True,
-        at={**_CACHES, ENDPOINT_PICKER: Answer(LONGEST_MATCH), STACK: Answer("prefixaware")},
+        at={
+            **_CACHES,
+            ENDPOINT_PICKER: RouterDifference(LONGEST_MATCH),
+            STACK: RouterDifference("prefixaware"),
+        },
     ),
     Routing(
         name="min-ttft",
@@ -570,16 +579,18 @@ TABLE: tuple[Policy, ...] = (
         needs_caches=True,
         is_planned=True,
         is_default=True,
-        tried={
+        setting_grid={
             "balance_requests": (2, 8, 32, 64),
             "balance_ratio": (1.1, 1.5, 2.0),
             "cache_threshold_frac": (0.1, 0.3, 0.5),
         },
         at={
             **_CACHES,
-            VLLM_ROUTER: Answer("cache_aware"),
-            VLLM_ROUTER_PAIRS: Answer("cache_aware", "sees no load there, so it always goes by the match"),
-            RAY_SERVE: Answer("PrefixCacheAffinityRouter", "knows no ratio of loads"),
+            VLLM_ROUTER: RouterDifference("cache_aware"),
+            VLLM_ROUTER_PAIRS: RouterDifference(
+                "cache_aware", "sees no load there, so it always goes by the match"
+            ),
+            RAY_SERVE: RouterDifference("PrefixCacheAffinityRouter", "knows no ratio of loads"),
         },
     ),
     Routing(
@@ -590,7 +601,7 @@ TABLE: tuple[Policy, ...] = (
         needs_caches=True,
         is_planned=True,
         is_default=True,
-        tried={"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
+        setting_grid={"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
         has_window=True,
         at=_CACHES,
     ),
@@ -621,8 +632,8 @@ TABLE: tuple[Policy, ...] = (
         needs_caches=True,
         by_tenant=True,
         at={
-            **{router: instead(name) for router, name in _TURNS.items()},
-            ENDPOINT_PICKER: instead(FEWEST_REQUESTS),
+            **{router: substitute_rule(name) for router, name in _TURNS.items()},
+            ENDPOINT_PICKER: substitute_rule(FEWEST_REQUESTS),
         },
     ),
     Routing(
@@ -665,12 +676,12 @@ TABLE: tuple[Policy, ...] = (
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def _rows(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
+def _rows_by_name(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
     return MappingProxyType({row.name: row for row in TABLE if isinstance(row, of)})
 
 
-BATCHING, QUEUE, ADMISSION = _rows(Batching), _rows(Queue), _rows(Admission)
-ROUTING, POOLS = _rows(Routing), _rows(Pools)
+BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
+ROUTING, POOLS = _rows_by_name(Routing), _rows_by_name(Pools)
 TIES_BY = ROUTING["jsq"]  # Routers list the workers that a request keeps busy for the shortest time first.
 # The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
@@ -701,23 +712,23 @@ def default_routings(*, with_caches: bool) -> tuple[str, ...]:
     return tuple(row.name for row in ROUTING.values() if row.is_default and row.needs_caches == with_caches)
 
 
-def answer(row: Queue | Routing, router: str) -> Answer:
+def find_router_difference(row: Queue | Routing, router: str) -> RouterDifference:
     """What `router` (a key of ROUTERS) does for a routing, or for an order of prompts."""
     if router == OURS:
         if isinstance(row, Queue):
-            return answer(row, VLLM)
-        return Answer(row.name) if STEPWISE in row.engines else instead("")
+            return find_router_difference(row, VLLM)
+        return RouterDifference(row.name) if STEPWISE in row.engines else substitute_rule("")
     if router in row.at:
         return row.at[router]
     decider = ROUTERS[router]
-    return answer(row, decider.like) if decider.like else instead(decider.otherwise)
+    return find_router_difference(row, decider.like) if decider.like else substitute_rule(decider.otherwise)
 
 
 # -- a plan's routing as it is deployed --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RoutingRule:
     """The simulator's equivalent of a router's rule: `routing`, and how the rule `differs` from it.
 
     `settings` are fields of `Policies` fixed by the router, `otherwise` the defaults of a router that lacks
@@ -732,48 +743,54 @@ class Rule:
 
 
 _UNBOUNDED = 10**9  # requests; with such a threshold load never counts as uneven
-_IN_TURNS = Rule("round-robin")
-_TWO = Rule("power-of-two-requests")
-_LOT = Rule("random", "takes workers without room for the KV too")
+_IN_TURNS = RoutingRule("round-robin")
+_TWO = RoutingRule("power-of-two-requests")
+_LOT = RoutingRule("random", "takes workers without room for the KV too")
 _ON_CHARACTERS = "compares characters of prompts, not blocks of tokens"
-_OF_VLLM_ROUTER: Mapping[str, Rule] = {
+_OF_VLLM_ROUTER: Mapping[str, RoutingRule] = {
     "power_of_two": _TWO,
     "round_robin": _IN_TURNS,
     "random": _LOT,
-    "cache_aware": Rule("cache-aware", _ON_CHARACTERS),
+    "cache_aware": RoutingRule("cache-aware", _ON_CHARACTERS),
 }
-_OF_PICKER: Mapping[str, Rule] = {
-    FEWEST_TOKENS: Rule("pending-tokens", "counts a prompt whole until its first token"),
-    FEWEST_REQUESTS: Rule("least-outstanding", "draws among equals"),
-    FEWEST_WAITING: Rule("pending-tokens", "counts waiting requests, as they were when last asked for"),
+_OF_PICKER: Mapping[str, RoutingRule] = {
+    FEWEST_TOKENS: RoutingRule("pending-tokens", "counts a prompt whole until its first token"),
+    FEWEST_REQUESTS: RoutingRule("least-outstanding", "draws among equals"),
+    FEWEST_WAITING: RoutingRule(
+        "pending-tokens", "counts waiting requests, as they were when last asked for"
+    ),
     "random-picker": _LOT,
-    LONGEST_MATCH: Rule("prefix-affinity", "draws among equals"),
-    NEAR_AND_FREE: Rule("e2", "keeps to what holds the prompt's beginning, unless more is queued there"),
+    LONGEST_MATCH: RoutingRule("prefix-affinity", "draws among equals"),
+    NEAR_AND_FREE: RoutingRule(
+        "e2", "keeps to what holds the prompt's beginning, unless more is queued there"
+    ),
 }
-RULES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
     {
         VLLM_ROUTER: _OF_VLLM_ROUTER,
         VLLM_ROUTER_PAIRS: {
             **_OF_VLLM_ROUTER,
-            "cache_aware": Rule("cache-aware", _ON_CHARACTERS, settings={"balance_requests": _UNBOUNDED}),
+            "cache_aware": RoutingRule(
+                "cache-aware", _ON_CHARACTERS, settings={"balance_requests": _UNBOUNDED}
+            ),
         },
         ENDPOINT_PICKER: _OF_PICKER,
         ENDPOINT_PICKER_DECODE: _OF_PICKER,
         KSERVE: {
             **_OF_PICKER,
-            GATEWAY: Rule(_TWO.routing, "is Envoy's least request unless you set another"),
+            GATEWAY: RoutingRule(_TWO.routing, "is Envoy's least request unless you set another"),
         },
         DYNAMO: {
-            "least-loaded": Rule("least-outstanding"),
+            "least-loaded": RoutingRule("least-outstanding"),
             "power-of-two": _TWO,
             "round-robin": _IN_TURNS,
             "random": _LOT,
-            "kv": Rule("min-ttft", "weighs blocks to compute and blocks in use, not seconds"),
+            "kv": RoutingRule("min-ttft", "weighs blocks to compute and blocks in use, not seconds"),
         },
         RAY_SERVE: {
-            EMPTIER_OF_TWO: Rule(_TWO.routing, "draws among replicas on its own node first"),
+            EMPTIER_OF_TWO: RoutingRule(_TWO.routing, "draws among replicas on its own node first"),
             "RoundRobinRouter": _IN_TURNS,
-            "PrefixCacheAffinityRouter": Rule(
+            "PrefixCacheAffinityRouter": RoutingRule(
                 "cache-aware",
                 _ON_CHARACTERS,
                 settings={"balance_ratio": 1.0},
@@ -782,16 +799,16 @@ RULES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
         },
         STACK: {
             "roundrobin": _IN_TURNS,
-            "prefixaware": Rule("prefix-affinity", "never forgets what it sent"),
+            "prefixaware": RoutingRule("prefix-affinity", "never forgets what it sent"),
         },
         STACK_PAIRS: {IN_TURNS: _IN_TURNS},
     }
 )
 
 
-def rule_of(router: str, told: str) -> Rule:
+def rule_of(router: str, rule_name: str) -> RoutingRule:
     """The rule of `router` with a name that `find_router_difference` returned."""
-    return RULES[router][told]
+    return RULES[router][rule_name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -802,45 +819,45 @@ class Deployed:
     """
 
     router: str
-    told: tuple[str, ...]
+    rule_names: tuple[str, ...]
     policies: Policies
     differs: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        return router_name(self.router, self.told)
+        return router_name(self.router, self.rule_names)
 
 
-def router_name(router: str, told: Iterable[str]) -> str:
+def router_name(router: str, rule_names: Iterable[str]) -> str:
     """For instance "vllm-router by round_robin"."""
-    return f"{router} by {' and '.join(dict.fromkeys(told))}"
+    return f"{router} by {' and '.join(dict.fromkeys(rule_names))}"
 
 
-def deployed(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
+def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
     """The routing of a plan with these policies at a deployment target, for mixed workers or for pairs."""
     mixed, prefill, decode = ROUTERS_OF[target]
     router = prefill if is_pair else mixed
-    front = answer(ROUTING[policies.routing], router)
+    front = find_router_difference(ROUTING[policies.routing], router)
     rule = rule_of(router, front.name)
     changed: dict[str, Any] = {"routing": rule.routing, **rule.settings}
     if front.is_lacking:
         usual = Policies()
-        fitted = {name: getattr(usual, name) for name in ROUTING[rule.routing].tried}
+        fitted = {name: getattr(usual, name) for name in ROUTING[rule.routing].setting_grid}
         changed = {**fitted, **rule.otherwise, **changed}
-    told, differs = [front.name], [rule.differs]
+    rule_names, differs = [front.name], [rule.differs]
     if is_pair:
-        back = answer(ROUTING[policies.decode_routing], decode).name
+        back = find_router_difference(ROUTING[policies.decode_routing], decode).name
         back = front.name if ROUTERS[decode].is_single else back
         behind = rule_of(decode, back)
         looks = ROUTING[behind.routing].needs_caches
         changed["decode_routing"] = behind.back if looks else behind.routing
-        told.append(back)
+        rule_names.append(back)
         differs.append("" if looks else behind.differs)
     named = tuple(dict.fromkeys(each for each in differs if each))
-    return Deployed(ROUTERS[router].title, tuple(told), replace(policies, **changed), named)
+    return Deployed(ROUTERS[router].title, tuple(rule_names), replace(policies, **changed), named)
 
 
-def lacks(routing: str, target: str) -> bool:
+def lacks_routing(routing: str, target: str) -> bool:
     """Whether the target replaces this routing by another rule, both for mixed workers and for pairs."""
     row = ROUTING[routing]
-    return all(answer(row, router).is_lacking for router in ROUTERS_OF[target][:2])
+    return all(find_router_difference(row, router).is_lacking for router in ROUTERS_OF[target][:2])

@@ -79,14 +79,14 @@ _WRITTEN = {
 }
 
 
-def exactly(value: float, unit: str) -> str:
+def show_exactly(value: float, unit: str) -> str:
     """'50 GB/s' where `quantity` reads the same number from it, else in the library's own unit."""
     factor, own_unit = _WRITTEN[unit]
-    text = shortest(value / factor)
+    text = shortest_digits(value / factor)
     return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {own_unit}"
 
 
-def shortest(value: float) -> str:
+def shortest_digits(value: float) -> str:
     """The fewest digits that read as the same number."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
@@ -100,7 +100,7 @@ def show_s(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-def clock(seconds: float) -> str:
+def show_clock(seconds: float) -> str:
     """A moment of a trace for people: 7320 -> '2:02:00'."""
     minutes, rest_s = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest_s:02}"
@@ -119,6 +119,6 @@ def percentile_name(percentile_frac: float) -> str:
     return f"p{percentile_frac * 100:.10g}"
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """The value, None where it is not finite, as JSON has it."""
     return value if math.isfinite(value) else None

@@ -86,7 +86,7 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
             )
             for rank in range(ranks)
         ]
-        _wait(started)
+        _wait_for_ranks(started)
         seconds = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
     undisturbed = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]  # fewer tokens never take longer
     item_bytes = torch.empty((), dtype=getattr(torch, dtype)).element_size()
@@ -94,13 +94,13 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
     return Collectives(backend, ranks, hidden * item_bytes, np.array(tokens, float), undisturbed)
 
 
-def _wait(started: Sequence[subprocess.Popen[str]]) -> None:
+def _wait_for_ranks(started: Sequence[subprocess.Popen[str]]) -> None:
     """Until all ranks have ended well; else none stays behind, and InputError says what one said."""
     try:
         for process in started:
-            _, said = process.communicate(timeout=TIMEOUT_S)
+            _, error_text = process.communicate(timeout=TIMEOUT_S)
             if process.returncode:
-                last = (said.strip().splitlines() or ["nothing was said"])[-1]
+                last = (error_text.strip().splitlines() or ["nothing was said"])[-1]
                 raise InputError(f"all-reduces between {len(started)} ranks cannot be timed: {last}")
     except subprocess.TimeoutExpired:
         raise InputError(f"all-reduces between {len(started)} ranks took over {TIMEOUT_S:g} s") from None
@@ -111,7 +111,7 @@ def _wait(started: Sequence[subprocess.Popen[str]]) -> None:
                 process.wait()
 
 
-def _rank(args: argparse.Namespace) -> None:
+def _run_rank(args: argparse.Namespace) -> None:
     import torch
     import torch.distributed as distributed
 
@@ -123,7 +123,7 @@ def _rank(args: argparse.Namespace) -> None:
         torch.set_num_threads(1)
     store = (Path(args.folder) / "ranks").as_uri()
     distributed.init_process_group(args.backend, init_method=store, rank=args.rank, world_size=args.ranks)
-    dtype, found = getattr(torch, args.dtype), []
+    dtype, medians_s = getattr(torch, args.dtype), []
     for tokens in args.tokens:
         payload = torch.ones(tokens, args.hidden, device=device, dtype=dtype)
         runs = []
@@ -138,9 +138,9 @@ def _rank(args: argparse.Namespace) -> None:
             if repeat >= WARM_UP:
                 runs.append(float(took))
             payload.fill_(1.0)
-        found.append(float(np.median(runs)))
+        medians_s.append(float(np.median(runs)))
     if args.rank == 0:
-        (Path(args.folder) / "seconds.json").write_text(json.dumps(found), encoding="utf-8")
+        (Path(args.folder) / "seconds.json").write_text(json.dumps(medians_s), encoding="utf-8")
     distributed.destroy_process_group()
 
 
@@ -151,7 +151,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
     parser.add_argument("tokens", type=int, nargs="+")
-    _rank(parser.parse_args())
+    _run_rank(parser.parse_args())
 
 
 if __name__ == "__main__":

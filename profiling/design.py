@@ -21,7 +21,7 @@ from scipy.stats import qmc
 from planner.errors import InputError
 from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
-from planner.models.tables import Step
+from planner.models.step_tables import StepShape
 
 ENSEMBLE = 12
 EXPLORE = 4
@@ -51,7 +51,7 @@ class Limits:
         if self.sequences < 2:
             raise InputError(f"engine limits: max_num_seqs is {self.sequences}, must be >= 2")
 
-    def hold(self, step: Step) -> bool:
+    def hold(self, step: StepShape) -> bool:
         """Whether the engine can run this step, and repeat it, as one."""
         prompt, context = step.new + step.cached, step.context + ROOM_TOKENS
         kv_tokens = step.prompts * self._blocks(prompt + 1) + step.decodes * self._blocks(context)
@@ -68,40 +68,40 @@ class Limits:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
-def corners(limits: Limits) -> list[Step]:
+def corners(limits: Limits) -> list[StepShape]:
     """The ends of every range: tokens, cached prefix, batch and context, alone and together."""
     most_new = min(limits.step_tokens, limits.context_tokens - 1)
     context = limits.context_tokens - ROOM_TOKENS
     prompts = min(MOST_PROMPTS, limits.sequences)
     chunk = min(max(16, limits.step_tokens // 4), limits.context_tokens // 2)
     steps = [
-        Step(1, 1, 0, 0, 0),
-        Step(1, most_new, 0, 0, 0),
-        Step(1, min(16, most_new), limits.context_tokens - 1 - min(16, most_new), 0, 0),
-        Step(1, chunk, limits.context_tokens - 1 - chunk, 0, 0),
-        Step(prompts, limits.step_tokens // prompts, 0, 0, 0),
-        Step(0, 0, 0, 1, LEAST_CONTEXT_TOKENS),
-        Step(0, 0, 0, 1, context),
-        Step(0, 0, 0, limits.sequences, LEAST_CONTEXT_TOKENS),
-        Step(0, 0, 0, limits.sequences, context),
-        Step(1, chunk, 0, 1, LEAST_CONTEXT_TOKENS),
-        Step(1, chunk, 0, limits.sequences - 1, context),
+        StepShape(1, 1, 0, 0, 0),
+        StepShape(1, most_new, 0, 0, 0),
+        StepShape(1, min(16, most_new), limits.context_tokens - 1 - min(16, most_new), 0, 0),
+        StepShape(1, chunk, limits.context_tokens - 1 - chunk, 0, 0),
+        StepShape(prompts, limits.step_tokens // prompts, 0, 0, 0),
+        StepShape(0, 0, 0, 1, LEAST_CONTEXT_TOKENS),
+        StepShape(0, 0, 0, 1, context),
+        StepShape(0, 0, 0, limits.sequences, LEAST_CONTEXT_TOKENS),
+        StepShape(0, 0, 0, limits.sequences, context),
+        StepShape(1, chunk, 0, 1, LEAST_CONTEXT_TOKENS),
+        StepShape(1, chunk, 0, limits.sequences - 1, context),
     ]
     return _distinct(shrunk for step in steps if (shrunk := _shrunk(step, limits)) is not None)
 
 
-def start(limits: Limits, steps: int, seed: int) -> list[Step]:
+def start(limits: Limits, steps: int, seed: int) -> list[StepShape]:
     """The corners, then a Sobol sequence, `steps` in all or a few more."""
     first = corners(limits)
     rest = candidates(limits, max(steps - len(first), 0), seed)
     return _distinct([*first, *rest])
 
 
-def candidates(limits: Limits, steps: int, seed: int) -> list[Step]:
+def candidates(limits: Limits, steps: int, seed: int) -> list[StepShape]:
     """Steps that spread over all that `limits` hold, a third of each kind, by a scrambled Sobol sequence."""
-    found: list[Step] = []
+    spread_steps: list[StepShape] = []
     if steps <= 0:
-        return found
+        return spread_steps
     points = qmc.Sobol(d=5, rng=np.random.default_rng(seed)).random_base2(
         int(np.ceil(np.log2(4 * steps + 8)))
     )
@@ -112,15 +112,15 @@ def candidates(limits: Limits, steps: int, seed: int) -> list[Step]:
         decodes = _between(1, limits.sequences, w)
         context = _between(LEAST_CONTEXT_TOKENS, limits.context_tokens - ROOM_TOKENS, y)
         step = (
-            Step(prompts, new, cached, 0, 0),
-            Step(0, 0, 0, decodes, context),
-            Step(1, new, cached, decodes, context),
+            StepShape(prompts, new, cached, 0, 0),
+            StepShape(0, 0, 0, decodes, context),
+            StepShape(1, new, cached, decodes, context),
         )[i % 3]
         if (shrunk := _shrunk(step, limits)) is not None:
-            found.append(shrunk)
-        if len(found) == steps:
+            spread_steps.append(shrunk)
+        if len(spread_steps) == steps:
             break
-    return found
+    return spread_steps
 
 
 def _between(low: int, high: int, u: float) -> int:
@@ -128,7 +128,7 @@ def _between(low: int, high: int, u: float) -> int:
     return round(float(np.exp(np.log(low) + u * (np.log(max(high, low)) - np.log(low)))))
 
 
-def _shrunk(step: Step, limits: Limits) -> Step | None:
+def _shrunk(step: StepShape, limits: Limits) -> StepShape | None:
     """The step with its largest parts halved until it fits; None if it cannot."""
     for _ in range(60):
         if limits.hold(step):
@@ -151,17 +151,17 @@ def _shrunk(step: Step, limits: Limits) -> Step | None:
             prompts //= 2
         else:
             return None
-        step = Step(prompts, new, cached, decodes, context if decodes else 0)
+        step = StepShape(prompts, new, cached, decodes, context if decodes else 0)
         if not step.prompts and not step.decodes:
             return None
     return None
 
 
-def _distinct(steps: Iterable[Step]) -> list[Step]:
+def _distinct(steps: Iterable[StepShape]) -> list[StepShape]:
     return list(dict.fromkeys(steps))
 
 
-def features(steps: Sequence[Step]) -> Array:
+def features(steps: Sequence[StepShape]) -> Array:
     """N, A_p, D, K, P of each step (n, 5), as `planner.models.latency` defines them."""
     return np.array(
         [
@@ -205,13 +205,19 @@ def disagreement(fits: Sequence[StepLatency], X: Array) -> tuple[Array, Array]:
 class Choice:
     """The step to measure next, how far the fits disagree on it, and on the worst candidate."""
 
-    step: Step
+    step: StepShape
     disagreement_frac: float
     worst_frac: float
 
 
 def choose(
-    X: Array, y: Array, among: Sequence[Step], rng: np.random.Generator, *, repeats: float, overhead_s: float
+    X: Array,
+    y: Array,
+    among: Sequence[StepShape],
+    rng: np.random.Generator,
+    *,
+    repeats: float,
+    overhead_s: float,
 ) -> Choice:
     """The most informative of `among`, given the rows measured so far.
 

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError
-from planner.models.tables import Step
+from planner.models.step_tables import StepShape
 from profiling.config import read_config, sharded, text_of
 from profiling.design import Limits
 from profiling.meter import Measurement, Ran, Repeats
@@ -157,7 +157,7 @@ class VllmEngine:
         if self._times is not None and ATTENTION in (names := self._names()):
             self.operators = (*names, REST)
 
-    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
         """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
         repeats = Repeats(step, self._gpu, quick)
         try:
@@ -167,7 +167,7 @@ class VllmEngine:
             self._clear()
         return replace(repeats.result(), operators_s=operators_s)
 
-    def run_after_prefix(self, step: Step, *, is_hit: bool) -> Ran:
+    def run_after_prefix(self, step: StepShape, *, is_hit: bool) -> Ran:
         """One prefill of `step` after a prefix has been computed: a real hit on it, or a prompt whose cached
         part is only said to be computed, as `measure` does. To compare the two.
         """
@@ -188,7 +188,7 @@ class VllmEngine:
         self._core.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _measure_prefills(self, step: Step, repeats: Repeats, more: int) -> dict[str, float]:
+    def _measure_prefills(self, step: StepShape, repeats: Repeats, more: int) -> dict[str, float]:
         """Then so many runs with a clock around each module: the operators' seconds."""
         wanted = [(step.new, step.cached)] * step.prompts
         warm = False
@@ -209,7 +209,7 @@ class VllmEngine:
             self._clear()
         return apart.medians()
 
-    def _measure_decodes(self, step: Step, repeats: Repeats, more: int) -> dict[str, float]:
+    def _measure_decodes(self, step: StepShape, repeats: Repeats, more: int) -> dict[str, float]:
         """`context` grows by one with each run; the row says the mean of those that were kept."""
         more = more if self.operators else 0
         first = max(step.context - repeats.most // 2 - 2 - more, 1)
@@ -278,7 +278,7 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=outputs, min_tokens=outputs, ignore_eos=True, temperature=0.0, detokenize=False
         )
-        asked = EngineCoreRequest(
+        core_request = EngineCoreRequest(
             request_id=f"profile-{self._requests}",
             prompt_token_ids=prompt,
             mm_features=None,
@@ -289,7 +289,7 @@ class VllmEngine:
             cache_salt=None,
             data_parallel_rank=None,
         )
-        request, wave = self._core.preprocess_add_request(asked)
+        request, wave = self._core.preprocess_add_request(core_request)
         self._core.add_request(request, wave)
         request.num_computed_tokens = computed
 

@@ -38,8 +38,10 @@ def catalog_name(device: str, catalog: Catalog) -> str:
 def _cpu() -> str:
     model = platform.processor() or platform.machine()
     try:
-        if found := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            model = found[1].strip()
+        if model_line := re.search(
+            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        ):
+            model = model_line[1].strip()
     except OSError:
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -2,8 +2,9 @@
 
     profile(Path("config.json"), Path("table.csv"), budget_s=600)
 
-The table is a step table (`planner.models.tables`) with a few more columns, described in docs/profiling.md.
-A row is on disk before the next step runs, and a run that finds the file goes on where the last one ended.
+The table is a step table (`planner.models.step_tables`) with a few more columns, described in
+docs/profiling.md. A row is on disk before the next step runs, and a run that finds the file goes on where
+the last one ended.
 
 Machines are disturbed: by neighbours, by clocks. So the smallest step is timed again after each row, and a
 row is repeated where that took `DISTURBED` times what it once took; the try with the quickest such reference
@@ -26,19 +27,26 @@ import numpy as np
 import pandas as pd
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
-from planner.io.files import check_output_file, write_file
+from planner.files.checked_files import check_output_file, write_file
 from planner.models.llm import Llm
-from planner.models.parallel import tp_s
+from planner.models.parallelism import tp_s
 from planner.models.step_fit import (
     PiecewiseLinearStepLatency,
+    cross_validated_errors,
     errors_by_regime,
     folds_of_steps,
-    held_out_errors,
 )
-from planner.models.tables import ALL_REDUCE, COLUMNS, Step, StepTable, operator_column, read_step_table
+from planner.models.step_tables import (
+    ALL_REDUCE,
+    COLUMNS,
+    StepShape,
+    StepTable,
+    operator_column,
+    read_step_table,
+)
 from profiling import design, machine
 from profiling.collectives import Collectives, all_reduces
 from profiling.config import read_config, text_of
@@ -64,7 +72,7 @@ START_STEPS, MOST_STEPS = 36, 5000
 AGREED_FRAC = 0.004  # the fits cannot be told apart: measuring on would be waste
 MOST_REFUSED = 25
 FOLDS = 5
-REFERENCE = Step(1, 1, 0, 0, 0)
+REFERENCE = StepShape(1, 1, 0, 0, 0)
 DISTURBED, MOST_TRIES = 1.4, 3
 
 
@@ -191,8 +199,8 @@ def measure_into(
     start_s = clock() if budget.started_s is None else budget.started_s
     known = _resume(out, header, meter.operators)
     spent_s = float(known.steps.spent_s.sum()) if known is not None else 0.0
-    done = _asked(known) if known is not None else []
-    refused: list[Step] = []
+    done = _measured_steps(known) if known is not None else []
+    refused: list[StepShape] = []
     first = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
     agreed, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if known is not None:
@@ -235,7 +243,7 @@ def measure_into(
     return read_step_table(out)
 
 
-def _measure(meter: Meter, step: Step, quiet_s: float) -> tuple[Measurement, float]:
+def _measure(meter: Meter, step: StepShape, quiet_s: float) -> tuple[Measurement, float]:
     """The step, again while the reference says that something disturbs; and the quickest reference so far."""
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
@@ -263,7 +271,7 @@ def _overhead_s(table: StepTable) -> float:
 def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
     """Rows, seconds, host overhead, and the error of a fit on steps held out of it, by kind of step."""
     steps = table.steps
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "steps": len(steps),
         "spent_s": round(float(steps.spent_s.sum()), 1),
         "host_s_median": float(steps.host_s.median()) if steps.host_s.notna().any() else None,
@@ -271,31 +279,33 @@ def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
         "max_decodes": int(steps.n_decode.max()),
     }
     if steps.power_w.notna().any():
-        found |= {
+        values |= {
             "power_w_mean": float(steps.power_w.mean()),
             "power_w_peak": float(steps.peak_power_w.max()),
         }
     if len(np.unique(table.X, axis=0)) >= 2 * FOLDS:
-        errors = held_out_errors(PiecewiseLinearStepLatency(), table.X, table.y, folds=FOLDS, seed=seed)
-        found["held_out_mape_frac"] = {name: round(error.mape_frac, 4) for name, error in errors.items()}
+        errors = cross_validated_errors(
+            PiecewiseLinearStepLatency(), table.X, table.y, folds=FOLDS, seed=seed
+        )
+        values["held_out_mape_frac"] = {name: round(error.mape_frac, 4) for name, error in errors.items()}
         if (operators := table.operators) is not None:
-            found["held_out_mape_frac_by_operators"] = _by_operators(table, operators, seed)
-    return found
+            values["held_out_mape_frac_by_operators"] = _by_operators(table, operators, seed)
+    return values
 
 
 def _collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
     """The LLM's layers and its measured all-reduces, written beside the table too; None if not possible."""
     text = text_of(read_config(folder))
-    found = all_reduces(
+    measured = all_reduces(
         ranks=subject.tp,
         hidden=int(text["hidden_size"]),
         dtype=subject.dtype,
         most_tokens=subject.max_num_batched_tokens,
     )
-    if found is None:
+    if measured is None:
         return None
-    write_file(out.with_suffix(".all_reduce.csv"), found.to_csv())
-    return int(text["num_hidden_layers"]), found
+    write_file(out.with_suffix(".all_reduce.csv"), measured.to_csv())
+    return int(text["num_hidden_layers"]), measured
 
 
 def _all_reduces_s(
@@ -310,11 +320,11 @@ def _all_reduces_s(
 
 def _by_operators(table: StepTable, operators: pd.DataFrame, seed: int) -> dict[str, float]:
     """Errors of step totals that no fit has seen: the sum of Vidur's forests, one per operator."""
-    from planner.models.choice import held_out_s
-    from planner.models.families.vidur import VidurForest
+    from planner.models.families.vidur_forest import VidurForest
+    from planner.models.family_choice import cross_validated_s
 
     fold = folds_of_steps(table.X, FOLDS, seed)
-    predicted = held_out_s(VidurForest(seed=seed), table.X, table.y, fold, operators)
+    predicted = cross_validated_s(VidurForest(seed=seed), table.X, table.y, fold, operators)
     errors = errors_by_regime(table.X, table.y, predicted)
     return {name: round(error.mape_frac, 4) for name, error in errors.items()}
 
@@ -424,10 +434,10 @@ def note(out: Path, more: Mapping[str, str]) -> None:
     write_file(out, "".join((*kept, *added, *lines[first:])))
 
 
-def _asked(table: StepTable) -> list[Step]:
+def _measured_steps(table: StepTable) -> list[StepShape]:
     """The steps behind the rows."""
     return [
-        Step(p, (n // p) if p else 0, (c // p) if p else 0, d, context)
+        StepShape(p, (n // p) if p else 0, (c // p) if p else 0, d, context)
         for p, n, c, d, context in table.steps[
             ["n_prefill", "prefill_tokens", "cached_tokens", "n_decode", "context_tokens"]
         ]

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.models.tables import ALL_REDUCE, Step, operator_column
+from planner.models.step_tables import ALL_REDUCE, StepShape, operator_column
 from profiling.design import Limits
 from profiling.power import LEAST_WINDOW_S, GpuPower, Power
 
@@ -39,7 +39,7 @@ class Measurement:
     timed apart, where the meter can.
     """
 
-    step: Step
+    step: StepShape
     t_s: float
     host_s: float
     repeats: int
@@ -89,7 +89,7 @@ class Meter(Protocol):
     host_is: str
     operators: tuple[str, ...]  # that it times alone too
 
-    def measure(self, step: Step, *, quick: bool = False) -> Measurement: ...
+    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement: ...
 
     def close(self) -> None: ...
 
@@ -101,7 +101,7 @@ class Repeats:
     `quick` is for the reference: three to five runs. With a `gpu` there are more, for its power counters.
     """
 
-    step: Step
+    step: StepShape
     gpu: GpuPower | None = None
     quick: bool = False
     least: int = 3

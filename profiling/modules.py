@@ -53,12 +53,12 @@ class ModuleTimes:
         self._on = False
         if self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
-        found: dict[str, float] = {}
+        seconds_by_name: dict[str, float] = {}
         for name, start, end in self._spans:
             is_clock = isinstance(start, float)
             seconds = end - start if is_clock else float(start.elapsed_time(end)) / 1e3
-            found[name] = found.get(name, 0.0) + seconds
-        return found
+            seconds_by_name[name] = seconds_by_name.get(name, 0.0) + seconds
+        return seconds_by_name
 
     def _mark(self) -> Any:
         if not self._torch.cuda.is_available():

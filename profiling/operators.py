@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from planner.errors import InputError
-from planner.models.tables import Step
+from planner.models.step_tables import StepShape
 from profiling.config import read_config, sharded
 from profiling.design import Limits
 from profiling.meter import Measurement, Ran, Repeats
@@ -150,7 +150,7 @@ class TorchOperators:
         )
         self._make()
 
-    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
         """The median over repeats of the operators of this step."""
         repeats = Repeats(step, self._gpu, quick)
         with self._torch.inference_mode():
@@ -160,16 +160,16 @@ class TorchOperators:
                 while repeats.more():
                     t_s = timed() * self.shape.layers / self.layers_run + timed_rest()
                     repeats.add(Ran((), t_s, t_s), [], context=float(step.context))
-            found = repeats.result()
-            return found if quick else replace(found, operators_s=self._operators_s(layers, rest))
+            measurement = repeats.result()
+            return measurement if quick else replace(measurement, operators_s=self._operators_s(layers, rest))
 
     def _operators_s(self, layers: Layers, rest: Layers) -> dict[str, float]:
         """Seconds of each operator in a step of all layers; 0 for those that the step has not."""
-        found = dict.fromkeys(OPERATORS, 0.0)
+        seconds_by_operator = dict.fromkeys(OPERATORS, 0.0)
         alone_s = self._replayed_s if self._is_cuda else self._in_turn_s
         for run, times in ((layers, self.shape.layers / self.layers_run), (rest, 1.0)):
-            found |= {name: times * seconds for name, seconds in alone_s(run).items()}
-        return found
+            seconds_by_operator |= {name: times * seconds for name, seconds in alone_s(run).items()}
+        return seconds_by_operator
 
     def _replayed_s(self, run: Layers) -> dict[str, float]:
         """A graph of each operator's calls, with the inputs that the step gives them."""
@@ -248,7 +248,7 @@ class TorchOperators:
         angles = torch.arange(self.limits.context_tokens, device=self._device).float()[:, None] * inverse
         self._cos, self._sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
-    def _prepare(self, step: Step) -> tuple[Any, Any]:
+    def _prepare(self, step: StepShape) -> tuple[Any, Any]:
         """Two functions that run the layers, and the rest, of this step, each operator through `each`."""
         torch, s = self._torch, self.shape
         prompts, new, cached, decodes, context = step
@@ -293,7 +293,7 @@ class TorchOperators:
         x: Any,
         w: dict[str, Any],
         kv: tuple[Any, Any],
-        step: Step,
+        step: StepShape,
         angles: tuple[Any, Any],
         mask: Any,
         each: Each = _plainly,
@@ -313,7 +313,7 @@ class TorchOperators:
         return each("add", lambda: y + down)
 
     def _attention(
-        self, q: Any, k: Any, v: Any, kv: tuple[Any, Any], step: Step, mask: Any, each: Each
+        self, q: Any, k: Any, v: Any, kv: tuple[Any, Any], step: StepShape, mask: Any, each: Each
     ) -> Any:
         """New keys and values into the cache, then the prompts' attention and the decodes'."""
         f, s, (keys, values) = self._torch.nn.functional, self.shape, kv

@@ -60,10 +60,10 @@ class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "rest": nn.Sequential(nn.ReLU(), nn.Linear(self.width, self.buckets)),
             }
         )
-        found = [_hashed(prompt) for prompt in X]
-        times = np.bincount(np.concatenate(found), minlength=FEATURES)
-        self.known_ = times >= max(self.least_frac * len(found), 2)
-        hashed = [one[self.known_[one]] for one in found]
+        hashed_prompts = [_hashed(prompt) for prompt in X]
+        times = np.bincount(np.concatenate(hashed_prompts), minlength=FEATURES)
+        self.known_ = times >= max(self.least_frac * len(hashed_prompts), 2)
+        hashed = [one[self.known_[one]] for one in hashed_prompts]
         optimizer = torch.optim.Adam(self.layers_.parameters(), lr=0.01)
         for _ in range(self.epochs):
             order = torch.randperm(len(hashed))
@@ -80,8 +80,8 @@ class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self, "layers_")
         with torch.no_grad():
-            found = [_hashed(prompt) for prompt in X]
-            scores = self._scores([one[self.known_[one]] for one in found])
+            hashed_prompts = [_hashed(prompt) for prompt in X]
+            scores = self._scores([one[self.known_[one]] for one in hashed_prompts])
         return np.asarray(scores.argmax(dim=1).numpy(), np.int64)
 
     def score(self, X: Sequence[str], y: npt.ArrayLike, sample_weight: Any = None) -> float:

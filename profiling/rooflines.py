@@ -5,7 +5,7 @@
     python -m profiling.rooflines --llms     also with every LLM left out in turn (minutes)
 
 One set per format of weights: least squares of log errors over the tables of AIConfigurator
-(planner/imports/silicon.py), each table and each kind of step (prefill, decode, mixed) alike.
+(planner/importers/silicon.py), each table and each kind of step (prefill, decode, mixed) alike.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from scipy.optimize import least_squares
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.imports.silicon import silicon_table
-from planner.io.files import to_yaml
+from planner.files.checked_files import to_yaml
+from planner.importers.silicon import silicon_table
 from planner.models.latency import Array
 from planner.models.llm import Llm
-from planner.models.memory import fits
-from planner.models.roofline import Efficiency, calibration, roofline
+from planner.models.memory import fits_memory
+from planner.models.roofline import Efficiency, calibration_of, roofline
 from planner.models.step_fit import equal_shares, errors_by_regime
 
 LLMS = (
@@ -93,7 +93,7 @@ class Table:
         return SISTERS.get(self.gpu.name, self.gpu.name)
 
     @property
-    def of(self) -> str:
+    def llm_class(self) -> str:
         return "dense" if self.llm.experts == 1 else "mixture"
 
     def predicted_s(self, efficiency: Efficiency) -> Array:
@@ -104,7 +104,7 @@ def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
     rng = np.random.default_rng(0)
     llms = [llm for llm in map(catalog.llm, LLMS) if llm.weights in formats]
     for llm, gpu, tp in product(llms, map(catalog.gpu, GPUS), (1, 2, 4, 8)):
-        if not llm.splits_over(tp) or not fits(llm, gpu, tp, least_kv_tokens=4096):
+        if not llm.splits_over(tp) or not fits_memory(llm, gpu, tp, least_kv_tokens=4096):
             continue
         try:
             table = silicon_table(llm, gpu, tp)
@@ -118,7 +118,7 @@ def nearest(some: Sequence[Table]) -> Efficiency:
     """The efficiencies with the least errors on these tables. In w4a16 only experts were measured: the others
     stay what the file has, those of bf16.
     """
-    known = calibration(some[0].llm, some[0].gpu).efficiency
+    known = calibration_of(some[0].llm, some[0].gpu).efficiency
     experts_alone = all(table.llm.weights in ROWS["w4a16"] for table in some)
     free = [n for n, name in enumerate(FITTED) if name.startswith("expert_") or not experts_alone]
     names = [FITTED[n] for n in free]
@@ -140,22 +140,22 @@ def errors(
     some: Sequence[Table], efficiency_of: Callable[[Table], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
     """Mean relative errors of every table, by class and kind of step."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
     for table in some:
         regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
         decodes = [regimes[name] for name in ("decode_small", "decode_large") if name in regimes]
-        found[table.of, "prefill"].append(regimes["prefill"].mape_frac)
-        found[table.of, "decode"].append(
+        errors_by_kind[table.llm_class, "prefill"].append(regimes["prefill"].mape_frac)
+        errors_by_kind[table.llm_class, "decode"].append(
             sum(each.mape_frac * each.steps for each in decodes) / sum(each.steps for each in decodes)
         )
-        found[table.of, "all"].append(regimes["all"].mape_frac)
-    return found
+        errors_by_kind[table.llm_class, "all"].append(regimes["all"].mape_frac)
+    return errors_by_kind
 
 
-def line(title: str, found: dict[tuple[str, str], list[float]]) -> str:
+def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
     cells = [
-        f"{100 * np.mean(found[of, kind]):.1f} ({100 * np.max(found[of, kind]):.0f})"
-        if (of, kind) in found
+        f"{100 * np.mean(errors_by_kind[of, kind]):.1f} ({100 * np.max(errors_by_kind[of, kind]):.0f})"
+        if (of, kind) in errors_by_kind
         else "-"
         for of in ("dense", "mixture")
         for kind in ("all", "prefill", "decode")

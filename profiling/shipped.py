@@ -3,7 +3,7 @@
     python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv
     python -m profiling.shipped --all-reduce       `all_reduce` of the GPUs in catalogs/gpus.yaml
 
-Two sources: AIConfigurator's kernel times (planner/imports/silicon.py), and the measurements published with
+Two sources: AIConfigurator's kernel times (planner/importers/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
 BLOOM-176B has only the latter; Llama-2-70B has both, and the latter lie under splitwise/, where no lookup by
 LLM and GPU finds them: a fleet names the file.
@@ -25,15 +25,15 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
 from planner.errors import PlannerError
-from planner.imports.silicon import SYSTEMS, Kernels
-from planner.imports.silicon_fits import LEAST_KV_TOKENS, TPS, file_name, fit, silicon_fits
-from planner.imports.splitwise import HARDWARE, splitwise_table
-from planner.io.files import to_yaml, write_files
+from planner.files.checked_files import to_yaml, write_files
+from planner.importers.silicon import SYSTEMS, Kernels
+from planner.importers.silicon_fits import LEAST_KV_TOKENS, TPS, file_name, fit_kernels, silicon_fits
+from planner.importers.splitwise_tables import HARDWARE, splitwise_table
 from planner.models.latency import Array
 from planner.models.llm import Llm
-from planner.models.memory import fits
-from planner.models.parallel import ACTIVATION_BYTES
-from planner.models.roofline import roofline, transferred
+from planner.models.memory import fits_memory
+from planner.models.parallelism import ACTIVATION_BYTES
+from planner.models.roofline import roofline, transfer_fit
 
 SILICON_LLMS = (
     "meta-llama/Llama-3.1-8B",
@@ -124,27 +124,28 @@ def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, .
     hardware = HARDWARE[gpu.name]
     basis = f"measured: Splitwise, {model} on {hardware}, host overhead included"
     entries = [
-        fit_row(tp, *fit(splitwise_table(path, model, hardware, tp), basis=basis, kind="steps")) for tp in tps
+        fit_row(tp, *fit_kernels(splitwise_table(path, model, hardware, tp), basis=basis, kind="steps"))
+        for tp in tps
     ]
     source = "github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT), Patel et al. 2024; docs/models.md"
     return _document(llm, gpu, source, "2023-11", entries)
 
 
 def derived_file(
-    path: Path, llm: Llm, measured: Gpu, asked: Gpu, model: str, tps: tuple[int, ...]
+    path: Path, llm: Llm, measured: Gpu, target: Gpu, model: str, tps: tuple[int, ...]
 ) -> dict[str, Any]:
     """From the TP-8 fit of another GPU, by the ratio of the rooflines. There is nothing to hold out."""
     hardware = HARDWARE[measured.name]
-    latency, _ = fit(splitwise_table(path, model, hardware, 8), basis="", kind="steps")
+    latency, _ = fit_kernels(splitwise_table(path, model, hardware, 8), basis="", kind="steps")
     entries = []
     for tp in tps:
         basis = (
             f"derived: Splitwise's {model} on {hardware} tp8, carried over by the rooflines (no measurement)"
         )
-        moved = transferred(latency, roofline(llm, measured, 8), roofline(llm, asked, tp), basis=basis)
+        moved = transfer_fit(latency, roofline(llm, measured, 8), roofline(llm, target, tp), basis=basis)
         entries.append(fit_row(tp, moved, {}))
     source = "derived from github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT); docs/models.md"
-    return _document(llm, asked, source, "2023-11", entries)
+    return _document(llm, target, source, "2023-11", entries)
 
 
 def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, Any]]) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str,
                 splitwise, llama, gpu, "llama2-70b", (2, 4, 8)
             )
         h100, h200 = catalog.gpu("h100-80g"), catalog.gpu("h200-141g")
-        tps = tuple(tp for tp in TPS if fits(bloom, h200, tp, least_kv_tokens=LEAST_KV_TOKENS))
+        tps = tuple(tp for tp in TPS if fits_memory(bloom, h200, tp, least_kv_tokens=LEAST_KV_TOKENS))
         documents["bloom--h200-141g.yaml"] = derived_file(splitwise, bloom, h100, h200, "bloom-176b", tps)
     return documents
 

@@ -13,7 +13,7 @@ from typer.main import get_command
 from planner import manifests
 from planner.cli import app
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.documents.task import read_task
 from planner.manifests import kubernetes
 from planner.solvers import master

@@ -32,10 +32,10 @@ from planner.policies import (
     VLLM_ROUTER_PAIRS,
     Queue,
     Routing,
-    answer,
-    deployed,
+    find_deployed_routing,
+    find_router_difference,
 )
-from planner.runtime.routing import LiveFleet
+from planner.runtime.live_routing import LiveFleet
 
 ROOT = Path(__file__).parents[1]
 ROUTED = [row for row in TABLE if isinstance(row, Queue | Routing)]
@@ -67,7 +67,7 @@ def test_every_router_has_an_answer(row: Queue | Routing) -> None:
     """A name for what it does, and whether that is what was simulated."""
     routers = {VLLM, OURS} if isinstance(row, Queue) else set(ROUTERS) - {VLLM}
     for router in routers:
-        said = answer(row, router)
+        said = find_router_difference(row, router)
         assert said.name or (said.is_lacking and router == OURS)
         assert not (said.is_lacking and said.differs)
     assert set(row.at) <= set(ROUTERS)
@@ -83,16 +83,16 @@ def test_what_is_deployed_is_simulated_and_deployed_as_it_is(routing: str, targe
     """
     asked = Policies(routing=routing, prefix_cache=ROUTING[routing].needs_caches)
     for is_pair in (False, True):
-        once = deployed(asked, target, is_pair=is_pair)
-        again = deployed(once.policies, target, is_pair=is_pair)
-        assert (again.policies, again.told) == (once.policies, once.told)
+        once = find_deployed_routing(asked, target, is_pair=is_pair)
+        again = find_deployed_routing(once.policies, target, is_pair=is_pair)
+        assert (again.policies, again.rule_names) == (once.policies, once.rule_names)
         assert not ROUTING[once.policies.decode_routing].needs_caches
-        assert len(once.told) == 1 + is_pair
+        assert len(once.rule_names) == 1 + is_pair
 
 
 def test_every_name_that_a_router_is_told_has_a_rule_and_no_rule_is_idle() -> None:
     told = {
-        (router, answer(row, router).name)
+        (router, find_router_difference(row, router).name)
         for router in set(itertools.chain(*ROUTERS_OF.values()))
         for row in ROUTING.values()
     }
@@ -121,7 +121,7 @@ def test_no_target_routes_by_something_else_in_silence(kind: str, routing: str) 
     assert set(found.notes) | set(found.refused) == set(manifests.TARGETS)
     for target, notes in found.notes.items():
         router = ROUTERS_OF[target][kind == "pairs"]
-        told = answer(row, router)
+        told = find_router_difference(row, router)
         lacks = f"{ROUTERS[router].title} lacks {routing}: {told.name} is in its place"
         assert any(note.startswith(lacks) for note in notes) == told.is_lacking
         of_target = {path: text for path, text in found.files.items() if path.startswith(target)}
@@ -151,7 +151,7 @@ def test_an_order_of_prompts_that_vllm_lacks_is_not_called_priority(queue: str) 
     """It was: engines ran by priority for lpm too, which `plan serve` refuses to send."""
     policies = Policies(queue=queue, prefix_cache=QUEUE[queue].needs_caches)
     found = manifests.render(replace(mixed(), policies=policies), 5000, "vllm")
-    told = answer(QUEUE[queue], VLLM)
+    told = find_router_difference(QUEUE[queue], VLLM)
     settings = found.files["vllm/mixed.config.yaml"]
     assert ("scheduling-policy: priority" in settings) == (
         QUEUE[queue].rank is not None or QUEUE[queue].by_turns
@@ -166,7 +166,7 @@ def test_an_order_of_prompts_that_vllm_lacks_is_not_called_priority(queue: str) 
 def test_our_router_has_what_the_table_says(routing: str) -> None:
     row = ROUTING[routing]
     fleet = replace(mixed(), policies=Policies(routing=routing, prefix_cache=row.needs_caches))
-    if answer(row, OURS).is_lacking:
+    if find_router_difference(row, OURS).is_lacking:
         with pytest.raises(InputError, match="which needs batching"):
             LiveFleet(fleet)
     else:
@@ -200,7 +200,10 @@ def test_no_other_module_knows_a_policy_by_name() -> None:
         for node in ast.walk(ast.parse((ROOT / path).read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     }
-    assert known <= {("planner/search/findings.py", "sjf"), ("planner/search/oracle.py", "jsq")}
+    assert known <= {
+        ("planner/search/evidence/findings.py", "sjf"),
+        ("planner/search/oracle/fleet_oracle.py", "jsq"),
+    }
 
 
 def test_the_docs_print_the_table() -> None:

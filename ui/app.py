@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from planner.errors import PlannerError
-from planner.io.files import package_text
+from planner.files.checked_files import package_text
 
 HERE = Path(__file__).parent
 PAGES = {

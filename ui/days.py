@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.controllers.table import CONTROLLERS
-from planner.documents.day import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
-from ui.question import Asked
+from planner.documents.day_settings import (
+    ALL_FLEETS,
+    BILLED_S,
+    USUAL_IMAGE,
+    USUAL_STORAGE,
+    DaySection,
+    parse_day,
+)
+from ui.question import Form
 from ui.store import Document
 
 USUAL_LIMIT_S = 120  # It is the default of `plan day --time-limit`.
@@ -27,7 +34,7 @@ OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # The static fl
 WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 
 
-def of_section(given: object) -> Asked:
+def of_section(given: object) -> Form:
     """The inputs that ask what a section asks, or what holds without one; raises what `parse_day` raises."""
     section: DaySection = parse_day(given, "slo.yaml: day")
     whole = given if isinstance(given, Mapping) else {}
@@ -54,45 +61,45 @@ def of_section(given: object) -> Asked:
     }
 
 
-def section(asked: Mapping[str, Any]) -> Document:
+def section(form: Mapping[str, Any]) -> Document:
     """`day` of slo.yaml; what is left empty is left out."""
-    chosen, own = asked["controllers"] or [STATIC], asked["parameters"]
+    chosen, own = form["controllers"] or [STATIC], form["parameters"]
     has_own = any(name in own for name in chosen)
-    found: Document = {"controllers": {name: own.get(name, {}) for name in chosen} if has_own else chosen}
-    spans = {key: asked[name] for key, name in SPANS.items()}
-    found |= {key: f"{value:.12g} s" for key, value in spans.items() if value is not None}
-    if asked["train"]:
-        found["train"] = f"{asked['train']:.12g} %"
-    found |= {key: asked[key] for key in ("billing", "least", "most") if asked[key] is not None}
-    found |= {"warm": asked["warm"]} if asked["warm"] else {}
-    if asked["missed_usd"] is not None:
-        found["missed_window"] = asked["missed_usd"]
-    found |= {} if asked["optimum"] else {"optimum": False}
-    found |= {} if asked["fleets"] == ALL_FLEETS else {"fleets": asked["fleets"]}
-    if "start" not in found:
+    settings: Document = {"controllers": {name: own.get(name, {}) for name in chosen} if has_own else chosen}
+    spans = {key: form[name] for key, name in SPANS.items()}
+    settings |= {key: f"{value:.12g} s" for key, value in spans.items() if value is not None}
+    if form["train"]:
+        settings["train"] = f"{form['train']:.12g} %"
+    settings |= {key: form[key] for key in ("billing", "least", "most") if form[key] is not None}
+    settings |= {"warm": form["warm"]} if form["warm"] else {}
+    if form["missed_usd"] is not None:
+        settings["missed_window"] = form["missed_usd"]
+    settings |= {} if form["optimum"] else {"optimum": False}
+    settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
+    if "start" not in settings:
         usual = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
-        found |= {key: asked[key] for key, value in usual.items() if asked[key] != value}
-    return found
+        settings |= {key: form[key] for key, value in usual.items() if form[key] != value}
+    return settings
 
 
-def document(question: Mapping[str, Any], asked: Mapping[str, Any]) -> Document:
+def document(question: Mapping[str, Any], form: Mapping[str, Any]) -> Document:
     """A whole slo.yaml: a question at the rate and with the section of the inputs."""
     whole = {key: value for key, value in question.items() if key != "day"}
     traffic = {key: value for key, value in (whole.get("traffic") or {}).items() if key != "rate"}
-    traffic |= {"rate": asked["rate"]} if asked["rate"] is not None else {}
-    return whole | ({"traffic": traffic} if traffic else {}) | {"day": section(asked)}
+    traffic |= {"rate": form["rate"]} if form["rate"] is not None else {}
+    return whole | ({"traffic": traffic} if traffic else {}) | {"day": section(form)}
 
 
 def command(
-    asked: Mapping[str, Any], catalog_folder: Path | None = None, *, stands: bool, is_described: bool = False
+    form: Mapping[str, Any], catalog_folder: Path | None = None, *, stands: bool, is_described: bool = False
 ) -> str:
     """What gives the same answer on a command line, beside slo.yaml, the trace unless slo.yaml describes the
     traffic, and plan.yaml if it stands.
     """
-    found = ["plan", "day", "--slo", "slo.yaml"]
-    found += [] if is_described else ["--trace", asked["trace"].partition("/")[2]]
-    found += ["--fleet", "plan.yaml"] if stands else []
-    found += ["--seed", str(asked["seed"])] if asked["seed"] else []
-    found += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != USUAL_LIMIT_S else []
-    found += ["--catalog", str(catalog_folder)] if catalog_folder else []
-    return shlex.join([*found, "-o", "out/"])
+    words = ["plan", "day", "--slo", "slo.yaml"]
+    words += [] if is_described else ["--trace", form["trace"].partition("/")[2]]
+    words += ["--fleet", "plan.yaml"] if stands else []
+    words += ["--seed", str(form["seed"])] if form["seed"] else []
+    words += ["--time-limit", str(form["time_limit"])] if form["time_limit"] != USUAL_LIMIT_S else []
+    words += ["--catalog", str(catalog_folder)] if catalog_folder else []
+    return shlex.join([*words, "-o", "out/"])

@@ -60,18 +60,21 @@ def chart(picture: Mapping[str, Any]) -> None:
     st.caption(escaped(picture["caption"]))
 
 
-def pictures(found: Sequence[Mapping[str, Any]]) -> None:
+def pictures(figures: Sequence[Mapping[str, Any]]) -> None:
     """Charts two by two, the last of an odd number alone; one below the other on a narrow screen."""
-    for first in range(0, len(found), 2):
-        pair = found[first : first + 2]
+    for first in range(0, len(figures), 2):
+        pair = figures[first : first + 2]
         for column, picture in zip(st.columns(len(pair)), pair, strict=True):
             with column:
                 chart(picture)
 
 
-def tenants(found: Iterable[Document]) -> None:
+def tenants(tenant_rows: Iterable[Document]) -> None:
     """Draw the table of tenants: the traffic that each one sends."""
-    rows = [(row["tenant"], f"{row['requests']:,}", f"{100 * row['share of tokens']:.1f} %") for row in found]
+    rows = [
+        (row["tenant"], f"{row['requests']:,}", f"{100 * row['share of tokens']:.1f} %")
+        for row in tenant_rows
+    ]
     if rows:
         table(("tenant", "requests", "share of tokens"), rows)
 
@@ -90,9 +93,9 @@ def signed_percent(frac: float | None) -> str:
     return "-" if frac is None else f"{100 * frac:+.1f} %" if abs(frac) >= 5e-4 else "0.0 %"
 
 
-def error(found: Exception | str) -> None:
+def error(problem: Exception | str) -> None:
     """What the command says on its one line."""
-    st.error(escaped(found if isinstance(found, str) else error_line(found)))
+    st.error(escaped(problem if isinstance(problem, str) else error_line(problem)))
 
 
 def first_screen(document: Document, key: str = "first_screen") -> None:

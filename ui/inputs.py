@@ -12,13 +12,13 @@ from planner.documents.safety import LEAST_KEPT_FRAC, MOST_GROWTH_FRAC, MOST_KEP
 from planner.documents.slo import METRICS
 from planner.documents.task import Objective
 from planner.errors import PlannerError
+from planner.files.checked_files import read_yaml, to_yaml
 from planner.fleet import MAX_PP
-from planner.io.files import read_yaml, to_yaml
 from planner.policies import PLANNED_QUEUES, QUEUE
 from planner.traffic.formats import PUBLISHED
 from planner.traffic.scaling import Scaling
 from ui import draw, question, support
-from ui.question import Asked
+from ui.question import Form
 from ui.session import COUNTS, Session, gpu_key
 from ui.store import SAMPLES, column_names, read_as
 
@@ -58,33 +58,33 @@ GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
 
 
-def choose(session: Session, asked: Asked) -> tuple[Asked, Any]:
+def choose(session: Session, form: Form) -> tuple[Form, Any]:
     """All inputs, one below the other: what they ask now, and where to say what is wrong with the trace."""
-    found: Asked = {"more": asked["more"]}
+    chosen: Form = {"more": form["more"]}
     st.header("Traffic")
-    found |= traffic(session)
+    chosen |= traffic(session)
     below_trace = st.container()
     st.header("LLM")
-    found["llm"] = llm(session)
+    chosen["llm"] = llm(session)
     st.header("GPUs")
-    found["gpus"] = gpus(session, asked)
+    chosen["gpus"] = gpus(session, form)
     st.header("Promise")
-    found |= promise(session)
+    chosen |= promise(session)
     st.header("Safety")
-    found |= safety()
+    chosen |= safety()
     with st.expander("Goal and limits"):
-        found |= goal()
+        chosen |= goal()
     with st.expander("Policies and losses"):
-        found |= policies() | engines()
-    also_asked(found["more"], lambda: _again(found | {"more": {}}))
-    text(
-        lambda: question.document(found, session.catalog),
-        lambda typed: _again(question.of_document(typed, found, session.catalog)),
+        chosen |= policies() | engines()
+    other_requirements(chosen["more"], lambda: _again(chosen | {"more": {}}))
+    slo_text_input(
+        lambda: question.document(chosen, session.catalog),
+        lambda typed: _again(question.of_document(typed, chosen, session.catalog)),
     )
-    return found, below_trace
+    return chosen, below_trace
 
 
-def traffic(session: Session, place: str = "ask") -> Asked:
+def traffic(session: Session, place: str = "ask") -> Form:
     """A sample, a file of one's own with what its columns are, or a description."""
     known = session.store.traces(session.id)
 
@@ -109,27 +109,27 @@ def traffic(session: Session, place: str = "ask") -> Asked:
         on_change=of_source,
         label_visibility="collapsed",
     )
-    found: Asked = {"source": source, "trace": st.session_state[f"{place}_trace"]}
-    found["map"] = st.session_state[f"{place}_map"]
+    chosen: Form = {"source": source, "trace": st.session_state[f"{place}_trace"]}
+    chosen["map"] = st.session_state[f"{place}_map"]
     kept = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
     if source == question.DESCRIBED:
-        return found | kept | {"rate": rate(place, is_described=True)} | describe(session, place)
+        return chosen | kept | {"rate": rate(place, is_described=True)} | describe(session, place)
     if source == question.UPLOAD:
         upload_trace(session, place)
     fitting = _of_source(session.store.traces(session.id), source)
     if fitting:
-        found["trace"] = trace(session, place, fitting)
-        found["map"] = st.session_state[f"{place}_map"]
+        chosen["trace"] = trace(session, place, fitting)
+        chosen["map"] = st.session_state[f"{place}_map"]
     else:
         st.caption("No file yet: drop one above. Until then the sample counts.")
-    return found | kept | {"rate": rate(place)} | part(place)
+    return chosen | kept | {"rate": rate(place)} | part(place)
 
 
 def _of_source(known: Sequence[str], source: str) -> list[str]:
     return [one for one in known if one.startswith(f"{SAMPLES}/") == (source == question.SAMPLE)]
 
 
-def describe(session: Session, place: str = "ask") -> Asked:
+def describe(session: Session, place: str = "ask") -> Form:
     """Requests that nobody has recorded: how long they are and how they come."""
 
     def of_task() -> None:
@@ -140,7 +140,7 @@ def describe(session: Session, place: str = "ask") -> Asked:
             st.session_state[f"{place}_{key}_p95"] = None
 
     tasks = [question.OWN_LENGTHS, *session.catalog.tasks]
-    found: Asked = {
+    chosen: Form = {
         "task": st.selectbox(
             "Requests are like",
             tasks,
@@ -151,19 +151,19 @@ def describe(session: Session, place: str = "ask") -> Asked:
     }
     for key, name in (("input", "Prompt"), ("output", "Answer")):
         mean, p95 = st.columns(2, vertical_alignment="bottom")
-        is_own = found["task"] == question.OWN_LENGTHS
-        found[f"{key}_mean"] = mean.number_input(
+        is_own = chosen["task"] == question.OWN_LENGTHS
+        chosen[f"{key}_mean"] = mean.number_input(
             f"{name}, mean [tokens]",
             key=f"{place}_{key}_mean",
             step=10.0,
             placeholder="not given" if is_own else "as the task",
             **EMPTY,
         )
-        found[f"{key}_p95"] = p95.number_input(
+        chosen[f"{key}_p95"] = p95.number_input(
             f"{name}, p95 [tokens]", key=f"{place}_{key}_p95", step=10.0, placeholder="not given", **EMPTY
         )
     burst, minutes = st.columns(2, vertical_alignment="bottom")
-    found["burst_cv"] = burst.number_input(
+    chosen["burst_cv"] = burst.number_input(
         "Burstiness (CV of gaps)",
         key=f"{place}_burst_cv",
         step=0.5,
@@ -171,10 +171,10 @@ def describe(session: Session, place: str = "ask") -> Asked:
         help="1: at random (Poisson). Empty: of clients who send in bursts, as in production.",
         **EMPTY,
     )
-    found["duration_min"] = minutes.number_input(
+    chosen["duration_min"] = minutes.number_input(
         "Duration [min]", key=f"{place}_duration_min", step=5.0, placeholder="as usual", **EMPTY
     )
-    return found
+    return chosen
 
 
 def upload_trace(session: Session, place: str = "ask") -> None:
@@ -222,7 +222,7 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
     if not names:
         return
     known = question.map_of(guess) | st.session_state[f"{place}_map"]
-    asked: dict[str, str] = {}
+    chosen_columns: dict[str, str] = {}
     with st.container(border=True):
         st.markdown("**Which column is what?**")
         for role, words in ROLES.items():
@@ -235,13 +235,13 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
                 placeholder="none",
             )
             if chosen is not None:
-                asked[role] = f"{chosen}:{unit}" if unit and chosen == name else chosen
+                chosen_columns[role] = f"{chosen}:{unit}" if unit and chosen == name else chosen
         if st.button("Read it so", key=f"{place}_columns", type="primary"):
-            st.session_state[f"{place}_map"] = asked
+            st.session_state[f"{place}_map"] = chosen_columns
             st.rerun()
 
 
-def part(place: str = "ask") -> Asked:
+def part(place: str = "ask") -> Form:
     """How the trace is brought to the rate, and what of it counts."""
     return {
         "scale": st.selectbox(
@@ -259,7 +259,7 @@ def part(place: str = "ask") -> Asked:
 
 def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
-    found: float | None = st.number_input(
+    rate_rps: float | None = st.number_input(
         "Rate [requests/s]" if is_described else "Rate [requests/s]; empty: as in the trace",
         step=1.0,
         key=f"{place}_rate",
@@ -267,7 +267,7 @@ def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
         help="The trace is rescaled to this rate. Where the most traffic is looked for, it is the answer.",
         **EMPTY,
     )
-    return found
+    return rate_rps
 
 
 def llm(session: Session, place: str = "ask") -> str:
@@ -292,10 +292,10 @@ def llm(session: Session, place: str = "ask") -> str:
     return chosen
 
 
-def gpus(session: Session, asked: Asked, place: str = "ask") -> list[dict[str, Any]]:
+def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any]]:
     """A chip per GPU, and of each that may be used its stock and prices."""
     known = session.catalog.gpus
-    left = {row["GPU"]: row for row in asked["gpus"]}
+    left = {row["GPU"]: row for row in form["gpus"]}
 
     def chip(name: str) -> str:
         price = left[name]["USD/h"] if left[name]["USD/h"] is not None else left[name]["reserved"]
@@ -323,16 +323,16 @@ def gpus(session: Session, asked: Asked, place: str = "ask") -> list[dict[str, A
     return rows
 
 
-def _terms(row: Mapping[str, Any], place: str) -> Asked:
+def _terms(row: Mapping[str, Any], place: str) -> Form:
     """Stock and prices of a GPU, behind a button that says them."""
-    name, found = row["GPU"], dict[str, Any]()
+    name, terms = row["GPU"], dict[str, Any]()
     stock, owned = row["stock"], row["owned"]
-    said = "any number" if stock is None else f"{stock:,.0f} in stock"
-    said += f", {owned:,.0f} owned" if owned else ""
-    with st.popover(f"{name}: {said}", width="stretch"):
+    stock_text = "any number" if stock is None else f"{stock:,.0f} in stock"
+    stock_text += f", {owned:,.0f} owned" if owned else ""
+    with st.popover(f"{name}: {stock_text}", width="stretch"):
         for column, (label, more) in GPU_COLUMNS.items():
             is_count = column in COUNTS
-            found[column] = st.number_input(
+            terms[column] = st.number_input(
                 label,
                 min_value=0 if is_count else 0.0,
                 value=None,
@@ -341,10 +341,10 @@ def _terms(row: Mapping[str, Any], place: str) -> Asked:
                 key=gpu_key(place, column, name),
                 **more,
             )
-    return found
+    return terms
 
 
-def promise(session: Session, place: str = "ask") -> Asked:
+def promise(session: Session, place: str = "ask") -> Form:
     presets = [question.OWN_LIMITS, *session.catalog.slos]
 
     def take_preset() -> None:
@@ -355,10 +355,10 @@ def promise(session: Session, place: str = "ask") -> Asked:
     def own_limits() -> None:
         st.session_state[f"{place}_preset"] = question.OWN_LIMITS
 
-    found: Asked = {
+    chosen: Form = {
         "preset": st.selectbox("Preset of a paper", presets, key=f"{place}_preset", on_change=take_preset)
     }
-    preset = session.catalog.slos.get(found["preset"])
+    preset = session.catalog.slos.get(chosen["preset"])
     is_relative = preset is not None and question.of_preset(preset) is None
     if preset is not None:
         st.caption(draw.escaped(f"{preset.source}. For {preset.served}."))
@@ -368,8 +368,8 @@ def promise(session: Session, place: str = "ask") -> Asked:
     for metric in METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
         with name:
-            found[f"{metric}_ms"] = _limit(metric, unit, place, own_limits, is_relative=is_relative)
-        found[f"{metric}_percentile"] = share.selectbox(
+            chosen[f"{metric}_ms"] = _limit(metric, unit, place, own_limits, is_relative=is_relative)
+        chosen[f"{metric}_percentile"] = share.selectbox(
             f"{metric.upper()} percentile",
             question.PERCENTILES,
             key=f"{place}_{metric}_percentile",
@@ -377,7 +377,7 @@ def promise(session: Session, place: str = "ask") -> Asked:
             disabled=is_relative,
             accept_new_options=True,
         )
-    found["attainment"] = st.number_input(
+    chosen["attainment"] = st.number_input(
         "Requests that keep all limits at once, at least [%]",
         max_value=100.0,
         step=1.0,
@@ -387,7 +387,7 @@ def promise(session: Session, place: str = "ask") -> Asked:
         on_change=own_limits,
         **EMPTY,
     )
-    return found
+    return chosen
 
 
 def _limit(
@@ -405,7 +405,7 @@ def _limit(
     if unit != "ms":
         st.session_state[f"{place}_{metric}_{unit}"] = None if ms is None else float(f"{ms / factor:.12g}")
         st.session_state[key] = ms  # of an input that is not drawn, which would be forgotten
-    found: float | None = st.number_input(
+    limit_ms: float | None = st.number_input(
         f"{question.WHAT[metric]} at most [{unit}]",
         step=10.0 / factor,
         on_change=take,
@@ -414,10 +414,10 @@ def _limit(
         disabled=is_relative,
         **(EMPTY | {"min_value": 0.001 / factor}),
     )
-    return found if unit == "ms" else ms
+    return limit_ms if unit == "ms" else ms
 
 
-def safety(place: str = "ask") -> Asked:
+def safety(place: str = "ask") -> Form:
     """The inputs for the share of scenarios that must keep the SLO, by a profile or by its figures."""
 
     def take_profile() -> None:
@@ -425,8 +425,8 @@ def safety(place: str = "ask") -> Asked:
             st.session_state[f"{place}_{name}"] = value
         st.session_state[f"{place}_growth"] = 0.0
 
-    asked = {key: st.session_state[f"{place}_{key}"] for key in ("kept_in", "growth", "spare", "spare_of")}
-    st.session_state[f"{place}_profile"] = question.profile(asked)
+    chosen = {key: st.session_state[f"{place}_{key}"] for key in ("kept_in", "growth", "spare", "spare_of")}
+    st.session_state[f"{place}_profile"] = question.profile(chosen)
     st.segmented_control(
         "Safety profile",
         (*question.PROFILES, question.OWN_PROFILE),
@@ -455,27 +455,27 @@ def safety(place: str = "ask") -> Asked:
     }
 
 
-def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) -> Asked:
-    found: Asked = {
+def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) -> Form:
+    chosen: Form = {
         "objective": st.selectbox(
             "Look for", objectives, format_func=OBJECTIVES.__getitem__, key=f"{place}_objective"
         )
     }
     for name, label in (("cost", "Cost at most [USD/h]"), ("power_kw", "Power at most [kW]")):
-        found[name] = st.number_input(
+        chosen[name] = st.number_input(
             label, key=f"{place}_{name}", step=10.0, placeholder="no limit", **EMPTY
         )
-    found["gpu_limit"] = st.number_input(
+    chosen["gpu_limit"] = st.number_input(
         "GPUs at most", min_value=1, value=None, step=1, key=f"{place}_gpu_limit", placeholder="no limit"
     )
-    found["seed"] = st.number_input("Seed", min_value=0, step=1, key=f"{place}_seed", help=SEED)
-    found["time_limit"] = st.number_input("Time limit [s]", min_value=1, step=10, key=f"{place}_time_limit")
-    return found
+    chosen["seed"] = st.number_input("Seed", min_value=0, step=1, key=f"{place}_seed", help=SEED)
+    chosen["time_limit"] = st.number_input("Time limit [s]", min_value=1, step=10, key=f"{place}_time_limit")
+    return chosen
 
 
-def policies(place: str = "ask") -> Asked:
+def policies(place: str = "ask") -> Form:
     """The inputs for queueing and for the losses that the fleet must survive."""
-    found: Asked = {
+    chosen: Form = {
         "queues": st.multiselect(
             "Order of the waiting prompts: any of",
             PLANNED_QUEUES,
@@ -484,38 +484,40 @@ def policies(place: str = "ask") -> Asked:
             help="The plan takes the one that needs least; of equal ones the first.",
         )
     }
-    found["longest_wait"] = st.number_input(
+    chosen["longest_wait"] = st.number_input(
         "Nobody is overtaken for longer than [s]",
         step=10.0,
         key=f"{place}_longest_wait",
         placeholder="no limit",
-        disabled=not any(QUEUE[name].overtakes for name in found["queues"]),
+        disabled=not any(QUEUE[name].may_overtake for name in chosen["queues"]),
         **EMPTY,
     )
     count, of = st.columns(2, vertical_alignment="bottom")
-    found["spare"] = count.number_input(
+    chosen["spare"] = count.number_input(
         "Losses to survive",
         min_value=0,
         step=1,
         key=f"{place}_spare",
         help="The promise holds after losing so many workers of any one pool, or nodes with all on them.",
     )
-    found["spare_of"] = of.selectbox("Losses of", (question.WORKERS, question.NODES), key=f"{place}_spare_of")
-    found["robust_steps"] = st.number_input(
+    chosen["spare_of"] = of.selectbox(
+        "Losses of", (question.WORKERS, question.NODES), key=f"{place}_spare_of"
+    )
+    chosen["robust_steps"] = st.number_input(
         "Hold if steps take longer by [%]",
         key=f"{place}_robust_steps",
         help="The fits' own error stands in every plan.",
         **SHARE,
     )
-    found["robust_traffic"] = st.number_input(
+    chosen["robust_traffic"] = st.number_input(
         "Hold if there is more traffic by [%]", key=f"{place}_robust_traffic", **SHARE
     )
-    return found
+    return chosen
 
 
-def engines(place: str = "ask") -> Asked:
+def engines(place: str = "ask") -> Form:
     """The inputs for the engine settings that all workers share."""
-    found: Asked = {
+    chosen: Form = {
         "stages": st.multiselect(
             "Pipeline stages a worker may have",
             range(1, MAX_PP + 1),
@@ -523,14 +525,14 @@ def engines(place: str = "ask") -> Asked:
             help="More than one lets a worker span more GPUs than tensor parallelism does.",
         )
     }
-    found["bandwidth"] = st.number_input(
+    chosen["bandwidth"] = st.number_input(
         "Network between workers [GB/s]",
         min_value=0.001,
         format="%g",
         key=f"{place}_bandwidth",
         help="Over it, prefill workers hand the KV cache of a prompt to decode workers.",
     )
-    found["host_overhead"] = st.number_input(
+    chosen["host_overhead"] = st.number_input(
         "Host overhead per engine step [ms]",
         min_value=0.0,
         step=0.5,
@@ -538,19 +540,19 @@ def engines(place: str = "ask") -> Asked:
         key=f"{place}_host_overhead",
         help="The engine's own time, which kernel times leave out.",
     )
-    return found
+    return chosen
 
 
-def also_asked(more: Asked, forget: Callable[[], None], place: str = "ask") -> None:
+def other_requirements(more: Form, forget: Callable[[], None], place: str = "ask") -> None:
     """List the requirements of slo.yaml that no input shows."""
     if more:
         st.markdown("**Also asked**, in slo.yaml alone:")
-        draw.bullets(question.leaves(more))
+        draw.bullets(question.leaf_texts(more))
         if st.button("Ask none of these", key=f"{place}_forget_more"):
             forget()
 
 
-def text(document: Callable[[], Asked], apply: Callable[[Asked], None]) -> None:
+def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) -> None:
     """slo.yaml as the inputs ask it; what is typed there leads the inputs, and what has none is kept."""
     with st.expander("slo.yaml: the question as text"):
         st.caption(
@@ -571,6 +573,6 @@ def text(document: Callable[[], Asked], apply: Callable[[Asked], None]) -> None:
                 draw.error(error)
 
 
-def _again(asked: Asked) -> None:
-    st.session_state.restore = asked
+def _again(form: Form) -> None:
+    st.session_state.restore = form
     st.rerun()

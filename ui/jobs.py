@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from planner.io.files import repository_dir
+from planner.files.checked_files import repository_dir
 from ui.store import Store
 
 PATHS = ("trace", "catalog")  # The content of these files decides a result.
@@ -195,8 +195,8 @@ def result_key(kind: str, request: dict[str, Any]) -> str:
 
 
 def _digest_of(path: Path) -> str:
-    found = sorted([*path.rglob("*.yaml"), *path.glob("config.json")]) if path.is_dir() else [path]
-    return hashlib.sha256(repr([(_digest(p, *_stamp(p))) for p in found if p.is_file()]).encode()).hexdigest()
+    files = sorted([*path.rglob("*.yaml"), *path.glob("config.json")]) if path.is_dir() else [path]
+    return hashlib.sha256(repr([(_digest(p, *_stamp(p))) for p in files if p.is_file()]).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:

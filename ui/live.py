@@ -41,9 +41,9 @@ def _component(name: str) -> Any:
     return st.components.v2.component(f"fleetplan_{name}", js={"focus": FOCUS, "keep": KEEP}[name])
 
 
-def sliders(found: Document, key: str) -> None:
+def sliders(document: Document, key: str) -> None:
     """Sliders for traffic, step times and limits over what the job `sliders` simulated."""
-    data = found | {"is_dark": st.context.theme.type == "dark"}
+    data = document | {"is_dark": st.context.theme.type == "dark"}
     _component("sliders")(data=data, key=f"sliders_{key}")
 
 

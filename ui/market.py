@@ -72,24 +72,24 @@ def llms(capacity: Sequence[Document]) -> list[str]:
     return list(dict.fromkeys(str(row.get("llm", "?")) for row in capacity))
 
 
-def made_up(asked: Document) -> list[Document]:
+def example_demand(market: Document) -> list[Document]:
     """A day of every LLM, at most three of its workers busy, or as many as the stock has for all."""
-    return shaped(usual_peaks(asked), days=1, night_frac=TROUGH, weekend_frac=1.0)
+    return shape_hours(usual_peaks(market), days=1, night_frac=TROUGH, weekend_frac=1.0)
 
 
-def usual_peaks(asked: Document) -> dict[str, float]:
+def usual_peaks(market: Document) -> dict[str, float]:
     """Requests/s of every LLM at the busiest hour."""
-    capacity = asked["capacity"]
+    capacity = market["capacity"]
     rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
     gpus: Counter[str] = Counter()
     for row in capacity:
         gpus.update(gpus_of(row))
-    stock = {gpu: offer["stock"] for gpu, offer in asked["gpus"].items() if "stock" in offer}
+    stock = {gpu: offer["stock"] for gpu, offer in market["gpus"].items() if "stock" in offer}
     busy = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
     return {llm: max(busy, 1) * rate for llm, rate in rates.items()}
 
 
-def shaped(
+def shape_hours(
     peaks_rps: Mapping[str, float], *, days: int, night_frac: float, weekend_frac: float
 ) -> list[Document]:
     """Hours of days, Monday first: nights (0 to 8) and weekends by their share of the busiest hours (8 to

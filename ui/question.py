@@ -18,13 +18,13 @@ from planner.documents.slo import METRICS, SloPreset
 from planner.documents.task import left_out_unnamed, parse_task
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
+from planner.files.checked_files import is_path
+from planner.files.document_values import read_share
 from planner.fleet import Policies
-from planner.io.files import is_path
-from planner.io.values import share
-from planner.units import percentile_name, quantity, shortest, show_s
+from planner.units import percentile_name, quantity, shortest_digits, show_s
 from ui.store import SAMPLES
 
-Asked = dict[str, Any]
+Form = dict[str, Any]
 Fields = Mapping[str, Any]
 
 OWN_LIMITS = "own limits"
@@ -81,10 +81,10 @@ SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None
 """Those of `traffic`, too, where it describes requests."""
 
 
-def sample(catalog: Catalog) -> Asked:
+def sample_form(catalog: Catalog) -> Form:
     """The question of examples/slo.yaml."""
     stock = {"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32}
-    asked: Asked = {
+    form: Form = {
         "source": SAMPLE,
         "trace": f"{SAMPLES}/azure-conversation-sample.csv",
         "map": {},
@@ -121,25 +121,25 @@ def sample(catalog: Catalog) -> Asked:
         "more": {},
     }
     for metric in METRICS:
-        asked[f"{metric}_percentile"] = "p90" if metric == "ttft" else "p99"
-        asked[f"{metric}_ms"] = {"ttft": 2000.0, "tbt": 200.0}.get(metric)
-    return asked | {"gpus": gpu_rows({}, catalog, use=stock)}
+        form[f"{metric}_percentile"] = "p90" if metric == "ttft" else "p99"
+        form[f"{metric}_ms"] = {"ttft": 2000.0, "tbt": 200.0}.get(metric)
+    return form | {"gpus": gpu_rows({}, catalog, use=stock)}
 
 
-def kept(found: Mapping[str, Any], catalog: Catalog) -> Asked:
+def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
     """Inputs that were kept, perhaps by an earlier version or beside another catalog, as they are now."""
-    default = sample(catalog)
-    asked = default | {key: found[key] for key in default if key in found}
-    if "source" not in found and not asked["trace"].startswith(f"{SAMPLES}/"):
-        asked["source"] = UPLOAD
-    if asked["preset"] not in catalog.slos:
-        asked["preset"] = OWN_LIMITS
-    rows = {row["GPU"]: row for row in asked["gpus"]}
+    default = sample_form(catalog)
+    form = default | {key: stored[key] for key in default if key in stored}
+    if "source" not in stored and not form["trace"].startswith(f"{SAMPLES}/"):
+        form["source"] = UPLOAD
+    if form["preset"] not in catalog.slos:
+        form["preset"] = OWN_LIMITS
+    rows = {row["GPU"]: row for row in form["gpus"]}
     unused = gpu_rows({}, catalog, use={})
-    return asked | {"gpus": [row | rows.get(row["GPU"], {}) for row in unused]}
+    return form | {"gpus": [row | rows.get(row["GPU"], {}) for row in unused]}
 
 
-def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str, int | None]) -> list[Asked]:
+def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str, int | None]) -> list[Form]:
     """The table of GPUs. A capped one costs what its uncapped row does, unless it has a price of its own."""
     rows = []
     for name, gpu in catalog.gpus.items():
@@ -151,12 +151,12 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
     return rows
 
 
-def profile(asked: Mapping[str, Any]) -> str:
+def profile(form: Mapping[str, Any]) -> str:
     """The safety profile that these inputs are, or `OWN_PROFILE`."""
-    is_plain = not asked["growth"]
+    is_plain = not form["growth"]
     for name, values in PROFILES.items():
         if is_plain and all(
-            asked[key] == value for key, value in values.items() if key != "spare_of" or values["spare"]
+            form[key] == value for key, value in values.items() if key != "spare_of" or values["spare"]
         ):
             return name
     return OWN_PROFILE
@@ -171,7 +171,8 @@ def map_of(written: str) -> dict[str, str]:
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two questions, a line each: "traffic.rate: 20, now 30"."""
     old, new = (
-        {line.partition(": ")[0]: line.partition(": ")[2] for line in leaves(one)} for one in (before, after)
+        {line.partition(": ")[0]: line.partition(": ")[2] for line in leaf_texts(one)}
+        for one in (before, after)
     )
     return [
         f"{key}: {old.get(key, 'not asked')}, now {new.get(key, 'not asked')}"
@@ -185,28 +186,28 @@ def llm_name(llm: str) -> str:
     return Path(llm).name if is_path(llm) else llm
 
 
-def promised(asked: Mapping[str, Any]) -> str:
+def slo_summary(form: Mapping[str, Any]) -> str:
     """The limits of the inputs in a line."""
     limits = [
-        f"{metric.upper()} {asked[f'{metric}_percentile']} ≤ {show_s(asked[f'{metric}_ms'] / 1e3)}"
+        f"{metric.upper()} {form[f'{metric}_percentile']} ≤ {show_s(form[f'{metric}_ms'] / 1e3)}"
         for metric in METRICS
-        if asked[f"{metric}_ms"] is not None
+        if form[f"{metric}_ms"] is not None
     ]
-    if asked["attainment"] is not None:
-        limits.append(f"{asked['attainment']:g} % of requests keep all limits")
-    preset = f"Preset {asked['preset']}. " if asked["preset"] != OWN_LIMITS else ""
+    if form["attainment"] is not None:
+        limits.append(f"{form['attainment']:g} % of requests keep all limits")
+    preset = f"Preset {form['preset']}. " if form["preset"] != OWN_LIMITS else ""
     return f"{preset}{', '.join(limits) or 'No limit in seconds'}."
 
 
-def of_preset(preset: SloPreset) -> Asked | None:
+def of_preset(preset: SloPreset) -> Form | None:
     """A preset's limits as inputs; None where they are relative, or two of one metric."""
     if preset.slowdowns is not None:
         return None
-    asked, more = _of_slo(preset.slo)
-    return None if more else asked
+    form, more = _of_slo(preset.slo)
+    return None if more else form
 
 
-def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> Asked:
+def of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) -> Form:
     """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `form`.
 
     Raises what `slo.parse_task` raises.
@@ -223,11 +224,11 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
         more,
         _given({"slo": more_limits, "fleet": _given({"prices": more_prices}), "traffic": more_described}),
     )
-    if not is_described and asked["source"] == DESCRIBED:
-        described = {"source": SAMPLE if asked["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
+    if not is_described and form["source"] == DESCRIBED:
+        described = {"source": SAMPLE if form["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
     owned = {catalog.gpu(str(name)).name: count for name, count in task.owned.items()}
     return (
-        asked
+        form
         | limits
         | described
         | {
@@ -241,20 +242,20 @@ def of_document(document: Mapping[str, Any], asked: Asked, catalog: Catalog) -> 
                 row | {"owned": owned.get(row["GPU"])} for row in gpu_rows(prices, catalog, use=task.stock)
             ],
             "objective": task.objective,
-            "power_kw": _times(task.power_limit_w, 1e-3),
+            "power_kw": _in_unit(task.power_limit_w, 1e-3),
             "cost": task.cost_limit_usd_per_h,
             "gpu_limit": task.gpu_limit,
-            "kept_in": None if task.safety is None else _times(task.safety.kept_in_frac, 100),
-            "growth": 0.0 if task.safety is None else _times(task.safety.growth_frac, 100),
+            "kept_in": None if task.safety is None else _in_unit(task.safety.kept_in_frac, 100),
+            "growth": 0.0 if task.safety is None else _in_unit(task.safety.growth_frac, 100),
             "spare": task.spare_workers or task.spare_nodes,
             "spare_of": NODES if task.spare_nodes else WORKERS,
-            "robust_steps": _times(task.robust.step_times_frac, 100),
-            "robust_traffic": _times(task.robust.traffic_frac, 100),
+            "robust_steps": _in_unit(task.robust.step_times_frac, 100),
+            "robust_traffic": _in_unit(task.robust.traffic_frac, 100),
             "queues": list(task.queues),
             "stages": list(task.stages),
             "longest_wait": None if math.isinf(task.longest_wait_s) else task.longest_wait_s,
-            "bandwidth": _times(task.network.bandwidth_bytes_per_s, 1e-9),
-            "host_overhead": _times(task.host_overhead_s, 1e3),
+            "bandwidth": _in_unit(task.network.bandwidth_bytes_per_s, 1e-9),
+            "host_overhead": _in_unit(task.host_overhead_s, 1e3),
             "more": more,
         }
     )
@@ -269,119 +270,119 @@ def _usual(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, Non
     return {name: None for name in catalog.gpus if name not in left}
 
 
-def document(asked: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
+def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """slo.yaml; what is left empty is left out. `slo.parse_task` refuses what makes no sense.
 
     Raises InputError where an input and `more` say two things of one key.
     """
-    used = [row for row in asked["gpus"] if row["use"]]
-    traffic = _described(asked) if asked["source"] == DESCRIBED else _of_trace(asked)
-    if asked["window"] != WINDOWS[0]:
-        traffic["window"] = asked["window"]
+    used = [row for row in form["gpus"] if row["use"]]
+    traffic = _described(form) if form["source"] == DESCRIBED else _of_trace(form)
+    if form["window"] != WINDOWS[0]:
+        traffic["window"] = form["window"]
     limits = {
-        "power": _with_unit(asked["power_kw"], "kW"),
-        "cost": _with_unit(asked["cost"], "usd/h"),
-        "gpus": asked["gpu_limit"],
+        "power": _with_unit(form["power_kw"], "kW"),
+        "cost": _with_unit(form["cost"], "usd/h"),
+        "gpus": form["gpu_limit"],
     }
     fleet: dict[str, Any] = {}
     prices = _prices(used, catalog)
-    if {row["GPU"]: row["stock"] for row in used} != _usual(asked["llm"], catalog, prices):
+    if {row["GPU"]: row["stock"] for row in used} != _usual(form["llm"], catalog, prices):
         fleet["gpus"] = {row["GPU"]: _stock(row["stock"]) for row in used}
     if owned := {row["GPU"]: _stock(row["owned"]) for row in used if row.get("owned")}:
         fleet["owned"] = owned
     if prices:
         fleet["prices"] = prices
-    if asked["stages"] not in ([1], []):
-        fleet["pp"] = asked["stages"]
-    fleet["network"] = {"bandwidth": _with_unit(asked["bandwidth"], "GB/s")}
-    if asked["host_overhead"]:
-        fleet["host_overhead"] = _with_unit(asked["host_overhead"], "ms")
-    found: dict[str, Any] = {"llm": asked["llm"]}
-    preset = catalog.slos.get(asked["preset"])
-    if preset is not None and _is(preset, asked):
-        found["preset"] = preset.name
+    if form["stages"] not in ([1], []):
+        fleet["pp"] = form["stages"]
+    fleet["network"] = {"bandwidth": _with_unit(form["bandwidth"], "GB/s")}
+    if form["host_overhead"]:
+        fleet["host_overhead"] = _with_unit(form["host_overhead"], "ms")
+    question: dict[str, Any] = {"llm": form["llm"]}
+    preset = catalog.slos.get(form["preset"])
+    if preset is not None and _is_preset(preset, form):
+        question["preset"] = preset.name
     else:
-        found["slo"] = _slo(asked)
-    found |= {"traffic": _given(traffic), "fleet": fleet}
-    policies = {"queue": asked["queues"] if asked["queues"] not in ([Policies().queue], []) else None}
+        question["slo"] = _slo(form)
+    question |= {"traffic": _given(traffic), "fleet": fleet}
+    policies = {"queue": form["queues"] if form["queues"] not in ([Policies().queue], []) else None}
     if policies["queue"]:  # first come, first served overtakes nobody
-        policies["longest_wait"] = _with_unit(asked["longest_wait"], "s")
+        policies["longest_wait"] = _with_unit(form["longest_wait"], "s")
     robust = {
-        "step_times": _with_unit(asked["robust_steps"] or None, "%"),
-        "traffic": _with_unit(asked["robust_traffic"] or None, "%"),
+        "step_times": _with_unit(form["robust_steps"] or None, "%"),
+        "traffic": _with_unit(form["robust_traffic"] or None, "%"),
     }
-    found |= _given({"policies": _given(policies)}) | {"objective": asked["objective"]}
-    found |= _given({"limits": _given(limits), "robust": _given(robust)})
-    found |= _given({"safety": _safety(asked)})
-    if asked["spare"]:
-        found["spare"] = f"{asked['spare']} {asked['spare_of']}"
-    return merged(found, asked["more"])
+    question |= _given({"policies": _given(policies)}) | {"objective": form["objective"]}
+    question |= _given({"limits": _given(limits), "robust": _given(robust)})
+    question |= _given({"safety": _safety(form)})
+    if form["spare"]:
+        question["spare"] = f"{form['spare']} {form['spare_of']}"
+    return merged(question, form["more"])
 
 
-def _of_trace(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _of_trace(form: Mapping[str, Any]) -> dict[str, Any]:
     """The section `traffic` for a trace."""
-    rate = None if asked["objective"] == "throughput" else asked["rate"]
-    return {"rate": rate, "scale": asked["scale"], "map": asked["map"] or None}
+    rate = None if form["objective"] == "throughput" else form["rate"]
+    return {"rate": rate, "scale": form["scale"], "map": form["map"] or None}
 
 
-def _described(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _described(form: Mapping[str, Any]) -> dict[str, Any]:
     """The section `traffic` that describes requests."""
-    found: dict[str, Any] = {"rate": asked["rate"]}
-    found["task"] = asked["task"] if asked["task"] != OWN_LENGTHS else None
-    found["duration"] = _with_unit(asked["duration_min"], "min")
+    description: dict[str, Any] = {"rate": form["rate"]}
+    description["task"] = form["task"] if form["task"] != OWN_LENGTHS else None
+    description["duration"] = _with_unit(form["duration_min"], "min")
     for key in LENGTHS:
-        mean, p95 = asked[f"{key}_mean"], asked[f"{key}_p95"]
-        found[key] = mean if p95 is None else _given({"mean": mean, "p95": p95})
-    found["burstiness"] = _given({"cv": asked["burst_cv"]}) or None
-    return found
+        mean, p95 = form[f"{key}_mean"], form[f"{key}_p95"]
+        description[key] = mean if p95 is None else _given({"mean": mean, "p95": p95})
+    description["burstiness"] = _given({"cv": form["burst_cv"]}) or None
+    return description
 
 
-def _of_described(traffic: Mapping[str, Any]) -> tuple[Asked, dict[str, Any]]:
+def _of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
     """Inputs that describe requests as a section does, and what of it they cannot show."""
     more: dict[str, Any] = {}
-    found: Asked = {"source": DESCRIBED, "rate": None, "task": traffic.get("task", OWN_LENGTHS)}
+    form: Form = {"source": DESCRIBED, "rate": None, "task": traffic.get("task", OWN_LENGTHS)}
     if isinstance(rate := traffic["rate"], Mapping):
         more["rate"] = rate
     else:
-        found["rate"] = quantity(rate, "rps", where="slo.yaml: traffic: rate")
+        form["rate"] = quantity(rate, "rps", where="slo.yaml: traffic: rate")
     duration = traffic.get("duration")
-    found["duration_min"] = (
-        None if duration is None else _times(quantity(duration, "s", where="duration"), 1 / 60)
+    form["duration_min"] = (
+        None if duration is None else _in_unit(quantity(duration, "s", where="duration"), 1 / 60)
     )
     for key in LENGTHS:
         given = traffic.get(key)
-        found |= {f"{key}_mean": None, f"{key}_p95": None}
+        form |= {f"{key}_mean": None, f"{key}_p95": None}
         if isinstance(given, int | float):
-            found[f"{key}_mean"] = float(given)
+            form[f"{key}_mean"] = float(given)
         elif isinstance(given, Mapping) and set(given) <= {"mean", "p95"} and "p95" in given:
-            found |= {
+            form |= {
                 f"{key}_{of}": None if given.get(of) is None else float(given[of]) for of in ("mean", "p95")
             }
         elif given is not None:
             more[key] = given
     burstiness = traffic.get("burstiness") or {}
-    found["burst_cv"] = burstiness.get("cv")
-    return found, more
+    form["burst_cv"] = burstiness.get("cv")
+    return form, more
 
 
-def _safety(asked: Mapping[str, Any]) -> Any:
+def _safety(form: Mapping[str, Any]) -> Any:
     """None where it is what a question without it means."""
-    if asked["kept_in"] is None:
-        return None if asked["robust_steps"] or asked["robust_traffic"] else "none"
+    if form["kept_in"] is None:
+        return None if form["robust_steps"] or form["robust_traffic"] else "none"
     given = {
-        "kept_in": asked["kept_in"] / 100 if asked["kept_in"] != 100 * KEPT_IN_FRAC else None,
-        "growth": _with_unit(asked["growth"] or None, "%"),
+        "kept_in": form["kept_in"] / 100 if form["kept_in"] != 100 * KEPT_IN_FRAC else None,
+        "growth": _with_unit(form["growth"] or None, "%"),
     }
     return _given(given) or None
 
 
-def command(asked: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
+def command(form: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
     """What gives the same plan on a command line, beside slo.yaml and the trace."""
     words = ["plan", "--slo", "slo.yaml"]
-    words += ["--trace", asked["trace"].partition("/")[2]] if asked["source"] != DESCRIBED else []
+    words += ["--trace", form["trace"].partition("/")[2]] if form["source"] != DESCRIBED else []
     words += ["-o", "out/"]
-    words += ["--seed", str(asked["seed"])] if asked["seed"] else []
-    words += ["--time-limit", str(asked["time_limit"])] if asked["time_limit"] != 120 else []
+    words += ["--seed", str(form["seed"])] if form["seed"] else []
+    words += ["--time-limit", str(form["time_limit"])] if form["time_limit"] != 120 else []
     words += ["--catalog", str(catalog_folder)] if catalog_folder else []
     return shlex.join(words)
 
@@ -400,11 +401,11 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "sl
     return both
 
 
-def leaves(document: Mapping[str, Any], path: str = "") -> Iterable[str]:
+def leaf_texts(document: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """Every key with its value, "fleet.network.latency: 1 ms", for people."""
     for key, value in document.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{path}{key}.")
+            yield from leaf_texts(value, f"{path}{key}.")
         else:
             yield f"{path}{key}: {value}"
 
@@ -420,32 +421,32 @@ def _beyond(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, 
     return _given(more)
 
 
-def _of_slo(slo: Slo) -> tuple[Asked, dict[str, Any]]:
+def _of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
     """Limits as inputs, the first of every metric; and the others, and `every`, as slo.yaml has them."""
-    asked: Asked = {f"{metric}_ms": None for metric in METRICS}
-    more: dict[str, Any] = {} if slo.every_s is None else {"every": f"{shortest(slo.every_s)} s"}
+    form: Form = {f"{metric}_ms": None for metric in METRICS}
+    more: dict[str, Any] = {} if slo.every_s is None else {"every": f"{shortest_digits(slo.every_s)} s"}
     for limit in slo.limits:
-        name, ms = percentile_name(limit.percentile_frac), _times(limit.limit_s, 1e3)
-        if asked[f"{limit.metric}_ms"] is None:
-            asked |= {f"{limit.metric}_ms": ms, f"{limit.metric}_percentile": name}
+        name, ms = percentile_name(limit.percentile_frac), _in_unit(limit.limit_s, 1e3)
+        if form[f"{limit.metric}_ms"] is None:
+            form |= {f"{limit.metric}_ms": ms, f"{limit.metric}_percentile": name}
         else:
             more.setdefault(limit.metric, {})[name] = _with_unit(ms, "ms")
-    return asked | {"attainment": _times(slo.attainment_frac, 100)}, more
+    return form | {"attainment": _in_unit(slo.attainment_frac, 100)}, more
 
 
-def _is(preset: SloPreset, asked: Mapping[str, Any]) -> bool:
+def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
     """Whether the limits in the inputs are a preset's, or those of one that no inputs can show."""
-    return all(asked[key] == value for key, value in (of_preset(preset) or {}).items())
+    return all(form[key] == value for key, value in (of_preset(preset) or {}).items())
 
 
-def _slo(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _slo(form: Mapping[str, Any]) -> dict[str, Any]:
     lines: dict[str, Any] = {
-        metric: {asked[f"{metric}_percentile"]: _with_unit(asked[f"{metric}_ms"], "ms")}
+        metric: {form[f"{metric}_percentile"]: _with_unit(form[f"{metric}_ms"], "ms")}
         for metric in METRICS
-        if asked[f"{metric}_ms"] is not None
+        if form[f"{metric}_ms"] is not None
     }
-    if asked["attainment"] is not None:
-        lines["attainment"] = round(asked["attainment"] / 100, 12)
+    if form["attainment"] is not None:
+        lines["attainment"] = round(form["attainment"] / 100, 12)
     return lines
 
 
@@ -453,12 +454,12 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fi
     """Prices of slo.yaml by what the table shows, and what it does not show."""
     shown: dict[str, Fields] = {}
     more: dict[str, Fields] = {}
-    for asked, value in given.items():
-        name = catalog.gpu(str(asked)).name
+    for field_name, value in given.items():
+        name = catalog.gpu(str(field_name)).name
         terms = value if isinstance(value, Mapping) else {"on_demand": value}
         rate = PRICES["interruptions/h"]
         shown[name] = {
-            key: share(terms[key], key, most=60.0, bare=60.0)
+            key: read_share(terms[key], key, most=60.0, bare=60.0)
             if key == rate
             else quantity(terms[key], "usd_per_h", where=key)
             for key in PRICES.values()
@@ -471,14 +472,14 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fi
 
 def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
     """Prices that are not those a row has anyway: the catalog's, or those of its uncapped kin."""
-    found: dict[str, Fields] = {}
+    by_gpu: dict[str, Fields] = {}
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]
         terms = {key: row[column] for column, key in PRICES.items() if row[column] is not None}
         if "on_demand" not in terms and "reserved" not in terms:
             terms["on_demand"] = gpu.price_usd_per_h
-        if terms != found.get(gpu.base, {"on_demand": gpu.price_usd_per_h}):
-            found[gpu.name] = terms
+        if terms != by_gpu.get(gpu.base, {"on_demand": gpu.price_usd_per_h}):
+            by_gpu[gpu.name] = terms
     return {
         name: _with_unit(terms["on_demand"], "usd/h")
         if set(terms) == {"on_demand"}
@@ -486,7 +487,7 @@ def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
             key: value if key == PRICES["interruptions/h"] else _with_unit(value, "usd/h")
             for key, value in terms.items()
         }
-        for name, terms in found.items()
+        for name, terms in by_gpu.items()
     }
 
 
@@ -494,7 +495,7 @@ def _stock(count: float | None) -> int | None:
     return None if count is None or count != count else int(count)
 
 
-def _times(value: float | None, factor: float) -> float | None:
+def _in_unit(value: float | None, factor: float) -> float | None:
     """In another unit, without the digits that only the change of unit made."""
     return None if value is None else float(f"{value * factor:.12g}")
 

@@ -48,59 +48,59 @@ class Session:
     catalog: Catalog
     catalog_folder: Path | None
 
-    def asked(self) -> question.Asked:
+    def current_form(self) -> question.Form:
         """The question as the inputs now state it."""
         restored = st.session_state.pop("restore", None)
         if restored is not None or "asked" not in st.session_state:
-            asked = question.kept(restored or self.store.asked(self.id) or {}, self.catalog)
-            restore(asked)
-            st.session_state.asked = asked
-        found: question.Asked = st.session_state.asked
-        return found
+            form = question.restore_form(restored or self.store.stored_form(self.id) or {}, self.catalog)
+            set_widgets(form)
+            st.session_state.asked = form
+        current: question.Form = st.session_state.asked
+        return current
 
-    def keep(self, asked: question.Asked) -> None:
-        if asked != st.session_state.get("asked_kept"):
-            self.store.keep_asked(self.id, asked)
-            st.session_state.asked_kept = dict(asked)
-        st.session_state.asked = asked
+    def keep(self, form: question.Form) -> None:
+        if form != st.session_state.get("asked_kept"):
+            self.store.keep_form(self.id, form)
+            st.session_state.asked_kept = dict(form)
+        st.session_state.asked = form
 
-    def plan_request(self, asked: question.Asked) -> dict[str, Any]:
+    def plan_request(self, form: question.Form) -> dict[str, Any]:
         """A plan's job; see worker."""
-        asked = question.kept(asked, self.catalog)
-        return self.request(asked) | {
-            "question": question.document(asked, self.catalog),
-            "time_limit_s": float(asked["time_limit"]),
+        form = question.restore_form(form, self.catalog)
+        return self.request(form) | {
+            "question": question.document(form, self.catalog),
+            "time_limit_s": float(form["time_limit"]),
         }
 
-    def traffic_request(self, asked: question.Asked) -> dict[str, Any]:
+    def traffic_request(self, form: question.Form) -> dict[str, Any]:
         """The job that looks at the traffic; raises what `question.document` raises."""
-        traffic = question.document(asked, self.catalog)["traffic"]
-        return self.request(asked) | {"traffic": traffic}
+        traffic = question.document(form, self.catalog)["traffic"]
+        return self.request(form) | {"traffic": traffic}
 
-    def request(self, asked: question.Asked) -> dict[str, Any]:
+    def request(self, form: question.Form) -> dict[str, Any]:
         """The part of a job that says on which trace, by which seed and catalog."""
-        is_described = asked.get("source") == question.DESCRIBED
+        is_described = form.get("source") == question.DESCRIBED
         return {
-            "trace": None if is_described else str(self.store.trace_path(asked["trace"])),
-            "seed": asked["seed"],
+            "trace": None if is_described else str(self.store.trace_path(form["trace"])),
+            "seed": form["seed"],
             "catalog": str(self.catalog_folder) if self.catalog_folder else None,
         }
 
-    def make_plan(self, asked: question.Asked, name: str = "") -> None:
+    def make_plan(self, form: question.Form, name: str = "") -> None:
         """Start the job of a plan, which is kept when it is there; raises what is wrong with the question."""
-        request = self.plan_request(asked)
+        request = self.plan_request(form)
         parse_task(request["question"], self.catalog)
         store, owner = self.store, self.id
 
         def keep(job: Job) -> None:
-            found = store.document(job.key) or {}
+            answer = store.document(job.key) or {}
             store.add_plan(
-                owner, name or f"{found['llm']}, {found['cost_usd_per_h']:.2f} USD/h", asked, job.key
+                owner, name or f"{answer['llm']}, {answer['cost_usd_per_h']:.2f} USD/h", form, job.key
             )
 
         job = self.jobs.start(owner, "plan", "plan", request, keep)
         job.limit_s = request["time_limit_s"]
-        job.unit = UNITS.get(asked["objective"], "")
+        job.unit = UNITS.get(form["objective"], "")
 
     def plan_shown(self) -> tuple[SavedPlan, Document] | None:
         """The plan this session looks at, and its result."""
@@ -108,7 +108,7 @@ class Session:
         shown = self.store.document(saved.result) if saved else None
         if saved is None or shown is None:
             return None
-        return replace(saved, asked=question.kept(saved.asked, self.catalog)), shown
+        return replace(saved, form=question.restore_form(saved.form, self.catalog)), shown
 
 
 def gpu_key(place: str, column: str, gpu: str) -> str:
@@ -116,45 +116,45 @@ def gpu_key(place: str, column: str, gpu: str) -> str:
     return f"{place}_gpu_{column}_{gpu}"
 
 
-def widget_values(asked: question.Asked, place: str) -> dict[str, Any]:
+def widget_values(form: question.Form, place: str) -> dict[str, Any]:
     """The values of a place's inputs, by their keys."""
-    found = {f"{place}_{name}": value for name, value in asked.items() if name not in ("gpus", "more")}
-    if "gpus" in asked:
-        found[f"{place}_use"] = [row["GPU"] for row in asked["gpus"] if row["use"]]
-        for row in asked["gpus"]:
+    values = {f"{place}_{name}": value for name, value in form.items() if name not in ("gpus", "more")}
+    if "gpus" in form:
+        values[f"{place}_use"] = [row["GPU"] for row in form["gpus"] if row["use"]]
+        for row in form["gpus"]:
             for column in (*COUNTS, *question.PRICES):
                 value = row[column]
                 is_whole = column in COUNTS and value is not None
-                found[gpu_key(place, column, row["GPU"])] = int(value) if is_whole else value
-    return found
+                values[gpu_key(place, column, row["GPU"])] = int(value) if is_whole else value
+    return values
 
 
-def restore(asked: question.Asked, place: str = "ask") -> None:
+def set_widgets(form: question.Form, place: str = "ask") -> None:
     """Give the inputs of a place other values, before they are drawn."""
-    values = widget_values(asked, place)
+    values = widget_values(form, place)
     st.session_state.update(values)
     _unsettled(place).update(values)
 
 
-def remember(asked: question.Asked, place: str = "ask") -> None:
+def keep_widgets(form: question.Form, place: str = "ask") -> None:
     """Give the inputs their values again, which Streamlit forgets when another page is opened. What a run
     gave them that did not come to its end the browser may not know: it is given again.
     """
-    unsettled, values = _unsettled(place), widget_values(asked, place)
+    unsettled, values = _unsettled(place), widget_values(form, place)
     unsettled.update(key for key in values if key not in st.session_state)
     for key in values.keys() & unsettled:
         st.session_state[key] = st.session_state[key] if key in st.session_state else values[key]
 
 
-def settle(*places: str) -> None:
+def mark_settled(*places: str) -> None:
     """Note that the page was drawn completely, so the browser has the values of its inputs."""
     for place in places:
         _unsettled(place).clear()
 
 
 def _unsettled(place: str) -> set[str]:
-    found: set[str] = st.session_state.setdefault(f"{place}_unsettled", set())
-    return found
+    keys: set[str] = st.session_state.setdefault(f"{place}_unsettled", set())
+    return keys
 
 
 def open_session() -> Session:
@@ -162,35 +162,35 @@ def open_session() -> Session:
     folder = os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER)
     store, jobs, catalog = _shared(folder, own := os.environ.get(CATALOG_VARIABLE))
     if "session" not in st.session_state:
-        st.session_state.session = _begun(store)
+        st.session_state.session = _session_of_tab(store)
     if st.query_params.get("session") != st.session_state.session:
         st.query_params["session"] = st.session_state.session
     return Session(st.session_state.session, store, jobs, catalog, Path(own) if own else None)
 
 
-def _begun(store: Store) -> str:
+def _session_of_tab(store: Store) -> str:
     """The session that this tab goes on with: the one of its address, unless another tab has it open; else a
     new one that begins with the plan of a shared link, or with what this browser did last.
     """
-    asked = _id(st.query_params.get("session"))
-    if asked and _is_free(asked):
-        return asked
+    session_id = _valid_id(st.query_params.get("session"))
+    if session_id and _is_free(session_id):
+        return session_id
     new = uuid.uuid4().hex
     _is_free(new)
-    linked = _id(st.query_params.pop("plan", ""))
+    linked = _valid_id(st.query_params.pop("plan", ""))
     if linked and (plan := store.plan(linked)) is not None:
-        store.keep_asked(new, plan.asked)
+        store.keep_form(new, plan.form)
         store.look_at(new, plan.id)
         store.share_traces(plan.session, new)
         return new
     if linked:
         st.session_state.is_link_dead = True
-    elif last := asked or _id(st.context.cookies.get(COOKIE)):
+    elif last := session_id or _valid_id(st.context.cookies.get(COOKIE)):
         store.copy_session(last, new)
     return new
 
 
-def _id(text: object) -> str:
+def _valid_id(text: object) -> str:
     """A session or a plan, empty where the text is neither."""
     return str(text) if re.fullmatch(r"[0-9a-f]{32}", str(text or "")) else ""
 
@@ -243,7 +243,7 @@ def short_job(
     return result_of(session, job)
 
 
-def follow(session: Session, place: str) -> Document | None:
+def follow_job(session: Session, place: str) -> Document | None:
     """Draw a job of this place: its progress with a cancel button, its error, or return its result."""
     job = session.jobs.of(session.id, place)
     if job is None:
@@ -281,8 +281,8 @@ def _progress(session: Session, place: str) -> None:
     with box.container(border=True):
         st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase.partition('; best')[0])}")
         if job.limit_s:
-            told = _standing(job) if job.kind == "plan" else None
-            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=told)
+            progress_text = _standing(job) if job.kind == "plan" else None
+            st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=progress_text)
         is_cancelled = st.button("Cancel", key=f"cancel_{place}")
     if is_cancelled:
         session.jobs.cancel(session.id, place)
@@ -306,7 +306,7 @@ def _standing(job: Job) -> str:
     if job.first is not None:
         return f"{job.standing['simulations']:,} simulations"
     best, bound, unit = job.standing["best"], job.standing["bound"], job.unit
-    told = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"
+    progress_text = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"
     if bound is not None:
-        told += f", none below {bound:,.2f}{unit}"
-    return f"{told}; {job.standing['simulations']:,} simulations"
+        progress_text += f", none below {bound:,.2f}{unit}"
+    return f"{progress_text}; {job.standing['simulations']:,} simulations"

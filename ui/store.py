@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from planner.errors import InputError
-from planner.io.files import check_output_directory, open_text, repository_dir, write_file
+from planner.files.checked_files import check_output_directory, open_text, repository_dir, write_file
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SavedPlan:
     session: str
     name: str
     made: str  # UTC, to the second
-    asked: Document
+    form: Document
     result: str
 
 
@@ -77,18 +77,18 @@ class Store:
         with closing(sqlite3.connect(self.folder / FILE, timeout=_BUSY_S)) as db, db:
             yield db
 
-    def asked(self, session: str) -> Document | None:
+    def stored_form(self, session: str) -> Document | None:
         """The inputs as this session left them."""
         with self._open() as db:
             row = db.execute("select asked from sessions where id = ?", (session,)).fetchone()
         return json.loads(row[0]) if row and row[0] else None
 
-    def keep_asked(self, session: str, asked: Document) -> None:
+    def keep_form(self, session: str, form: Document) -> None:
         with self._open() as db:
             db.execute(
                 "insert into sessions (id, asked) values (?, ?) "
                 "on conflict (id) do update set asked = excluded.asked",
-                (session, json.dumps(asked)),
+                (session, json.dumps(form)),
             )
 
     def copy_session(self, old: str, new: str) -> None:
@@ -139,13 +139,13 @@ class Store:
                 (session, plan),
             )
 
-    def add_plan(self, session: str, name: str, asked: Document, result: str) -> str:
+    def add_plan(self, session: str, name: str, form: Document, result: str) -> str:
         """Keep a plan and make it the one the session looks at."""
         plan, made = uuid.uuid4().hex, datetime.now(UTC).isoformat(" ", "seconds")[:19]
         with self._open() as db:
             db.execute(
                 "insert into plans values (?, ?, ?, ?, ?, ?)",
-                (plan, session, name, made, json.dumps(asked), result),
+                (plan, session, name, made, json.dumps(form), result),
             )
         self.look_at(session, plan)
         return plan
@@ -235,8 +235,8 @@ class Store:
 
 
 def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
-    plan, session, name, made, asked, result = row
-    return SavedPlan(plan, session, name, made, json.loads(asked), result)
+    plan, session, name, made, form, result = row
+    return SavedPlan(plan, session, name, made, json.loads(form), result)
 
 
 def read_as(name: str, content: bytes, read: Callable[[Path], T]) -> T:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from planner.documents.catalog import Catalog
 from planner.errors import PlannerError
-from planner.studies.support import Colour, in_a_word, rows
+from planner.studies.support import Colour, support_badge, support_rows
 
 
 @st.cache_data(show_spinner=False)
@@ -17,6 +17,6 @@ def badge(_catalog: Catalog, name: str) -> tuple[str, Colour, str]:
     try:
         llm = _catalog.llm(name)
         every = [gpu for gpu in _catalog.gpus.values() if gpu.name == gpu.base]
-        return in_a_word(row for gpu in every if (row := next(rows(_catalog, llm, gpu), None)))
+        return support_badge(row for gpu in every if (row := next(support_rows(_catalog, llm, gpu), None)))
     except PlannerError as error:
         return "cannot be read", "red", str(error)

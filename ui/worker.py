@@ -26,25 +26,25 @@ from typing import Any
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
+from planner.api import simulating, watch_api
+from planner.api.day_api import DayResult, day
+from planner.api.inputs import requests_of
+from planner.api.planning import beside_each_gpu, plan
+from planner.api.results import SharedPlanResult
+from planner.api.scheduling import not_simulated, schedule
 from planner.documents import markets
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.described import parse_description
-from planner.documents.fleet import read_fleet
-from planner.documents.reading import reading_of
+from planner.documents.fleet_file import read_fleet
+from planner.documents.log_columns import reading_of
+from planner.documents.several_llms_question import read_question
 from planner.documents.task import parse_task
-from planner.documents.together import read_question
+from planner.documents.traffic_description import parse_description
 from planner.errors import InputError, PlannerError
-from planner.face import simulating, watching
-from planner.face.days import DayResult, day
-from planner.face.inputs import requests_of
-from planner.face.planning import beside_each_gpu, plan
-from planner.face.results import SharedPlanResult
-from planner.face.scheduling import not_simulated, schedule
+from planner.files import checked_files
+from planner.files.document_values import Section
 from planner.fleet import Fleet
-from planner.io import files
-from planner.io.values import Section
 from planner.reports import (
-    answers,
+    answer_sentences,
     charts,
     drawing,
     figures,
@@ -53,27 +53,36 @@ from planner.reports import (
     screen,
     screen_charts,
     screen_page,
+    several_llms_report,
     shared_screen,
-    together,
     words,
 )
-from planner.reports import schedule as schedules
+from planner.reports import schedule_page as schedules
 from planner.reports.curves import distribution
-from planner.reports.facts import sentences
-from planner.search import certify
-from planner.search.asked import asked_traffic
-from planner.search.bill import bill
-from planner.search.day import SAME_FRAC
-from planner.search.plan import Plan
-from planner.search.problem import OnPaper, Problem, Standing, Watch
-from planner.simulator.metrics import judge
+from planner.reports.fact_sentences import sentences
+from planner.search.day.day_optimum import SAME_FRAC
+from planner.search.evidence import certify
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.plan_problem import OnPaper, Problem, SearchProgress, Watch
 from planner.simulator.replay import Simulation, simulate
-from planner.studies import compare, day_manifests, day_page, pareto, pareto_page, prefixes, sliders, whatif
-from planner.studies.whatif import Study
+from planner.simulator.slo_verdict import judge
+from planner.studies import (
+    day_manifests,
+    day_page,
+    fleet_comparison,
+    pareto_frontier,
+    pareto_page,
+    prefix_study,
+    sliders,
+    what_if,
+)
+from planner.studies.what_if import Study
 from planner.traffic.described import Description
-from planner.traffic.reading import read_trace
-from planner.traffic.scaling import Asked
-from planner.traffic.trace import Trace, spread
+from planner.traffic.scaling import RateRequest
+from planner.traffic.trace import Trace, spread_stamps
+from planner.traffic.trace_reading import read_trace
 from planner.traffic.workload import describe
 from ui.store import error_line, pack, read_as
 
@@ -103,15 +112,17 @@ def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
     tell({"phase": "reading the traffic"})
     known, section = _catalog(request), request.get("traffic") or {}
     described = parse_description(Section(section, "slo.yaml: traffic"), known.tasks)
-    trace = spread(_requests(request, described, section), seed=request["seed"])
+    trace = spread_stamps(_requests(request, described, section), seed=request["seed"])
     tell({"phase": f"describing {len(trace):,} requests"})
-    asked = Asked(None, part=section.get("window") or "whole")
+    traffic_request = RateRequest(None, part=section.get("window") or "whole")
     if described is None and section.get("rate") is not None:
-        asked = replace(asked, rate_rps=section["rate"], how=section.get("scale", "superpose"))
-    planned = asked.of(trace, seed=request["seed"])
-    said = f"{planned.rate_rps:.3g} requests/s" if planned.rate_rps else "no rate"
+        traffic_request = replace(
+            traffic_request, rate_rps=section["rate"], how=section.get("scale", "superpose")
+        )
+    planned = traffic_request.of(trace, seed=request["seed"])
+    rate_text = f"{planned.rate_rps:.3g} requests/s" if planned.rate_rps else "no rate"
     pictures = [
-        _picture(charts.rate_chart(planned), f"Requests per second as they are planned for: {said}."),
+        _picture(charts.rate_chart(planned), f"Requests per second as they are planned for: {rate_text}."),
         _picture(charts.lengths_chart(planned), "Lengths of prompts and of answers."),
     ]
     return describe(trace).as_dict() | {
@@ -145,7 +156,7 @@ def _tenants(trace: Trace) -> list[Document]:
 
 def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     """A plan, as `plan --slo --trace -o` makes it; where it is for production, first what it is on paper."""
-    found = _planned(request, tell)
+    answer = _planned(request, tell)
     tell({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"),
@@ -155,28 +166,28 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
         time_limit_s=request["time_limit_s"],
     )
     rendered: Files = {
-        **output.render(found, command=command),
-        "slo.yaml": files.to_yaml(request["question"]),
+        **output.render(answer, command=command),
+        "slo.yaml": checked_files.to_yaml(request["question"]),
     }
-    return plan_document(found), rendered
+    return plan_document(answer), rendered
 
 
-def _first(tell: Tell) -> OnPaper:
+def _send_first_answer(tell: Tell) -> OnPaper:
     """Tells the answer on paper as the search finds it, while what production needs is still being tried."""
 
     def heard(problem: Problem, fleet: Fleet) -> None:
         slo, is_windowed = problem.slo, problem.slo.every_s is not None
         simulation = simulate(fleet, problem.trace, limits=slo.limits, record=is_windowed)
-        paid = bill(fleet)
-        said = f"{screen.buy_text(fleet, paid)}. {screen.basis_text(fleet)}"
-        texts = [screen_page.strip(said, "h3"), screen_page.cards([screen.paper_card(fleet, paid)])]
+        paid = bill_fleet(fleet)
+        message = f"{screen.buy_text(fleet, paid)}. {screen.basis_text(fleet)}"
+        texts = [screen_page.strip(message, "h3"), screen_page.cards([screen.paper_card(fleet, paid)])]
         tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.promise_rows(slo, judge(simulation, slo))}
         tell({"first": {"html": "\n".join(texts), "tables": tables}})
 
     return heard
 
 
-def _told(tell: Tell) -> Watch:
+def _watch_search(tell: Tell) -> Watch:
     return lambda standing: tell({"standing": _numbers(standing)})
 
 
@@ -199,8 +210,8 @@ def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
         simulation, verdict = answer.problem.oracle.verdict(fleet, record=True)
     return {
         "llm": fleet.llm.name,
-        "answer": f"{words.describe(fleet)}: {bill(fleet).usd_per_h:,.2f} USD per hour",
-        "cost_usd_per_h": bill(fleet).usd_per_h,
+        "answer": f"{words.describe(fleet)}: {bill_fleet(fleet).usd_per_h:,.2f} USD per hour",
+        "cost_usd_per_h": bill_fleet(fleet).usd_per_h,
         "gpus": fleet.gpus,
         "power_w": fleet.power_w,
         "rate_rps": trace.rate_rps,
@@ -211,16 +222,16 @@ def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _curves(simulation: Simulation) -> Document:
-    return {metric: asdict(distribution(simulation, metric)) for metric in compare.PICTURED}
+    return {metric: asdict(distribution(simulation, metric)) for metric in fleet_comparison.PICTURED}
 
 
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    return beside_each_gpu(study, task, watch=_told(tell), on_paper=_first(tell))
+    return beside_each_gpu(study, task, watch=_watch_search(tell), on_paper=_send_first_answer(tell))
 
 
-def _numbers(standing: Standing) -> Document:
+def _numbers(standing: SearchProgress) -> Document:
     """The numbers for the progress bar; the fleet is left out, because it is large."""
     return {name: getattr(standing, name) for name in ("best", "bound", "simulations")}
 
@@ -231,8 +242,8 @@ def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
     before = study.ask(parse_task(request["question"], study.catalog))
     return {
         "changes": [
-            whatif.moved_document(moved, before) | {"more": whatif.difference(moved, before)}
-            for moved in whatif.sensitivity(study, before)
+            what_if.moved_document(moved, before) | {"more": what_if.difference(moved, before)}
+            for moved in what_if.sensitivity(study, before)
         ]
     }, {}
 
@@ -245,7 +256,7 @@ def _study(request: Request, tell: Tell) -> Study:
     stamp = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
     about = (*stamp, how, repr(described), request["seed"])
     study = _REMEMBERED.get(about)
-    if study is None or study.catalog != known or study.held_requests > MOST_REMEMBERED:
+    if study is None or study.catalog != known or study.cached_requests > MOST_REMEMBERED:
         tell({"phase": "reading the traffic"})
         study = Study(_requests(request, described, question.get("traffic") or {}), known, request["seed"])
         _REMEMBERED.clear()
@@ -261,18 +272,18 @@ def _sliders(request: Request, tell: Tell) -> tuple[Document, Files]:
     task = replace(task, rate_rps=request["rate_rps"]) if task.objective == "throughput" else task
     if task.slowdowns is not None:
         raise InputError("limits: are relative to a reference worker; sliders take limits in seconds")
-    trace = asked_traffic(study.trace, task, seed=study.seed)[0]
+    trace = requested_traffic(study.trace, task, seed=study.seed)[0]
     tell({"phase": "simulating the plan under more and less traffic"})
-    found = sliders.around(fleet, trace, task.slo, time_limit_s=SLIDERS_S)
+    verdicts = sliders.simulate_neighbours(fleet, trace, task.slo, time_limit_s=SLIDERS_S)
     return {
         "traffic": sliders.TRAFFIC,
         "steps": sliders.STEPS,
         "loosened": sliders.LIMITS,
-        "plan": found.plan,
-        "rate_rps": found.rate_rps,
-        "limits": found.limits,
-        "wanted": found.wanted_frac,
-        "is_whole": found.is_whole,
+        "plan": verdicts.plan,
+        "rate_rps": verdicts.rate_rps,
+        "limits": verdicts.limits,
+        "wanted": verdicts.wanted_frac,
+        "is_whole": verdicts.is_whole,
         "sizes": [
             {
                 "text": each.text,
@@ -280,17 +291,17 @@ def _sliders(request: Request, tell: Tell) -> tuple[Document, Files]:
                 "kept": np.round(np.nan_to_num(each.kept_frac, nan=-1.0), 5).tolist(),
                 "holds": each.holds.astype(int).tolist(),
             }
-            for each in found.sizes
+            for each in verdicts.sizes
         ],
     }, {}
 
 
 def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
-    known, asked, traces = _catalog(request), request["question"], request["traces"]
-    whole = {name: entry | {"trace": traces[name]} for name, entry in asked["llms"].items()}
+    known, llms_question, traces = _catalog(request), request["question"], request["traces"]
+    whole = {name: entry | {"trace": traces[name]} for name, entry in llms_question["llms"].items()}
     tell({"phase": "reading the traces"})
-    text = files.to_yaml({**asked, "llms": whole}).encode()
+    text = checked_files.to_yaml({**llms_question, "llms": whole}).encode()
     question = read_as("slo.yaml", text, lambda path: read_question(path, None, known))
     shared = plan(
         question,
@@ -300,30 +311,33 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
         progress=lambda phase: tell({"phase": phase}),
     )
     assert isinstance(shared, SharedPlanResult)
-    found = shared.shared
+    fleets = shared.shared
     tell({"phase": "writing the reports"})
     folder = Path(request["catalog"]) if request.get("catalog") else None
     command = words.command_line(
         Path("slo.yaml"), None, folder, seed=request["seed"], time_limit_s=request["time_limit_s"]
     )
-    document = together.summary(found) | {
-        "answer": together.answer(found),
+    document = several_llms_report.summary(fleets) | {
+        "answer": several_llms_report.answer(fleets),
         "screen": {
-            "html": shared_screen.texts(found, "h3"),
-            "charts": [_picture(figure.chart, figure.caption) for figure in shared_screen.figures(found)],
+            "html": shared_screen.texts(fleets, "h3"),
+            "charts": [_picture(figure.chart, figure.caption) for figure in shared_screen.figures(fleets)],
         },
-        "proof": together.proof_lines(found),
-        "binding_lines": together.binding_lines(found),
-        "assumptions": sentences(found.assumptions),
+        "proof": several_llms_report.proof_lines(fleets),
+        "binding_lines": several_llms_report.binding_lines(fleets),
+        "assumptions": sentences(fleets.assumptions),
         "tables": {
-            "fleets": together.fleet_rows(found),
-            "answers": together.answer_rows(found),
-            "limits": together.limit_rows(found),
-            "nodes": together.node_rows(found),
+            "fleets": several_llms_report.fleet_rows(fleets),
+            "answers": several_llms_report.answer_rows(fleets),
+            "limits": several_llms_report.limit_rows(fleets),
+            "nodes": several_llms_report.node_rows(fleets),
         },
-        "plans": {name: plan_document(one) for name, one in found.plans.items()},
+        "plans": {name: plan_document(one) for name, one in fleets.plans.items()},
     }
-    return document, {**together.render(found, command=command), "slo.yaml": files.to_yaml(asked)}
+    return document, {
+        **several_llms_report.render(fleets, command=command),
+        "slo.yaml": checked_files.to_yaml(llms_question),
+    }
 
 
 def plan_document(plan: Plan) -> Document:
@@ -334,9 +348,9 @@ def plan_document(plan: Plan) -> Document:
         "screen": _screen(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
-        "proof": [*answers.futures_lines(plan), *words.proof_lines(plan)],
+        "proof": [*answer_sentences.futures_lines(plan), *words.proof_lines(plan)],
         "tables": {
-            "answers": answers.answer_rows(plan),
+            "answers": answer_sentences.answer_rows(plan),
             "fleet": rows.fleet_rows(plan.fleet),
             "slo": rows.slo_rows(plan),
             "percentiles": rows.percentile_rows(plan),
@@ -375,58 +389,60 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     ]
     tell({"phase": f"simulating {len(trace):,} requests on {len(fleets)} fleets"})
     promise = None if task.slowdowns is not None else task.slo
-    traffic = Asked(task.rate_rps, task.scale, task.window or "whole")
-    found = simulating.compare(
+    traffic = RateRequest(task.rate_rps, task.scale, task.window or "whole")
+    comparison = simulating.compare(
         fleets, trace, promise, traffic=traffic, catalog=known, seed=request["seed"]
     ).comparison
     limits = promise.limits if promise else ()
     pictures = []
-    for metric in compare.PICTURED:
-        curves = {row.variant.name: row.curves[metric] for row in found.rows[: compare.DRAWN]}
+    for metric in fleet_comparison.PICTURED:
+        curves = {row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.DRAWN]}
         if any((curve.value_s > 0).any() for curve in curves.values()):
             chart = charts.comparison_chart(curves, metric, [one for one in limits if one.metric == metric])
             caption = f"Distribution of the {charts.METRIC_NAMES[metric]}: further left is sooner."
             pictures.append(_picture(chart, caption))
     document = {
-        "verdict": compare.verdict(found),
-        "notes": found.notes,
+        "verdict": fleet_comparison.comparison_summary(comparison),
+        "notes": comparison.notes,
         "table": (
-            ("", *(row.variant.name for row in found.rows)),
-            [(label, *cells) for label, cells in compare.lines(found)],
+            ("", *(row.variant.name for row in comparison.rows)),
+            [(label, *cells) for label, cells in fleet_comparison.comparison_lines(comparison)],
         ),
         "charts": pictures,
     }
-    return document, dict(compare.render(found))
+    return document, dict(fleet_comparison.render_comparison(comparison))
 
 
 def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What each tightening of a limit costs, as `plan pareto` says it."""
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    found = pareto.frontier(study, task, request["over"], points=request["points"])
-    document = pareto.document(found)
-    caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding; {found.ended}."
-    return document | {"charts": [_picture(pareto_page.picture(found), caption)]}, {}
+    frontier = pareto_frontier.find_frontier(study, task, request["over"], points=request["points"])
+    document = pareto_frontier.frontier_document(frontier)
+    caption = (
+        f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding; {frontier.ended}."
+    )
+    return document | {"charts": [_picture(pareto_page.draw_frontier(frontier), caption)]}, {}
 
 
 def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
     market, window_s = markets.parse_market(request["market"]), request["window_s"]
-    written: Files = {"schedule.yaml": files.to_yaml(request["market"])}
+    written: Files = {"schedule.yaml": checked_files.to_yaml(request["market"])}
     paths = request.get("traces") or {}
     traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
     if traces:
-        asked = markets.demand_of(traces, window_s=window_s)
+        demand = markets.demand_of(traces, window_s=window_s)
     else:
         text = request["demand"].encode()
-        asked = read_as(
+        demand = read_as(
             request["demand_name"], text, lambda path: markets.read_demand(path, window_s=window_s)
         )
         written["demand.csv"] = text
-    tell({"phase": f"scheduling {asked.rate_rps.shape[1]} windows"})
-    found = schedule(market, asked, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
-    why = not_simulated(found.answer, traces) or "this page does not simulate; `plan schedule` does"
-    answer = replace(found.answer, not_simulated=why)
+    tell({"phase": f"scheduling {demand.rate_rps.shape[1]} windows"})
+    planned = schedule(market, demand, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
+    why = not_simulated(planned.answer, traces) or "this page does not simulate; `plan schedule` does"
+    answer = replace(planned.answer, not_simulated=why)
     tell({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
         "answer": schedules.sentence(answer),
@@ -442,7 +458,7 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
 def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     """A day of traffic under controllers, as `plan day` answers it."""
     question = request["question"]
-    written: Files = {"slo.yaml": files.to_yaml(question)}
+    written: Files = {"slo.yaml": checked_files.to_yaml(question)}
     standing = None
     if text := request.get("fleet"):
         known = _catalog(request)
@@ -451,7 +467,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     tell({"phase": "reading the traffic"})
     described = parse_task(question, _catalog(request)).described
     trace = _requests(request, described, question.get("traffic") or {})
-    found = day(
+    studied = day(
         question,
         trace,
         standing=standing,
@@ -460,16 +476,16 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
     )
-    if not isinstance(found, DayResult):
+    if not isinstance(studied, DayResult):
         raise InputError("slo.yaml: llms: this page takes one LLM; ask `plan day` for all of them")
-    answer = found.answer
+    answer = studied.answer
     tell({"phase": "drawing the charts"})
     document = day_page.to_json(answer) | {
-        "answer": day_page.sentence(answer),
+        "answer": day_page.recommendation(answer),
         "proof": day_page.proof_lines(answer),
         "warnings": [*trace.warnings, *answer.warnings],
-        "tables": {"controllers": day_page.rows(answer)},
-        "charts": [_picture(figure.chart, figure.caption) for figure in day_page.figures(answer)],
+        "tables": {"controllers": day_page.day_table(answer)},
+        "charts": [_picture(figure.chart, figure.caption) for figure in day_page.draw_day(answer)],
         "missed_lines": day_page.missed_lines(answer.winner),
         "settings_lines": day_page.settings_lines(answer),
         "basis_lines": day_page.basis_lines(answer),
@@ -477,17 +493,20 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     best = answer.optimum
     if best is not None and best.bound_usd < best.usd * (1 - SAME_FRAC):
         document["status"] = "best found"  # More time may give a cheaper day.
-    return document, {**day_page.render(answer), **day_manifests.manifests(answer), **written}
+    return document, {**day_page.render_day(answer), **day_manifests.controller_manifests(answer), **written}
 
 
 def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     tell({"phase": "reading the prefixes"})
-    trace, fleet = spread(_requests(request, None, request.get("traffic") or {}), seed=request["seed"]), None
+    trace, fleet = (
+        spread_stamps(_requests(request, None, request.get("traffic") or {}), seed=request["seed"]),
+        None,
+    )
     if request.get("fleet"):
         known = _catalog(request)
         fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, known))
-    study = prefixes.study_prefixes(
+    study = prefix_study.study_prefixes(
         trace,
         fleet,
         pool=request["pool"],
@@ -495,7 +514,7 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
     )
-    document, written = prefixes.document(study), prefixes.render(study)
+    document, written = prefix_study.prefix_document(study), prefix_study.render_prefixes(study)
     summary = document["trace"]
     hits = {int(size): frac for size, frac in summary["hit_frac"].items()}
     chart = charts.hits_chart(hits, summary["infinite_hit_frac"])
@@ -512,7 +531,7 @@ def _watch(request: Request, tell: Tell) -> tuple[Document, Files]:
         for name in WATCHED:
             packed.extract(name, folder)
         tell({"phase": "looking at the metrics"})
-        looked = watching.watch(
+        looked = watch_api.watch(
             folder,
             request["places"],
             request["question"] if request["replans"] else None,
@@ -545,7 +564,7 @@ def _picture(chart: Any, caption: str) -> Document:
     return {"spec": drawing.live_spec(chart), "caption": caption}
 
 
-def _plain(value: Any) -> Any:
+def _plain_values(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
@@ -554,12 +573,12 @@ def _plain(value: Any) -> Any:
 def _warm_up() -> None:
     """Plan some requests of the sample, so that the simulator and the solver are loaded when asked for."""
     known = read_catalog()
-    examples = files.repository_dir("examples")
-    task = replace(parse_task(files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
+    examples = checked_files.repository_dir("examples")
+    task = replace(parse_task(checked_files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    found = certify.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
-    output.render(found)
-    plan_document(found)
+    plan = certify.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
+    output.render(plan)
+    plan_document(plan)
 
 
 def main() -> None:
@@ -570,7 +589,7 @@ def main() -> None:
 
         def tell(message: Document) -> None:
             with lock:
-                answers.write(json.dumps(message, default=_plain) + "\n")
+                answers.write(json.dumps(message, default=_plain_values) + "\n")
 
         jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
@@ -582,7 +601,9 @@ def main() -> None:
             try:
                 document, written = run(job["kind"], job["request"], tell)
                 (Path(job["folder"]) / "files.zip").write_bytes(pack(written))
-                (Path(job["folder"]) / "document.json").write_text(json.dumps(document, default=_plain))
+                (Path(job["folder"]) / "document.json").write_text(
+                    json.dumps(document, default=_plain_values)
+                )
                 tell({"done": True})
             except PlannerError as error:
                 tell({"error": error_line(error), "guess": getattr(error, "guess", "")})

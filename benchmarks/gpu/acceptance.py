@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.documents.task import read_task
 from planner.errors import InputError, PlannerError
-from planner.io.files import check_output_directory, read_yaml, to_yaml, write_file
-from planner.models.tables import read_step_table
-from planner.papers.goodput import Steady, goodput, poisson
-from planner.papers.vidur import most_rps
+from planner.files.checked_files import check_output_directory, read_yaml, to_yaml, write_file
+from planner.models.step_tables import read_step_table
+from planner.papers.goodput import Steady, find_goodput, poisson_traffic
+from planner.papers.vidur_search import most_rps
 from planner.runtime.analysis import Wanted
-from planner.runtime.enginelog import read_step_logs
-from planner.runtime.workers import Place, vllm_commands
-from planner.traffic.reading import read_trace
+from planner.runtime.engine_log import read_step_logs
+from planner.runtime.workers import WorkerPlace, vllm_commands
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "traces"
@@ -72,9 +72,9 @@ def prepare(args: argparse.Namespace) -> None:
     for traffic, loads in LOADS.items():
         lengths = read_trace(getattr(args, traffic), seed=0)
         fits = lengths.input_tokens + lengths.output_tokens <= context
-        draw = poisson(lengths.select(fits))
+        draw = poisson_traffic(lengths.select(fits))
         guess_rps = most_rps(fleet, lengths) / 4
-        capacity_rps = goodput(Steady(slo, draw, args.seeds), fleet, guess_rps=guess_rps).rate_rps
+        capacity_rps = find_goodput(Steady(slo, draw, args.seeds), fleet, guess_rps=guess_rps).rate_rps
         if not capacity_rps:
             raise InputError(f"{args.slo}: one engine keeps this SLO at no rate of {traffic}; relax it")
         print(f"{traffic}: {capacity_rps:.3g} requests/s, {(~fits).sum()} of {len(fits)} requests too long")
@@ -85,7 +85,7 @@ def prepare(args: argparse.Namespace) -> None:
             wanted = Wanted(fleet, read_trace(file, seed=0), slo, context, config=args.config)
             runs[name] = {"rate_rps": rate_rps, "capacity_rps": capacity_rps, "identity": wanted.identity()}
     is_cpu = table.about["driver"] == "none"
-    place = Place("mixed-0", fleet.pools[0], (0,), out)
+    place = WorkerPlace("mixed-0", fleet.pools[0], (0,), out)
     command = vllm_commands(fleet, context, model="", is_dummy=True, is_cpu=is_cpu, devices=["0"])(place, 0)
     flags = [*command.argv[5:], "--async-scheduling" if args.async_scheduling else "--no-async-scheduling"]
     if "eager" in table.about["engine"]:  # as it was profiled

@@ -5,7 +5,7 @@
 Needs vLLM and no more of the planner than its journal and step log: no numba, no pandas. The engine is
 AsyncLLM, its core a process of its own as behind `vllm serve`, started with the flags that `plan validate`
 would give it, and with the scheduling that was profiled. Times are taken in that core
-(planner/runtime/steplog.py). A run that is complete is not replayed again, one that was cut off starts over.
+(planner/runtime/step_log.py). A run that is complete is not replayed again, one that was cut off starts over.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 
 from planner.errors import InputError, PlannerError
 from planner.runtime.launch import STEP_CPU, STEP_LOG
-from planner.runtime.replay import LEAD_S, JournalFile, Sent, Status, name_of, prompt
-from planner.runtime.steplog import hook_vllm
+from planner.runtime.live_replay import LEAD_S, JournalFile, Sent, Status, request_name, unique_prompt
+from planner.runtime.step_log import hook_vllm
 from planner.traffic.trace import Trace
 from profiling.machine import describe
 from profiling.power import Power, open_gpu
@@ -71,7 +71,9 @@ async def replay_all(engine: Any, out: Path, runs: dict[str, Any], log: Path) ->
         if steps.exists():
             say(f"{name}: done before")
             continue
-        ids = [prompt(int(n), number, 0) for n, number in zip(trace.input_tokens, numbers, strict=True)]
+        ids = [
+            unique_prompt(int(n), number, 0) for n, number in zip(trace.input_tokens, numbers, strict=True)
+        ]
         await warm_up(engine, ids[:WARM_UPS])
         before_bytes = log.stat().st_size
         journal = JournalFile(out / name / "journal.jsonl", run["identity"])
@@ -101,7 +103,7 @@ async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: J
         await asyncio.sleep(start_s + due_s[k] - time.monotonic())
         sent_s = round(time.monotonic() - start_s, 6)
         journal.write({"part": 0, "sends": k})
-        token_s, reason = await generated(engine, name_of(0, k), prompts[k], int(trace.output_tokens[k]))
+        token_s, reason = await generated(engine, request_name(0, k), prompts[k], int(trace.output_tokens[k]))
         status: Status = "failed" if reason else "finished"
         tokens = tuple(round(at_s - start_s, 6) for at_s in token_s)
         end_s = round(time.monotonic() - start_s, 6)

@@ -34,11 +34,11 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.papers.aladdin import Size, decode_times, sizes
-from planner.runtime.routing import LiveFleet
-from planner.simulator.metrics import value_s
+from planner.papers.aladdin import WorkerSize, decode_times, worker_sizes_of
+from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
-from planner.solvers.packing import Engine, Request, best_fit, pack
+from planner.simulator.slo_verdict import value_s
+from planner.solvers.packing import PackedWorker, Request, best_fit, pack_requests
 from planner.traffic.trace import Trace
 
 LLM = CATALOG.llm("llama-2-13b")
@@ -228,11 +228,11 @@ def figure13() -> None:
             inputs, outputs = sharegpt(np.random.default_rng(0), 20 * rate_rps)
             live = LiveFleet(fleet, history=(inputs, outputs))
             for w in range(count):
-                live.up(w)
+                live.note_up(w)
             start = time.process_time()
             for i, tokens in enumerate(inputs.tolist()):
-                seat = live.ask(tokens, 2048, i / rate_rps)
-                live.send(seat, i / rate_rps)
+                seat = live.take_seat(tokens, 2048, i / rate_rps)
+                live.send_to_worker(seat, i / rate_rps)
             row.append(1e6 * (time.process_time() - start) / len(inputs))
         print(f"{rate_rps:6} {count:6} {row[0]:8.1f} {row[1]:8.1f}")
 
@@ -253,23 +253,23 @@ def table3() -> None:
         ("llama-2-7b", v100, 0.030, 1),
     ):
         llm = CATALOG.llm(name)
-        lone = float(CATALOG.latency(llm, gpu, theirs).step_s(1, decodes=1, kv_tokens=inputs.mean()))
+        lone = float(CATALOG.step_latency(llm, gpu, theirs).step_s(1, decodes=1, kv_tokens=inputs.mean()))
         host_s = max(limit_s / 1.3 - lone, 0.0)
 
         def found(
             hop_s: float, host_s: float, llm: Llm = llm, gpu: Gpu = gpu, t: float = limit_s
-        ) -> dict[int, Size]:
+        ) -> dict[int, WorkerSize]:
             rows = []
             for tp in (1, 2, 4):
-                steps = CATALOG.latency(llm, gpu, tp)
+                steps = CATALOG.step_latency(llm, gpu, tp)
                 own = replace(steps, h_s=steps.h_s + host_s + 4 * llm.layers * (tp - 1) * hop_s)
                 rows.append(WorkerType(gpu, tp, own, kv_cache_tokens(llm, gpu, tp), 2048, 256))
             try:
-                return {size.gpus: size for size in sizes(rows, inputs, outputs, t)}
+                return {size.gpus: size for size in worker_sizes_of(rows, inputs, outputs, t)}
             except InfeasibleError:
                 return {}
 
-        def best(rows: dict[int, Size]) -> int:
+        def best(rows: dict[int, WorkerSize]) -> int:
             return max(rows.values(), key=lambda size: size.tokens_per_s).gpus if rows else 0
 
         plain = found(0.0, 0.0)
@@ -291,14 +291,16 @@ def windows() -> None:
     trace = poisson(rate_rps, log_normal(rng, 1200, 100, 1.2, 2000), log_normal(rng, 1200, 200, 0.9, 1500))
     result = run(kind, trace, packing(0.9), 12)
     steps = decode_times(kind)
-    engine = Engine(1e-9, 0.0, steps.k2_s_, steps.c2_s_, steps.c3_s_, 1.0, 0.0, kind.kv_tokens, 1e6, ATGT_S)
+    engine = PackedWorker(
+        1e-9, 0.0, steps.k2_s_, steps.c2_s_, steps.c3_s_, 1.0, 0.0, kind.kv_tokens, 1e6, ATGT_S
+    )
     ends_s = result.arrival_s + result.e2e_s
     print("second, ongoing, new, workers by best fit, exact, proved")
     for now_s in range(10, 60, 5):
         running = np.flatnonzero((result.arrival_s < now_s) & (ends_s > now_s))
         new = np.flatnonzero((result.arrival_s >= now_s) & (result.arrival_s < now_s + 1))
         asked = [Request(int(trace.input_tokens[i]), int(trace.output_tokens[i])) for i in (*running, *new)]
-        quick, exact = best_fit(engine, asked), pack(engine, asked, time_limit_s=20.0)
+        quick, exact = best_fit(engine, asked), pack_requests(engine, asked, time_limit_s=20.0)
         print(
             f"{now_s:4} {len(running):6} {len(new):4} {quick.workers:6} {exact.workers:4} "
             f"{'yes' if exact.is_optimal else f'no, at least {exact.bound}'}"

@@ -21,7 +21,9 @@ def worker(llm: str, gpu: str, tp: int, *, budget: int, seats: int = 256) -> Wor
     """With the catalog's step times and the memory model's KV cache."""
     shape, card = CATALOG.llm(llm), CATALOG.gpu(gpu)
     kv_tokens = kv_cache_tokens(shape, card, tp)
-    return WorkerType(card, tp, CATALOG.latency(shape, card, tp), kv_tokens, budget, seats).serving(shape)
+    return WorkerType(card, tp, CATALOG.step_latency(shape, card, tp), kv_tokens, budget, seats).with_llm(
+        shape
+    )
 
 
 def poisson(rate_rps: float, input_tokens: Ints, output_tokens: Ints, seed: int = 0) -> Trace:

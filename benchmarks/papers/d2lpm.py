@@ -36,9 +36,9 @@ import numpy.typing as npt
 from benchmarks.papers.common import CATALOG, worker
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
-from planner.runtime.routing import LiveFleet
-from planner.simulator.metrics import tenant_service
+from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
+from planner.simulator.slo_verdict import tenant_service
 from planner.traffic.generate import judges, merged, preble, tree_of_thoughts
 from planner.traffic.trace import Trace
 
@@ -194,14 +194,14 @@ def figure4() -> None:
         pool = Pool("w", "mixed", worker(LLM, GPU, 1, budget=2048), workers)
         live = LiveFleet(Fleet(CATALOG.llm(LLM), (pool,), replace(SCHEDULERS["d2lpm"], queue="fcfs")))
         for w in range(workers):
-            live.up(w)
+            live.note_up(w)
         asked = [
             (int(n), [blocks * name + k for name in ids[first:end] for k in range(blocks)])
             for n, first, end in zip(trace.input_tokens, ends[:-1], ends[1:], strict=True)
         ]
         start_s, parts_us = time.process_time(), []
         for i, (tokens, names) in enumerate(asked):
-            live.send(live.ask(tokens, 16, i * 1e-4, names=names), i * 1e-4)
+            live.send_to_worker(live.take_seat(tokens, 16, i * 1e-4, names=names), i * 1e-4)
             if i + 1 in (100, 1000, len(asked)):
                 parts_us.append(f"{1e6 * (time.process_time() - start_s) / (i + 1):.0f}")
         shown = ", ".join(parts_us)

@@ -28,11 +28,11 @@ from benchmarks.papers.common import CATALOG, log_normal, most, poisson, worker
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.papers import distserve as placement
-from planner.papers.goodput import goodput
-from planner.papers.goodput import poisson as of_lengths
-from planner.simulator.metrics import value_s
+from planner.papers import distserve_search as placement
+from planner.papers.goodput import find_goodput
+from planner.papers.goodput import poisson_traffic as of_lengths
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import value_s
 
 LLM = CATALOG.llm("llama-2-13b")
 ENGINE = worker("llama-2-13b", "a100-80g", 1, budget=2048)
@@ -73,7 +73,7 @@ def opt175() -> None:
     rules = placement.steady_rules(slo, of_lengths(lengths), seeds=1)
     by_degrees = {(kind.tp, kind.pp): kind for kind in types}
     own = placement.pair(setting, by_degrees[3, 3], by_degrees[4, 3], network=within)
-    theirs = goodput(rules.whole, own, guess_rps=6.0).rate_rps
+    theirs = find_goodput(rules.whole, own, guess_rps=6.0).rate_rps
     print(f"the paper's tp3 pp3 + tp4 pp3: {theirs / own.gpus:.3f} requests/s and GPU")
     found = placement.low_affinity(
         setting, types, types, 1.0, placement.measured_by(rules.whole), nodes=3

@@ -28,11 +28,11 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.llm import Llm
 from planner.models.saturation import saturating_tokens
-from planner.papers import distserve as placement
-from planner.papers.goodput import Steady, goodput
-from planner.papers.goodput import poisson as of_lengths
-from planner.simulator.metrics import measured
+from planner.papers import distserve_search as placement
+from planner.papers.goodput import Steady, find_goodput
+from planner.papers.goodput import poisson_traffic as of_lengths
 from planner.simulator.replay import Simulation, simulate
+from planner.simulator.slo_verdict import measured
 from planner.traffic.trace import Trace
 
 GPU = CATALOG.gpu("a100-80g")
@@ -155,7 +155,7 @@ def strictest(work: Workload, fleet: Fleet, rate_rps: float) -> float:
 
 def compare(work: Workload) -> None:
     theirs, ours = vllm(work, work.vllm_tp), low(work)
-    base_rps = goodput(rule_of(work), theirs, guess_rps=theirs.gpus / 2).rate_rps / theirs.gpus
+    base_rps = find_goodput(rule_of(work), theirs, guess_rps=theirs.gpus / 2).rate_rps / theirs.gpus
     gain = ours.gpu_rate_rps / base_rps if base_rps else np.inf
     print(
         f"{work.name}, {work.llm}: DistServe {shape(ours.fleet)} {ours.gpu_rate_rps:.3f}, "
@@ -269,13 +269,13 @@ def figure11() -> None:
     types = types_of(CATALOG.llm(work.llm))
     prefills = [filling(kind) for kind in types]
     rule = rule_of(work)
-    ttft, rest = placement.phases(work.slo())
+    ttft, rest = placement.split_slo(work.slo())
     measures = [
         placement.measured_by(Steady(slo, draw, 1))
         for slo, draw in ((ttft, placement.first_tokens(traffic_of(work))), (rest, traffic_of(work)))
     ]
     colocated = [vllm(work, kind.tp, kind.pp) for kind in types]
-    rates = [goodput(rule, fleet, guess_rps=fleet.gpus).rate_rps / fleet.gpus for fleet in colocated]
+    rates = [find_goodput(rule, fleet, guess_rps=fleet.gpus).rate_rps / fleet.gpus for fleet in colocated]
     high = placement.high_affinity(setting_of(work), prefills, types, 300.0, measures[0], measures[1]).fleet
     systems = {
         "vLLM": colocated[0],
@@ -284,7 +284,7 @@ def figure11() -> None:
         "DistServe-High": high,
     }
     for name, fleet in systems.items():
-        rps = goodput(rule, fleet, guess_rps=fleet.gpus).rate_rps / fleet.gpus
+        rps = find_goodput(rule, fleet, guess_rps=fleet.gpus).rate_rps / fleet.gpus
         counts = " + ".join(f"{pool.count} x tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools)
         shares = " ".join(
             f"{100 * attained(work, fleet, load * fleet.gpus)[0]:5.1f}" for load in (0.5, 1, 1.5, 2)

@@ -10,7 +10,7 @@ Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 
 Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned ones before any simulation.
 `plan` asks the planner itself, on paper, for the cheapest fleet of machines with one L40S each: with the
 routings of LRU caches alone, and with pinned prefixes as one more choice. `certified` asks the same for
-production, nine of ten futures kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
+production, nine of ten scenarios kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
 prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
 all sizes.
 """
@@ -28,15 +28,15 @@ import numpy as np
 
 import fleetplan
 from benchmarks.papers.common import CATALOG, worker
+from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.facts import CachesSave, Finding, PinnedReplicas
-from planner.face.results import PlanResult, SharedPlanResult
 from planner.fleet import Fleet, Policies, Pool
-from planner.reports.facts import sentence
-from planner.search.pinning import Pinning
-from planner.simulator.metrics import value_s
+from planner.reports.fact_sentences import sentence
+from planner.search.oracle.pinning import Pinning
 from planner.simulator.replay import Simulation, simulate
-from planner.traffic.reading import read_trace
+from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 PREFIXES, PREFIX_BLOCKS, BLOCK_TOKENS = 40, 30, 512
 LRU = ("prefix-affinity", "min-ttft", "cache-aware", "e2")

@@ -34,11 +34,11 @@ import numpy.typing as npt
 
 from benchmarks.papers.common import CATALOG, in_seconds, most, worker
 from planner.fleet import Fleet, Policies, Pool
-from planner.runtime.routing import LiveFleet
+from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.generate import SYSTEM_TOKENS, TABLE, merged, preble
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 LLM, GPU, WORKERS, SECONDS = "mistral-7b", "a6000-48g", 4, 300.0
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
@@ -270,12 +270,12 @@ def scheduler() -> None:
         pool = Pool("w", "mixed", worker(LLM, GPU, 1, budget=1024), WORKERS)
         live = LiveFleet(Fleet(CATALOG.llm(LLM), (pool,), replace(PREBLE, queue="fcfs")))
         for w in range(WORKERS):
-            live.up(w)
+            live.note_up(w)
         ids, ends = trace.prefix_ids.tolist(), trace.prefix_offsets.tolist()
         asked = list(zip(trace.input_tokens.tolist(), ends[:-1], ends[1:], strict=True))
         start_s = time.process_time()
         for i, (tokens, first, end) in enumerate(asked):
-            live.send(live.ask(tokens, 16, i * 1e-4, names=ids[first:end]), i * 1e-4)
+            live.send_to_worker(live.take_seat(tokens, 16, i * 1e-4, names=ids[first:end]), i * 1e-4)
         print(f"{workload}: {len(asked) / (time.process_time() - start_s):,.0f} requests per CPU second")
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.papers.common import CATALOG, in_seconds, worker
 from planner.fleet import Fleet, Policies, Pool
-from planner.simulator.metrics import value_s
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
+from planner.simulator.slo_verdict import value_s
+from planner.traffic.trace_reading import read_trace
 
 LLM = "meta-llama/Llama-3.1-70B"
 SAMPLE = Path(__file__).parents[2] / "examples" / "traces" / "azure-conversation-sample.csv"

@@ -43,7 +43,13 @@ from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_H, made_up, on_a100, show
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.papers.splitwise import Alone, Design, cheapest, even_splits, keeps
+from planner.papers.splitwise_search import (
+    Alone,
+    MachineDesign,
+    even_splits,
+    find_cheapest_splits,
+    keeps_slowdowns,
+)
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
@@ -87,7 +93,7 @@ def cluster(given: Given, name: str, counts: tuple[int, int]) -> Fleet:
     network = Network(bandwidth, transfer="layerwise", layerwise_tokens=512, is_shared=False)
     layers = LAYERS[given.model]
     llm = replace(bare_llm(peer.MODELS[given.model][1] / layers), layers=layers)
-    fleet = Design(name, types[0], types[1] if token else None).fleet(llm, network, *counts)
+    fleet = MachineDesign(name, types[0], types[1] if token else None).fleet(llm, network, *counts)
     if not token:
         return fleet
     return replace(fleet, policies=replace(fleet.policies, repurpose_after_s=given.repurpose_after_s))
@@ -185,7 +191,7 @@ def holds(given: Given, name: str, counts: tuple[int, int], workload: str, rate_
     alone = provisioning.on_a100 if given.model == "bloom-176b" else partial(on_a100_of, given.model)
     preset = read_catalog().slos["splitwise"].slowdowns
     assert preset is not None
-    return keeps(cluster(given, name, counts), trace, preset.limits, alone(given.profiles)(trace))
+    return keeps_slowdowns(cluster(given, name, counts), trace, preset.limits, alone(given.profiles)(trace))
 
 
 def on_a100_of(model: str, profiles: Path) -> Alone:
@@ -246,7 +252,7 @@ def tables(given: Given) -> None:
             values = {}
             for name in DESIGNS:
                 costs = price(name, table)
-                found_here = cheapest(
+                found_here = find_cheapest_splits(
                     partial(holds_at_70, given, name, workload),
                     costs[0],
                     costs[-1],

@@ -23,13 +23,13 @@ from functools import cache
 import numpy as np
 
 from benchmarks.papers.common import CATALOG
-from planner.documents.described import parse_description
+from planner.documents.traffic_description import parse_description
 from planner.domain import Limit, Slo
+from planner.files.document_values import Section
 from planner.fleet import Fleet
-from planner.io.values import Section
-from planner.papers import vidur
-from planner.papers.goodput import Steady, poisson
-from planner.traffic.described import draw
+from planner.papers import vidur_search
+from planner.papers.goodput import Steady, poisson_traffic
+from planner.traffic.described import draw_requests
 from planner.traffic.trace import Trace
 
 LLMS = ("llama-2-7b", "llama-2-70b", "qwen-72b")
@@ -42,10 +42,12 @@ MOST_TOKENS = 4096
 
 def lengths_of(task: str) -> Trace:
     """About 5,000 requests of a task that fit."""
-    section = Section.of({"rate": 10, "duration": "500 s", "task": task, "clients": {"count": 1}}, task)
+    section = Section.from_document(
+        {"rate": 10, "duration": "500 s", "task": task, "clients": {"count": 1}}, task
+    )
     description = parse_description(section, CATALOG.tasks)
     assert description is not None
-    drawn = draw(description, seed=0)
+    drawn = draw_requests(description, seed=0)
     return drawn.select(np.flatnonzero(drawn.input_tokens + drawn.output_tokens <= MOST_TOKENS))
 
 
@@ -64,8 +66,8 @@ def fleets_of(llm: str, lengths: Trace) -> list[Fleet]:
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     found = []
     for batching, budgets in (("sarathi", (512, 2048)), ("vllm-v0", (4096,))):
-        space = vidur.Space((batching,), budgets, (64, 128, 256))
-        found += vidur.configurations(
+        space = vidur_search.Space((batching,), budgets, (64, 128, 256))
+        found += vidur_search.configurations(
             CATALOG.llm(llm), GPUS, CATALOG, space, total_gpus=16, least_kv_tokens=longest
         )
     return [fleet for fleet in found if fleet.pools[0].type.tp <= 4]
@@ -73,25 +75,26 @@ def fleets_of(llm: str, lengths: Trace) -> list[Fleet]:
 
 def rule_of(lengths: Trace, slo: Slo = SLO) -> Steady:
     """Runs of 1,000 requests, longer until they hold five mean residences."""
-    return Steady(slo, poisson(lengths), 1, 1000, 5.0)
+    return Steady(slo, poisson_traffic(lengths), 1, 1000, 5.0)
 
 
 @cache
-def best(llm: str, task: str) -> vidur.SearchedConfiguration:
+def best(llm: str, task: str) -> vidur_search.SearchedConfiguration:
     """The most requests per dollar: only what carries more than the best so far is measured."""
     lengths = lengths_of(task)
     rule = rule_of(lengths)
-    found: vidur.SearchedConfiguration | None = None
+    found: vidur_search.SearchedConfiguration | None = None
     promised = sorted(
-        fleets_of(llm, lengths), key=lambda fleet: -vidur.most_rps(fleet, lengths) / fleet.price_usd_per_h
+        fleets_of(llm, lengths),
+        key=lambda fleet: -vidur_search.most_rps(fleet, lengths) / fleet.price_usd_per_h,
     )
     for fleet in promised:
         to_beat_rps = found.requests_per_usd * fleet.price_usd_per_h / 3600 if found else 0.0
-        if to_beat_rps > MOST_OF_BOUND * vidur.most_rps(fleet, lengths):
+        if to_beat_rps > MOST_OF_BOUND * vidur_search.most_rps(fleet, lengths):
             continue
         if to_beat_rps and not rule.carries(fleet, to_beat_rps):
             continue
-        (row,) = vidur.search([fleet], rule, lengths, (), tolerance_frac=0.05)
+        (row,) = vidur_search.search_configurations([fleet], rule, lengths, (), tolerance_frac=0.05)
         if found is None or row.requests_per_usd > found.requests_per_usd:
             found = row
     assert found is not None
@@ -110,7 +113,7 @@ def figure1() -> None:
         for served in WORKLOADS:
             lengths = lengths_of(served)
             fleet = best(llm, of).fleet
-            (row,) = vidur.search([fleet], rule_of(lengths), lengths, ())
+            (row,) = vidur_search.search_configurations([fleet], rule_of(lengths), lengths, ())
             gain = best(llm, served).requests_per_usd / row.requests_per_usd if row.rate_rps else np.inf
             shares.append(f"{gain:.2f}")
         print(
@@ -131,9 +134,9 @@ def figure5() -> None:
     lengths = lengths_of(task)
     rule = rule_of(lengths, Slo((Limit("ttft", 0.9, 20.0), Limit("tbt", 0.99, 2.0))))
     fleets = [fleet for fleet in fleets_of(LLMS[1], lengths) if fleet.pools[0].type.max_num_seqs == 256]
-    rows = vidur.search(fleets, rule, lengths, tolerance_frac=0.05)
+    rows = vidur_search.search_configurations(fleets, rule, lengths, tolerance_frac=0.05)
     for latency, name in ((0, "TTFT P90"), (1, "TBT P99")):
-        for row in vidur.frontier(rows, latency):
+        for row in vidur_search.pareto_configurations(rows, latency):
             print(
                 f"{name} {row.values_s[latency]:6.3f} s  {row.requests_per_usd:7.0f} requests/USD {row.name}"
             )

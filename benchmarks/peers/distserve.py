@@ -36,9 +36,9 @@ from benchmarks.peers.compare import (
     timed,
 )
 from planner.errors import InputError
+from planner.files.checked_files import read_json
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.io.files import read_json
-from planner.models.forms import DistServeSteps
+from planner.models.foreign_forms import DistServeSteps
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.documents.allocation import parse_instance
+from planner.documents.allocation_file import parse_instance
 from planner.solvers.allocation import Allocation, Instance, allocate
 
 TOLERANCE = 1e-6

@@ -46,10 +46,10 @@ from benchmarks.peers.compare import (
     timed,
 )
 from planner.errors import InputError
+from planner.files.checked_files import open_input, read_json
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.imports.splitwise import splitwise_table
-from planner.io.files import open_input, read_json
-from planner.models.forms import SplitwiseLookup, interpolated
+from planner.importers.splitwise_tables import splitwise_table
+from planner.models.foreign_forms import SplitwiseLookup, interpolate_linearly
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 
@@ -315,7 +315,7 @@ def slowdowns(case: Case, results: Columns) -> dict[str, Array]:
     """At PERCENTILES, over a machine of A100 that has nothing else to do, by that program's step times."""
     steps = lookup_steps(case.folder, case.model, BASIS, GPUS)
     prompt_s, token_s = (  # its own reading of them
-        interpolated(case.input_tokens, steps.knots_tokens, times)
+        interpolate_linearly(case.input_tokens, steps.knots_tokens, times)
         for times in (steps.prompt_s, steps.token_s)
     )
     alone = {"ttft": prompt_s, "tbt": token_s, "e2e": prompt_s + token_s * (case.output_tokens - 1)}

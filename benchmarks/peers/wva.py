@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
 from planner.controllers.wva_queue import QueueModel, QueueTimes
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models.forms import DistServeSteps
+from planner.models.foreign_forms import DistServeSteps
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 
@@ -52,7 +52,7 @@ def model_of(p: Params) -> QueueModel:
 
 def analyze(p: Params, rate_rps: float) -> dict[str, float]:
     """The model's figures at a rate, under the names of the cases; times in ms."""
-    found = model_of(p).at(rate_rps)
+    found = model_of(p).queue_state_at(rate_rps)
     return {
         "tput": found.throughput_rps,
         "wait": found.wait_ms,
@@ -70,8 +70,8 @@ def size(p: Params, slo: Mapping[str, float]) -> dict[str, float]:
     """The highest rates [requests/s] at which mean TTFT, and mean ITL, are within `slo` [ms]."""
     model = model_of(p)
     return {
-        "ttft": model.largest(lambda state: state.ttft_ms, slo["ttft"]),
-        "itl": model.largest(lambda state: state.itl_ms, slo["itl"]),
+        "ttft": model.largest_rate_rps(lambda state: state.ttft_ms, slo["ttft"]),
+        "itl": model.largest_rate_rps(lambda state: state.itl_ms, slo["itl"]),
         "tps": model.most_rps,
     }
 

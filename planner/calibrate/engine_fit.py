@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.documents.engine import EngineRow
+from planner.documents.engine_file import EngineRow
 from planner.errors import InputError
 from planner.models.engine import HostTime
 from planner.models.latency import Array
 from planner.models.step_fit import PiecewiseLinearStepLatency, least_absolute
-from planner.models.tables import NOT_INCLUDED, StepTable
+from planner.models.step_tables import NOT_INCLUDED, StepTable
 
 GROUPS = 8  # of watched steps of a level, by g
 MOST_SLOWDOWN = 2.0
@@ -97,7 +97,7 @@ class _Cells:
     own_s: Array
     level: Array
 
-    def of(self, chosen: Array) -> _Cells:
+    def subset(self, chosen: Array) -> _Cells:
         return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def fitted(self, *, is_async: bool, most_slowdown: float) -> Array:
@@ -111,9 +111,9 @@ class _Cells:
         bounds = [(1.0, most_slowdown), (0.0, None), (0.0, None), (0.0, None)]
         return least_absolute(columns, self.t_s, bounds=bounds)
 
-    def errors(self, found: Array, *, is_async: bool) -> Array:
-        base_s = np.maximum(self.g_s, self.own_s) if is_async else found[0] * (self.g_s + self.own_s)
-        predicted_s = base_s + found[1] + found[2] * self.sequences + found[3] * self.prompts
+    def errors(self, constants: Array, *, is_async: bool) -> Array:
+        base_s = np.maximum(self.g_s, self.own_s) if is_async else constants[0] * (self.g_s + self.own_s)
+        predicted_s = base_s + constants[1] + constants[2] * self.sequences + constants[3] * self.prompts
         return np.asarray(np.abs(predicted_s / self.t_s - 1))
 
 
@@ -131,12 +131,12 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     errors = []
     for one in np.unique(cells.level):
         if (others := cells.level != one).any():
-            found = cells.of(others).fitted(is_async=is_async, most_slowdown=most_slowdown)
-            errors.append(cells.of(~others).errors(found, is_async=is_async))
+            constants = cells.subset(others).fitted(is_async=is_async, most_slowdown=most_slowdown)
+            errors.append(cells.subset(~others).errors(constants, is_async=is_async))
     slowdown, step_s, sequence_s, admission_s = cells.fitted(
         is_async=is_async, most_slowdown=most_slowdown
     ).tolist()
-    nearest = min(rows, key=lambda row: row.distance(about["version"]), default=None)
+    nearest = min(rows, key=lambda row: row.version_distance(about["version"]), default=None)
     host, rest = (HostTime(), HostTime()) if nearest is None else (nearest.host, nearest.rest)
     if is_async:
         host = replace(host, step_s=own[0], sequence_s=own[1])

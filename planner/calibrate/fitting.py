@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 
 from planner.calibrate.engine_fit import without_host
-from planner.calibrate.measured_runs import Calibrated, Engine, calibrate
+from planner.calibrate.measured_runs import Calibrated, MeasuredEngine, calibrate
 from planner.documents.catalog import Catalog
-from planner.documents.engine import default_engine
+from planner.documents.engine_file import default_engine
 from planner.documents.fits import fit_document, fit_row
 from planner.errors import InputError
-from planner.imports import fields
-from planner.imports.fields import Facts
-from planner.imports.runs import MeasuredRun, parse_runs
-from planner.io.files import to_yaml
-from planner.io.numeric import as_floats
-from planner.io.tables import read_text
+from planner.files.checked_files import to_yaml
+from planner.files.numeric import as_floats
+from planner.files.text_tables import read_text
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, parse_runs
+from planner.importers.foreign_fields import Facts
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import ON_WALL, Array, StepLatency
-from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, held_out_errors
-from planner.models.tables import StepTable, read_step_table
+from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
+from planner.models.step_tables import StepTable, read_step_table
 
 FOLDS = 5
 MANY_STEPS = 30  # distinct ones; fewer are fitted with a remark
@@ -36,7 +36,7 @@ MOST_HOST_FRAC = 0.9  # of the quickest step
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedSteps:
     """Step times of `tp` GPUs, with the errors by regime on steps held out in turn."""
 
     llm: str
@@ -74,7 +74,7 @@ def fit_table(
     where: str,
     host_overhead_s: float | None = None,
     choose_family: bool = False,
-) -> Fitted:
+) -> FittedSteps:
     """Fit `table`; facts come before its `#` lines.
 
     `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
@@ -83,11 +83,11 @@ def fit_table(
     steps best is taken; its times hold the host's part, which is then not told apart.
     """
     about = table.about
-    is_told_apart = "engines" in about and host_overhead_s is None  # engines.yaml beside it has the host
-    if is_told_apart:
+    has_separate_host = "engines" in about and host_overhead_s is None  # engines.yaml beside it has the host
+    if has_separate_host:
         slowdown, admission_s = (float(about.get(key, 0.0)) for key in ("slowdown", "admission_s"))
         table = without_host(table, slowdown=slowdown or 1.0, admission_s=admission_s)
-    llm, gpu, tp = fields.setup(
+    llm, gpu, tp = foreign_fields.read_setup(
         facts, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
     )
     _check_identified(table.X, where)
@@ -107,22 +107,22 @@ def fit_table(
         basis += ON_WALL
     model = PiecewiseLinearStepLatency(host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis)
     try:
-        errors = held_out_errors(model, table.X, table.y, folds=FOLDS)
+        errors = cross_validated_errors(model, table.X, table.y, folds=FOLDS)
         latency: StepLatency = model.fit(table.X, table.y).latency_
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     notes, families, form = _notes(table), {}, None
-    if is_told_apart:
+    if has_separate_host:
         notes = (
             *notes,
             f"host and front end are in {about['engines']} beside the table: --catalog of its folder",
         )
     if choose_family:
-        from planner.models.choice import choose
+        from planner.models.family_choice import choose_step_family
 
-        choice = choose(table, folds=FOLDS)
-        families, form = dict(choice.held_out), choice.form
-        errors = dict(choice.converted or choice.held_out[choice.family])
+        choice = choose_step_family(table, folds=FOLDS)
+        families, form = dict(choice.errors_by_family), choice.form
+        errors = dict(choice.converted or choice.errors_by_family[choice.family])
         latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
         notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
@@ -130,7 +130,7 @@ def fit_table(
     if is_kernel_time:
         latency = replace(latency, h_s=host_overhead_s)
         form = form and replace(form, h_s=host_overhead_s)
-    return Fitted(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families, form)
+    return FittedSteps(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families, form)
 
 
 def _measured_host_s(table: StepTable) -> float:
@@ -182,14 +182,14 @@ def _is_full_rank(first: Array, second: Array) -> bool:
     return int(np.linalg.matrix_rank(columns / columns.max(axis=0).clip(min=1.0), tol=1e-6)) == 3
 
 
-def fit_yaml(fitted: Fitted, *, command: str, date: str | None = None) -> str:
+def fit_yaml(fitted: FittedSteps, *, command: str, date: str | None = None) -> str:
     """The text of the file."""
     return to_yaml(
         fit_document(
             fitted.llm,
             fitted.gpu,
             [fit_row(fitted.tp, fitted.latency, fitted.errors, fitted.form)],
-            source=fields.one_line(fitted.source),
+            source=foreign_fields.one_line(fitted.source),
             date=date or fitted.date or datetime.date.today().isoformat(),
             command=command,
         )
@@ -203,7 +203,7 @@ def calibrate_files(
     *,
     base: Path | None = None,
     settings: tuple[int, int, int | None] = (2048, 256, None),
-) -> tuple[Fitted, Calibrated]:
+) -> tuple[FittedSteps, Calibrated]:
     """Correct the fit in `base`, or the catalog's, by step tables and runs.json of one engine.
 
     `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None: the memory model's);
@@ -216,29 +216,31 @@ def calibrate_files(
     for path in paths:
         text = read_text(path)
         if text.lstrip().startswith(("{", "[")):
-            measured = parse_runs(fields.parse_json(text, path), path)
-            said = {"llm": measured.llm, "gpu": measured.gpu, "tp": measured.tp}
+            measured = parse_runs(foreign_fields.parse_json(text, path), path)
+            setup_facts = {"llm": measured.llm, "gpu": measured.gpu, "tp": measured.tp}
             runs += measured.runs
             notes += measured.notes
         else:
             table = read_step_table(path)
-            said = {key: table.about.get(key) for key in ("llm", "gpu", "tp")}
+            setup_facts = {key: table.about.get(key) for key in ("llm", "gpu", "tp")}
             steps.append(table)
-        setups.add(fields.setup(facts, catalog, path, **said))
+        setups.add(foreign_fields.read_setup(facts, catalog, path, **setup_facts))
     if len(setups) != 1:
-        found = "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
-        raise InputError(f"calibrate: the measurements are of different engines ({found}); give those of one")
+        engine_names = "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
+        raise InputError(
+            f"calibrate: the measurements are of different engines ({engine_names}); give those of one"
+        )
     llm_name, gpu_name, tp = setups.pop()
     llm, gpu = catalog.llm(facts.llm or llm_name), catalog.gpu(gpu_name)
-    latency = (catalog if base is None else _only(catalog, base)).latency(llm, gpu, tp)
-    if base is not None and latency == _only(catalog).latency(llm, gpu, tp):
+    latency = (catalog if base is None else _only(catalog, base)).step_latency(llm, gpu, tp)
+    if base is not None and latency == _only(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
     budget, seats, kv_tokens = settings
-    engine = Engine(llm, gpu, tp, budget, seats, kv_tokens, default_engine(catalog.engines.values()))
+    engine = MeasuredEngine(llm, gpu, tp, budget, seats, kv_tokens, default_engine(catalog.engines.values()))
     result = calibrate(latency, steps=steps, runs=runs, engine=engine)
     names = ", ".join(path.name for path in paths)
     source = f"{base.name if base else 'the catalog'}, calibrated by {names}"
-    return Fitted(llm_name, gpu_name, tp, source, result.latency, {}, tuple(notes)), result
+    return FittedSteps(llm_name, gpu_name, tp, source, result.latency, {}, tuple(notes)), result
 
 
 def _only(catalog: Catalog, *fit_files: Path) -> Catalog:

@@ -25,13 +25,13 @@ from scipy.optimize import least_squares
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.imports.runs import MeasuredRun
-from planner.io import executors
+from planner.importers.benchmark_runs import MeasuredRun
 from planner.models import engine as models
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.models.tables import StepTable
+from planner.models.step_tables import StepTable
+from planner.parallel import executors
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 
@@ -52,7 +52,7 @@ USUAL_STEPS = np.array(
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class MeasuredEngine:
     """The engine that was measured; `kv_tokens` None is what the memory model says."""
 
     llm: Llm
@@ -105,7 +105,7 @@ class Calibrated:
 
 def corrected(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
     """The formula at the top of this module."""
-    return replace(latency.scaled(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
+    return replace(latency.scale_times(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
 
 
 def calibrate(
@@ -113,7 +113,7 @@ def calibrate(
     *,
     steps: Sequence[StepTable] = (),
     runs: Sequence[MeasuredRun] = (),
-    engine: Engine | None = None,
+    engine: MeasuredEngine | None = None,
 ) -> Calibrated:
     """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them. What its
     host adds to sums of kernels is where h starts, so the result has the host in it.
@@ -130,7 +130,7 @@ def calibrate(
     def log_errors(z: Array) -> Array:
         moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
         logs = [np.log(moved.step_s(*X.T) / y)]
-        of_runs = executors.run(_predicted, runs, shared=(engine, moved))
+        of_runs = executors.run_items(_predicted, runs, shared=(engine, moved))
         for run, predicted in zip(runs, of_runs, strict=True):
             logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
         return np.concatenate(logs)
@@ -202,30 +202,32 @@ def _fitted(
     return z, np.linalg.inv(jacobian.T @ jacobian), sigma
 
 
-def with_host(latency: StepLatency, engine: Engine | None) -> StepLatency:
+def with_host(latency: StepLatency, engine: MeasuredEngine | None) -> StepLatency:
     """The same with what the engine's host adds to it, where that is not in it already."""
     if engine is None:
         raise InputError("calibration: runs need the engine that served them")
     if engine.version is None or latency.has_host:
         return latency
-    step_s, sequence_s = engine.version.unhidden.at(engine.tp)
+    step_s, sequence_s = engine.version.unhidden_time.per_step_s(engine.tp)
     return replace(latency, h_s=latency.h_s + step_s, b_s=latency.b_s + sequence_s, kind="steps")
 
 
-def _predicted(served: tuple[Engine | None, StepLatency], run: MeasuredRun) -> dict[tuple[str, str], float]:
+def _predicted(
+    served: tuple[MeasuredEngine | None, StepLatency], run: MeasuredRun
+) -> dict[tuple[str, str], float]:
     engine, latency = served
     assert engine is not None
     return predict(run, engine, latency)
 
 
-def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tuple[str, str], float]:
+def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> dict[tuple[str, str], float]:
     """Our simulator's statistics of a run, by (metric, statistic), for those that were measured."""
     budget = run.max_num_batched_tokens or engine.max_num_batched_tokens
     seats = min(run.max_num_seqs or engine.max_num_seqs, budget)
     kv_tokens = run.kv_tokens or engine.kv_tokens or _kv_tokens(engine, budget, seats)
     worker = WorkerType(
         engine.gpu, engine.tp, latency, kv_tokens, budget, seats, engine=engine.version
-    ).serving(engine.llm)
+    ).with_llm(engine.llm)
     fleet = Fleet(engine.llm, (Pool("measured", "mixed", worker, 1),))
     is_drawn = run.length_spread_frac > 0 or not (run.concurrency or run.arrival_s)
     of_seeds = []
@@ -240,7 +242,7 @@ def predict(run: MeasuredRun, engine: Engine, latency: StepLatency) -> dict[tupl
         values = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s}
         gaps = np.maximum(simulation.output_tokens - 1, 0)
         of_seeds.append({target.key: _statistic(values, gaps, target.key, run) for target in _targets(run)})
-    return {key: float(np.mean([found[key] for found in of_seeds])) for key in of_seeds[0]}
+    return {key: float(np.mean([statistics[key] for statistics in of_seeds])) for key in of_seeds[0]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,19 +300,19 @@ def _trace(run: MeasuredRun, seed: int) -> Trace:
 def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], run: MeasuredRun) -> float:
     metric, name = key
     if metric == "tbt":  # every gap counts once, so a request counts as often as it has gaps
-        found = float(np.nansum(values["tpot"] * gaps) / max(gaps.sum(), 1))
+        value_s = float(np.nansum(values["tpot"] * gaps) / max(gaps.sum(), 1))
     else:
         of = values[metric][np.isfinite(values[metric])]
         if not of.size:
             raise InputError(f"run {run.name}: {metric} was measured, yet every request has one output token")
         percent = {"mean": None, "max": 100.0}[name] if name in ("mean", "max") else float(name[1:])
-        found = float(of.mean() if percent is None else np.percentile(of, percent))
-    if not found > 0:
+        value_s = float(of.mean() if percent is None else np.percentile(of, percent))
+    if not value_s > 0:
         raise InputError(f"run {run.name}: {metric} {name} was measured, but is zero in simulation")
-    return found
+    return value_s
 
 
-def _kv_tokens(engine: Engine, budget: int, seats: int) -> int:
+def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
     kv_tokens = kv_cache_tokens(
         engine.llm, engine.gpu, engine.tp, max_num_batched_tokens=budget, max_num_seqs=seats
     )

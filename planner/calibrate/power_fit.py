@@ -18,9 +18,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.documents.catalog import Catalog
 from planner.errors import ExtrapolationError, InputError
-from planner.io.files import open_input
+from planner.files.checked_files import open_input
 from planner.models.latency import Array
-from planner.models.power import Power, utilisations
+from planner.models.power import Power, step_utilisations
 
 SPLITWISE_LLMS = {"bloom-176b": "bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 SPLITWISE_GPU = "a100-80g"  # the only one whose power was measured
@@ -61,8 +61,8 @@ class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         start = np.array([y.min() / 2, 1.0, 1.0, y.max()])
         known = 4 if self.top_frac is None else 3
-        found = least_squares(error, start[:known], bounds=(np.zeros(known), np.full(known, np.inf))).x
-        self.coef_ = found if self.top_frac is None else np.append(found, self.top_frac)
+        coefficients = least_squares(error, start[:known], bounds=(np.zeros(known), np.full(known, np.inf))).x
+        self.coef_ = coefficients if self.top_frac is None else np.append(coefficients, self.top_frac)
         self.x_max_ = X.max(axis=0)
         return self
 
@@ -102,8 +102,8 @@ def splitwise_cells(path: Path, catalog: Catalog) -> pd.DataFrame:
         llm, tp, batch = catalog.llm(SPLITWISE_LLMS[run["model"]]), run["tensor_parallel"], run["batch_size"]
         tokens = run["prompt_size"] * batch
         kv_tokens = batch * (run["prompt_size"] + run["token_size"] / 2)
-        prefill = utilisations(llm, gpu, tp, run["prompt_time"] / 1e3, tokens)
-        decode = utilisations(llm, gpu, tp, run["token_time"] / 1e3, batch, kv_tokens)
+        prefill = step_utilisations(llm, gpu, tp, run["prompt_time"] / 1e3, tokens)
+        decode = step_utilisations(llm, gpu, tp, run["token_time"] / 1e3, batch, kv_tokens)
         rows.append(
             {
                 "group": f"{run['model']} tp{tp}",
@@ -176,7 +176,7 @@ def ml_energy_rows(path: Path, catalog: Catalog) -> pd.DataFrame:
         prompt = PROMPT_TOKENS[run["task"]]
         step_s = sequences / run["output_throughput_tokens_per_sec"]
         tokens = sequences * (1 + prompt / outputs)  # every sequence brings its prompt once
-        used = utilisations(llm, gpu, gpus, step_s, tokens, sequences * (prompt + outputs / 2))
+        used = step_utilisations(llm, gpu, gpus, step_s, tokens, sequences * (prompt + outputs / 2))
         rows.append(
             {
                 "gpu": gpu.name,

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from planner.commands.common import stdout_console
+from planner.commands.command_output import stdout_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.reports.screen import Card
-    from planner.search.plan import Plan
-    from planner.search.together import SharedPlan
+    from planner.search.evidence.plan import Plan
+    from planner.search.several.several_llms import SharedPlan
 
 LABEL, LINE = 20, 80  # columns of a label, and of a line where nobody says how many there are
 MOST_COLUMNS = 110
@@ -28,7 +28,7 @@ def print_first_screen(plan: Plan) -> None:
     """Verdict, the answers, what a buyer asks, why nothing is cheaper, warnings."""
     from planner.documents.facts import GpusConsidered
     from planner.reports import screen, words
-    from planner.reports.facts import sentence, sentences
+    from planner.reports.fact_sentences import sentence, sentences
 
     why = screen.why(plan)
     rows = [
@@ -47,8 +47,8 @@ def print_first_screen(plan: Plan) -> None:
 def print_shared_screen(plan: SharedPlan) -> None:
     """The same of all LLMs, then who gets what, who gives way, and what more of a limit would save."""
     from planner.reports import shared_screen
-    from planner.reports.facts import sentences
-    from planner.reports.together import binding_lines
+    from planner.reports.fact_sentences import sentences
+    from planner.reports.several_llms_report import binding_lines
 
     rows = [
         (each.name, f"{each.value}: {each.note}" if each.note else each.value)
@@ -77,32 +77,32 @@ def _print(
                 card.kept,
                 card.holds,
             ]
-            said = "; ".join(part for part in parts if part)
-            _row(console, card.name, said, columns, style="bold green" if card.is_plan else "")
+            warning = "; ".join(part for part in parts if part)
+            _row(console, card.name, warning, columns, style="bold green" if card.is_plan else "")
     console.print()
-    for label, said in rows:
-        _row(console, label, said, columns)
-    for said in warnings:
-        _row(console, "Warning", said, columns, style="yellow")
+    for label, warning in rows:
+        _row(console, label, warning, columns)
+    for warning in warnings:
+        _row(console, "Warning", warning, columns, style="yellow")
 
 
 def print_next(out: Path | None, *, verbose: bool) -> None:
     """What to do with the answer."""
     console = stdout_console(soft_wrap=True)
     if out is None:
-        said = "add -o DIR to write the plan, its report and manifests"
+        next_step = "add -o DIR to write the plan, its report and manifests"
     else:
         page, plan = (shlex.quote(str(out / name)) for name in ("report.html", "plan.yaml"))
-        said = f"open {page}; plan validate {plan}"
-    _row(console, "Next", said + ("" if verbose else "; --verbose prints all tables"), LINE)
+        next_step = f"open {page}; plan validate {plan}"
+    _row(console, "Next", next_step + ("" if verbose else "; --verbose prints all tables"), LINE)
 
 
-def _say(console: Console, said: str, columns: int, *, style: str = "") -> None:
-    for line in textwrap.wrap(said, columns, break_long_words=False, break_on_hyphens=False):
+def _say(console: Console, text: str, columns: int, *, style: str = "") -> None:
+    for line in textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False):
         console.print(Text(line, style=style))
 
 
-def _row(console: Console, label: str, said: str, columns: int, *, style: str = "") -> None:
-    lines = textwrap.wrap(said, columns - LABEL, break_long_words=False, break_on_hyphens=False)
+def _row(console: Console, label: str, text: str, columns: int, *, style: str = "") -> None:
+    lines = textwrap.wrap(text, columns - LABEL, break_long_words=False, break_on_hyphens=False)
     for k, line in enumerate(lines):
         console.print(Text(f"{label if k == 0 else '':{LABEL}}{line}", style=style))

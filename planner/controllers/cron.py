@@ -17,21 +17,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.controllers.deployment import DAY_S, CapacityTable, Deployment, History
-from planner.controllers.settings import LIST, SECONDS, SHARE, Settings, setting
+from planner.controllers.settings import LIST, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.controllers.windows import Window, check_windows, read_windows, workers_at
 from planner.errors import InputError
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
-class CronSettings(Settings):
-    windows: tuple[Window, ...] = setting(
+class CronSettings(ControllerSettings):
+    windows: tuple[Window, ...] = settings_field(
         (), LIST, "{from, to, workers, days}; none: made of earlier days", parse=read_windows
     )
-    step_s: float = setting(3600.0, SECONDS, "length of the windows it makes", least=60.0, most=DAY_S)
-    headroom_frac: float = setting(0.0, SHARE, "more traffic than on earlier days", most=10.0)
-    lead_s: float = setting(600.0, SECONDS, "windows that it makes begin so much earlier", most=7200.0)
-    every_s: float = setting(60.0, SECONDS, "time between looks", least=1.0, most=3600.0)
+    step_s: float = settings_field(3600.0, SECONDS, "length of the windows it makes", least=60.0, most=DAY_S)
+    headroom_frac: float = settings_field(0.0, SHARE, "more traffic than on earlier days", most=10.0)
+    lead_s: float = settings_field(600.0, SECONDS, "windows that it makes begin so much earlier", most=7200.0)
+    every_s: float = settings_field(60.0, SECONDS, "time between looks", least=1.0, most=3600.0)
 
     def check(self) -> None:
         if DAY_S % self.step_s:
@@ -49,7 +49,7 @@ def made_windows(
     for step in range(round(DAY_S / settings.step_s)):
         seen = rates[steps == step]
         highest_rps = float((seen if len(seen) else rates).max())
-        sizes = capacity.at(highest_rps * (1 + settings.headroom_frac))
+        sizes = capacity.sizes_for_rate(highest_rps * (1 + settings.headroom_frac))
         begin_s = (step * settings.step_s - settings.lead_s) % DAY_S
         end = ((step + 1) * settings.step_s) % DAY_S
         windows.append(Window(begin_s, end, tuple(int(size) for size in sizes)))
@@ -65,15 +65,15 @@ class Cron:
         self.every_s, self.deployment, self.windows = settings.every_s, deployment, settings.windows
         check_windows(settings.windows, deployment)
         if not settings.windows:
-            deployment.needs("cron", "history", "capacity")
+            deployment.require_facts("cron", "history", "capacity")
             assert deployment.history is not None and deployment.capacity is not None
             self.windows = made_windows(settings, deployment.history, deployment.capacity, deployment.clock_s)
 
     def start(self, sizes: Sequence[int]) -> None:
         pass
 
-    def sizes(self, reading: Reading) -> list[int]:
-        return self.deployment.held(workers_at(self.windows, self.deployment, reading.time_s))
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        return self.deployment.bounded_sizes(workers_at(self.windows, self.deployment, reading.time_s))
 
 
 def build(settings: Sequence[CronSettings], deployment: Deployment) -> Cron:

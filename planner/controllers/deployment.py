@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from planner.errors import InputError
-from planner.simulator.elastic import ElasticPool, Floats, Ints, Reading
+from planner.simulator.elastic import ElasticPool, Floats, Ints, MetricsReading
 
 Role = Literal["mixed", "prefill", "decode"]
 MIXED: Role = "mixed"
@@ -42,7 +42,7 @@ class CapacityTable:
         if (sizes < 0).any() or (np.diff(sizes, axis=0) < 0).any():
             raise InputError("capacity table: a higher rate may not need fewer workers of a pool")
 
-    def at(self, rate_rps: float) -> Ints:
+    def sizes_for_rate(self, rate_rps: float) -> Ints:
         """Sizes (P,) of the least rate that is as high; above all of them, the last ones in proportion."""
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
@@ -104,18 +104,18 @@ class LoadRule:
     span_s: float
     window_s: float
 
-    def workers(self, load: float) -> int:
+    def workers_for_load(self, load: float) -> int:
         if load <= 0:
             return 0
         if load > self.highest:
-            return least_whole(self.workers(self.highest) * load / self.highest)
+            return least_whole(self.workers_for_load(self.highest) * load / self.highest)
         return 1 + bisect.bisect_left(self.edges, load)
 
 
 PEAK_FRAC = 0.95
 
 
-def peak(work_per_s: Floats) -> float:
+def peak_load(work_per_s: Floats) -> float:
     """The load of a window from the work that arrived per second in each of its spans."""
     return float(np.quantile(work_per_s, PEAK_FRAC)) if len(work_per_s) else 0.0
 
@@ -169,45 +169,45 @@ class Deployment:
     def price_of(self, pool: int) -> float:
         return self.prices_usd_per_h[pool] if self.prices_usd_per_h else 1.0
 
-    def rate_rps(self, reading: Reading) -> float:
+    def rate_rps(self, reading: MetricsReading) -> float:
         """Requests/s that came to the fleet during the reading's interval; those that found no worker too."""
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
 
-    def held(self, sizes: Sequence[float]) -> list[int]:
+    def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
         """Sizes within least and most; prefill and decode workers are both there, or, where all of their
         pools may be empty, none of either."""
-        held = [
+        bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
         ]
         prefill, decode = self.with_role(PREFILL), self.with_role(DECODE)
         both = (*prefill, *decode)
-        if prefill and decode and (any(held[i] for i in both) or any(self.pools[i].least for i in both)):
+        if prefill and decode and (any(bounded[i] for i in both) or any(self.pools[i].least for i in both)):
             for side in (prefill, decode):
-                if not any(held[i] for i in side):
-                    held[side[0]] = 1
-        return held
+                if not any(bounded[i] for i in side):
+                    bounded[side[0]] = 1
+        return bounded
 
-    def filled(self, sizes: Sequence[int]) -> list[int]:
+    def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
         """These sizes and, on nodes that are sold whole, the workers that their idle GPUs hold: these are
         paid for anyway. Front pools come first.
         """
-        found = [int(size) for size in sizes]
+        filled_sizes = [int(size) for size in sizes]
         for kind in dict.fromkeys(node for node in self.nodes if node is not None):
             own = [i for i, node in enumerate(self.nodes) if node == kind]
-            idle = -sum(found[i] * self.gpus[i] for i in own) % kind[1]
+            idle = -sum(filled_sizes[i] * self.gpus[i] for i in own) % kind[1]
             for i in sorted(own, key=lambda i: i not in self.front):
-                more = min(idle // self.gpus[i], self.pools[i].most - found[i])
-                if found[i]:
-                    found[i] += more
+                more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
+                if filled_sizes[i]:
+                    filled_sizes[i] += more
                     idle -= more * self.gpus[i]
-        return found
+        return filled_sizes
 
-    def limbo_of(self, reading: Reading, pool: int) -> int:
+    def limbo_of(self, reading: MetricsReading, pool: int) -> int:
         """Requests that wait for a first worker, where a pool's metric counts them: at the front."""
         return reading.limbo if pool in self.front else 0
 
-    def needs(self, controller: str, *facts: str) -> None:
+    def require_facts(self, controller: str, *facts: str) -> None:
         """Raise InputError unless these facts (fields) are known."""
         for fact in facts:
             if getattr(self, fact) in (None, ()):
@@ -227,7 +227,7 @@ _FACTS = {
 }
 
 
-def is_blank(reading: Reading) -> bool:
+def is_blank(reading: MetricsReading) -> bool:
     """Whether it is of the first moment of a run, before anything has come: nobody decides by that."""
     if reading.time_s > 0 or reading.limbo:
         return False
@@ -237,8 +237,8 @@ def is_blank(reading: Reading) -> bool:
 
 def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
     """Of those pools that have a number, NaN where none has."""
-    told = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]
-    return sum(told) / len(told) if told else math.nan
+    known_values = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]
+    return sum(known_values) / len(known_values) if known_values else math.nan
 
 
 def least_whole(value: float) -> int:

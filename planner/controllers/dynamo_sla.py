@@ -30,21 +30,23 @@ from planner.controllers.deployment import (
     mean_of,
 )
 from planner.controllers.forecasting import RateForecast
-from planner.controllers.settings import FLAG, NAME, SECONDS, Settings, setting
-from planner.simulator.elastic import Reading
+from planner.controllers.settings import FLAG, NAME, SECONDS, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
-class DynamoSlaSettings(Settings):
-    predictor: str = setting("constant", NAME, "of the next interval", choices=("constant", "seasonal"))
-    corrected: bool = setting(True, FLAG, "correction factors; later versions have none")
-    season_s: float = setting(86400.0, SECONDS, "period of the seasonal predictor", least=600.0)
-    every_s: float = setting(180.0, SECONDS, "throughput_adjustment_interval", least=10.0, most=7200.0)
-    lag_s: float = setting(15.0, SECONDS, "age of the metrics", most=600.0)
+class DynamoSlaSettings(ControllerSettings):
+    predictor: str = settings_field(
+        "constant", NAME, "of the next interval", choices=("constant", "seasonal")
+    )
+    corrected: bool = settings_field(True, FLAG, "correction factors; later versions have none")
+    season_s: float = settings_field(86400.0, SECONDS, "period of the seasonal predictor", least=600.0)
+    every_s: float = settings_field(180.0, SECONDS, "throughput_adjustment_interval", least=10.0, most=7200.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ForecastLoad:
     """What is expected of the next interval."""
 
     rate_rps: float
@@ -56,17 +58,17 @@ class Load:
         return self.input_tokens + self.output_tokens / 2
 
 
-def prefill_rps(load: Load, tokens_per_s: float, correction: float = 1.0) -> float:
+def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
     """Requests/s of a worker that computes so many prompt tokens/s; queueing, a correction below 1, adds."""
     return tokens_per_s / (load.input_tokens * min(1.0, correction))
 
 
-def decode_rps(load: Load, tokens_per_s: float) -> float:
+def decode_rps(load: ForecastLoad, tokens_per_s: float) -> float:
     """Requests/s of a worker that generates so many tokens/s within the target."""
     return tokens_per_s / max(load.output_tokens, 1.0)
 
 
-def replicas(rate_rps: float, worker_rps: float) -> int:
+def count_replicas(rate_rps: float, worker_rps: float) -> int:
     """At least one (min_endpoint)."""
     return max(least_whole(rate_rps / worker_rps), 1)
 
@@ -85,7 +87,7 @@ def decode_tokens_per_s(engine: EngineProfile, context_tokens: float, itl_s: flo
     return batch / engine.itl_s(batch, context_tokens)
 
 
-def mixed_rps(engine: EngineProfile, load: Load, itl_s: float) -> float:
+def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
     """Requests/s of a worker that does both: the largest batch n whose steps, with n / out prompts each, keep
     the ITL, and no faster than prompts are computed."""
     out = max(load.output_tokens, 1.0)
@@ -98,7 +100,7 @@ def mixed_rps(engine: EngineProfile, load: Load, itl_s: float) -> float:
 
 class DynamoSla:
     def __init__(self, settings: DynamoSlaSettings, deployment: Deployment) -> None:
-        deployment.needs("dynamo-sla", "engines", "tpot_s")
+        deployment.require_facts("dynamo-sla", "engines", "tpot_s")
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         self.forecast = RateForecast(settings.every_s, settings.season_s, deployment)
@@ -109,25 +111,29 @@ class DynamoSla:
         self.current = [int(size) for size in sizes]
         self.forecast.start()
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
             return list(self.current)
         rate_rps = self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         every = range(len(self.current))
-        seen = Load(rate_rps, mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every))
+        seen = ForecastLoad(
+            rate_rps, mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every)
+        )
         ttft_s, itl_s = mean_of(reading.ttft_s, every), mean_of(reading.tpot_s, self.back)
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
             if reading.limbo:
-                self.current = self.deployment.held([max(size, 1) for size in self.current])
+                self.current = self.deployment.bounded_sizes([max(size, 1) for size in self.current])
             return list(self.current)
         if self.settings.predictor == "seasonal":
             at_s = reading.time_s + self.every_s
-            seen = Load(self.forecast.at(at_s), seen.input_tokens, seen.output_tokens)
-        self.current = self.deployment.held(self._replicas(reading, seen, ttft_s, itl_s))
+            seen = ForecastLoad(self.forecast.rate_at(at_s), seen.input_tokens, seen.output_tokens)
+        self.current = self.deployment.bounded_sizes(self._replicas(reading, seen, ttft_s, itl_s))
         return list(self.current)
 
-    def _replicas(self, reading: Reading, load: Load, ttft_s: float, itl_s: float) -> list[int]:
+    def _replicas(
+        self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
+    ) -> list[int]:
         """(P,): of pools with the same role, the first is sized beside the others as they are."""
         own = self.deployment
         assert own.tpot_s is not None
@@ -148,14 +154,14 @@ class DynamoSla:
                 else:
                     carried.append(mixed_rps(engine, load, own.tpot_s))
             others = sum(rate * sizes[i] for rate, i in zip(carried[1:], pools[1:], strict=True))
-            sizes[pools[0]] = replicas(max(load.rate_rps - others, 0.0), carried[0])
+            sizes[pools[0]] = count_replicas(max(load.rate_rps - others, 0.0), carried[0])
         return sizes
 
-    def _prefill_correction(self, engine: EngineProfile, load: Load, ttft_s: float) -> float:
+    def _prefill_correction(self, engine: EngineProfile, load: ForecastLoad, ttft_s: float) -> float:
         return ttft_s / engine.ttft_s(load.input_tokens) if self.settings.corrected else 1.0
 
     def _decode_correction(
-        self, reading: Reading, pool: int, load: Load, ttft_s: float, itl_s: float
+        self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> float:
         if not self.settings.corrected:
             return 1.0

@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 from planner.controllers.deployment import Deployment, is_blank, least_whole
 from planner.controllers.forecasting import RateForecast
-from planner.controllers.settings import NUMBER, SECONDS, Settings, setting
-from planner.simulator.elastic import Reading
+from planner.controllers.settings import NUMBER, SECONDS, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
-class ForecastSettings(Settings):
-    per_worker_rps: float | None = setting(
+class ForecastSettings(ControllerSettings):
+    per_worker_rps: float | None = settings_field(
         None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
     )
-    ahead_s: float = setting(300.0, SECONDS, "how far ahead it looks", most=86400.0)
-    hold_s: float = setting(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
-    season_s: float = setting(86400.0, SECONDS, "period of the traffic", least=600.0)
-    bucket_s: float = setting(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
-    every_s: float = setting(60.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = setting(15.0, SECONDS, "age of the metrics", most=600.0)
+    ahead_s: float = settings_field(300.0, SECONDS, "how far ahead it looks", most=86400.0)
+    hold_s: float = settings_field(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
+    season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
+    bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
+    every_s: float = settings_field(60.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
 
-class Held:
+class RecentMaximum:
     """The most of each pool that was asked for during the last `hold_s`."""
 
     def __init__(self, hold_s: float) -> None:
@@ -49,23 +49,23 @@ class Forecast:
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         if settings.per_worker_rps is None:
-            deployment.needs("forecast", "capacity")
+            deployment.require_facts("forecast", "capacity")
         self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
         self.start([])
 
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
-        self.held = Held(self.settings.hold_s)
+        self.held = RecentMaximum(self.settings.hold_s)
         self.first = list(sizes)
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
             return list(self.first)
         own, rate_rps = self.settings, self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
-        ahead_rps = self.forecast.at(reading.time_s + own.ahead_s)
+        ahead_rps = self.forecast.rate_at(reading.time_s + own.ahead_s)
         sizes = [least_whole(ahead_rps * need) for need in self._workers_per_rps()]
-        return self.deployment.held(self.held.add(reading.time_s, sizes))
+        return self.deployment.bounded_sizes(self.held.add(reading.time_s, sizes))
 
     def _workers_per_rps(self) -> list[float]:
         if self.settings.per_worker_rps is not None:

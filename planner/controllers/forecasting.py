@@ -76,20 +76,20 @@ class RateForecast:
         if not self._recent:
             return math.nan
         end_s = self._recent[-1][0] - ago_s
-        told = [(span, rate) for at, span, rate in self._recent if end_s - over_s < at <= end_s]
-        total_s = sum(span for span, _ in told)
-        return sum(span * rate for span, rate in told) / total_s if total_s else math.nan
+        spans = [(span, rate) for at, span, rate in self._recent if end_s - over_s < at <= end_s]
+        total_s = sum(span for span, _ in spans)
+        return sum(span * rate for span, rate in spans) / total_s if total_s else math.nan
 
-    def at(self, time_s: float) -> float:
+    def rate_at(self, time_s: float) -> float:
         """The rate at that time [requests/s]; before anything was seen that of the season, 0 without one."""
         season = self._season(self._bucket(time_s))
         if not self._recent:
             return 0.0 if math.isnan(season) else season
         recent = [(self._season(bucket), rate) for bucket, rate in self._past]
         recent += [(self._season(self._open[0]), self._open[2] / self._open[1])] if self._open else []
-        told = [(was, now) for was, now in recent if was > 0]
-        if told and not math.isnan(season):
-            share = sum(now for _, now in told) / sum(was for was, _ in told)
+        rate_pairs = [(was, now) for was, now in recent if was > 0]
+        if rate_pairs and not math.isnan(season):
+            share = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)
             return season * min(max(share, 1 / UNLIKE), UNLIKE)
         last, before = self.mean_rps(self.bucket_s), self.mean_rps(self.bucket_s, self.bucket_s)
         ahead_s = max(time_s - self._recent[-1][0], 0.0)

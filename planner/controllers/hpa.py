@@ -23,45 +23,59 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planner.controllers.deployment import Deployment, least_whole
-from planner.controllers.metrics import METRICS, read_metric
 from planner.controllers.pools import PerPool
-from planner.controllers.settings import NAME, NUMBER, SECONDS, SHARE, WHOLE, Settings, setting
-from planner.io import values
-from planner.simulator.elastic import ElasticPool, Reading
+from planner.controllers.scaler_metrics import METRICS, read_metric
+from planner.controllers.settings import (
+    NAME,
+    NUMBER,
+    SECONDS,
+    SHARE,
+    WHOLE,
+    ControllerSettings,
+    settings_field,
+)
+from planner.files import document_values
+from planner.simulator.elastic import ElasticPool, MetricsReading
 
 
 def read_target(value: object, where: str) -> float:
     """A number above 0, or a share such as "70 %"."""
     if isinstance(value, str) and value.strip().endswith("%"):
-        value = values.share(value, where)
-    return values.number(value, where, above=0.0)
+        value = document_values.read_share(value, where)
+    return document_values.check_number(value, where, above=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingRules(Settings):
+class ScalingRules(ControllerSettings):
     """`behavior` of an HPA and how often it looks; the defaults are those of autoscaling/v2."""
 
-    tolerance_frac: float = setting(0.1, SHARE, "no change while usage is this near the target", most=1.0)
-    up_window_s: float = setting(0.0, SECONDS, "the least asked for during it counts, going up", most=3600.0)
-    up_pods: int = setting(4, WHOLE, "most pods that are added per period; 0: no such limit")
-    up_percent: float = setting(100.0, NUMBER, "most percent that are added per period; 0: no such limit")
-    up_period_s: float = setting(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
-    down_window_s: float = setting(
+    tolerance_frac: float = settings_field(
+        0.1, SHARE, "no change while usage is this near the target", most=1.0
+    )
+    up_window_s: float = settings_field(
+        0.0, SECONDS, "the least asked for during it counts, going up", most=3600.0
+    )
+    up_pods: int = settings_field(4, WHOLE, "most pods that are added per period; 0: no such limit")
+    up_percent: float = settings_field(
+        100.0, NUMBER, "most percent that are added per period; 0: no such limit"
+    )
+    up_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    down_window_s: float = settings_field(
         300.0, SECONDS, "the most asked for during it counts, going down", most=3600.0
     )
-    down_pods: int = setting(0, WHOLE, "most pods that are taken away per period; 0: no such limit")
-    down_percent: float = setting(
+    down_pods: int = settings_field(0, WHOLE, "most pods that are taken away per period; 0: no such limit")
+    down_percent: float = settings_field(
         100.0, NUMBER, "most percent that are taken away per period; 0: no such limit"
     )
-    down_period_s: float = setting(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
-    every_s: float = setting(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = setting(15.0, SECONDS, "age of the metrics: scraping and the adapter", most=600.0)
+    down_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics: scraping and the adapter", most=600.0)
 
 
 @dataclass(frozen=True, slots=True)
 class HpaSettings(ScalingRules):
-    metric: str = setting("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
-    target: float | None = setting(
+    metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
+    target: float | None = settings_field(
         None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
     )
 
@@ -76,7 +90,9 @@ class HpaSettings(ScalingRules):
 def check_target(metric: str, target: float | None) -> None:
     """Raise InputError for a share above 1."""
     if target is not None and METRICS[metric].is_share and target > 1:
-        raise values.refused("target", f"{metric} is a share: expected at most 1 or 100 %", target)
+        raise document_values.refused_value(
+            "target", f"{metric} is a share: expected at most 1 or 100 %", target
+        )
 
 
 def pods_replicas(
@@ -128,7 +144,7 @@ class Behaviour:
     removed: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rules: ScalingRules) -> Behaviour:
+    def from_rules(cls, rules: ScalingRules) -> Behaviour:
         def policies(pods: int, percent: float, period_s: float) -> tuple[tuple[Kind, float, float], ...]:
             both: tuple[tuple[Kind, float, float], ...] = (
                 ("pods", float(pods), period_s),
@@ -149,14 +165,14 @@ class Behaviour:
 
     def decide(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
         """The size that follows from `desired` now. The recommendation is remembered for later windows."""
-        size = self.limited(time_s, current, self.stabilised(time_s, current, desired), pool)
+        size = self.limited(time_s, current, self.stabilise(time_s, current, desired), pool)
         if size > current:
             self.added.append((time_s, size - current))
         elif size < current:
             self.removed.append((time_s, current - size))
         return size
 
-    def stabilised(self, time_s: float, current: int, desired: int) -> int:
+    def stabilise(self, time_s: float, current: int, desired: int) -> int:
         longest_s = max(self.up.window_s, self.down.window_s)
         self.recommended = [each for each in self.recommended if each[0] > time_s - longest_s]
         least = most = desired
@@ -205,14 +221,14 @@ class Hpa:
         self.settings, self.pool = settings, pool
         self.limits = replace(deployment.pools[pool], least=max(deployment.pools[pool].least, 1))
         self.metric = METRICS[settings.metric]
-        self.behaviour = Behaviour.of(settings)
+        self.behaviour = Behaviour.from_rules(settings)
         self.size = 0
 
     def start(self, size: int) -> None:
         self.size = size
         self.behaviour.start(size)
 
-    def decide(self, reading: Reading) -> int:
+    def decide(self, reading: MetricsReading) -> int:
         if not self.size:
             return 0
         ready = int(reading.ready[self.pool])

@@ -19,23 +19,25 @@ from dataclasses import dataclass
 
 from planner.controllers.deployment import Deployment
 from planner.controllers.hpa import Behaviour, ScalingRules, check_target, external_replicas, read_target
-from planner.controllers.metrics import METRICS, read_metric
 from planner.controllers.pools import PerPool
-from planner.controllers.settings import LIST, NAME, NUMBER, SECONDS, setting
+from planner.controllers.scaler_metrics import METRICS, read_metric
+from planner.controllers.settings import LIST, NAME, NUMBER, SECONDS, settings_field
 from planner.controllers.windows import Window, check_windows, read_windows, workers_at
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
 class KedaSettings(ScalingRules):
-    metric: str = setting("queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric)
-    threshold: float | None = setting(
+    metric: str = settings_field(
+        "queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric
+    )
+    threshold: float | None = settings_field(
         None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
     )
-    activation: float = setting(0.0, NUMBER, "an empty pool wakes where the metric is above")
-    poll_s: float = setting(30.0, SECONDS, "pollingInterval: time between looks at zero", least=1.0)
-    cooldown_s: float = setting(300.0, SECONDS, "cooldownPeriod: idle so long before zero")
-    cron: tuple[Window, ...] = setting((), LIST, "windows with workers", parse=read_windows)
+    activation: float = settings_field(0.0, NUMBER, "an empty pool wakes where the metric is above")
+    poll_s: float = settings_field(30.0, SECONDS, "pollingInterval: time between looks at zero", least=1.0)
+    cooldown_s: float = settings_field(300.0, SECONDS, "cooldownPeriod: idle so long before zero")
+    cron: tuple[Window, ...] = settings_field((), LIST, "windows with workers", parse=read_windows)
 
     def check(self) -> None:
         check_target(self.metric, self.threshold)
@@ -53,7 +55,7 @@ class Keda:
         check_windows(settings.cron, deployment)
         self.limits = deployment.pools[pool]
         self.metric = METRICS[settings.metric]
-        self.behaviour = Behaviour.of(settings)
+        self.behaviour = Behaviour.from_rules(settings)
         self.start(0)
 
     def start(self, size: int) -> None:
@@ -62,7 +64,7 @@ class Keda:
         self.polled_s = -math.inf
         self.active_s = 0.0 if size else -math.inf  # when a trigger was last active
 
-    def decide(self, reading: Reading) -> int:
+    def decide(self, reading: MetricsReading) -> int:
         total = self.metric.total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
         cron = workers_at(self.settings.cron, self.deployment, reading.time_s)[self.pool]
         if reading.time_s - self.polled_s >= self.settings.poll_s:
@@ -72,10 +74,12 @@ class Keda:
                 return self.size
         if not self.size:
             return 0
-        asked = [external_replicas(total, self.size, self.settings.per_worker, self.settings.tolerance_frac)]
+        replica_counts = [
+            external_replicas(total, self.size, self.settings.per_worker, self.settings.tolerance_frac)
+        ]
         if self.settings.cron:
-            asked.append(external_replicas(cron, self.size, 1.0, self.settings.tolerance_frac))
-        size = self.behaviour.decide(reading.time_s, self.size, max(asked), self.limits)
+            replica_counts.append(external_replicas(cron, self.size, 1.0, self.settings.tolerance_frac))
+        size = self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.limits)
         return max(size, 1)  # an HPA's minReplicas; zero is KEDA's
 
     def _zero_or_not(self, time_s: float, is_active: bool) -> None:

@@ -18,30 +18,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.controllers.deployment import Deployment
-from planner.controllers.metrics import METRICS
 from planner.controllers.pools import PerPool
-from planner.controllers.settings import NUMBER, SECONDS, SHARE, Settings, setting
+from planner.controllers.scaler_metrics import METRICS
+from planner.controllers.settings import NUMBER, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
-class KnativeSettings(Settings):
-    target: float = setting(
+class KnativeSettings(ControllerSettings):
+    target: float = settings_field(
         100.0, NUMBER, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01
     )
-    utilization_frac: float = setting(0.7, SHARE, "share of it that is aimed at", least=0.01, most=1.0)
-    window_s: float = setting(60.0, SECONDS, "stable window", least=6.0, most=3600.0)
-    panic_window_frac: float = setting(0.1, SHARE, "panic window, of the stable one", least=0.01, most=1.0)
-    panic_threshold_frac: float = setting(
+    utilization_frac: float = settings_field(0.7, SHARE, "share of it that is aimed at", least=0.01, most=1.0)
+    window_s: float = settings_field(60.0, SECONDS, "stable window", least=6.0, most=3600.0)
+    panic_window_frac: float = settings_field(
+        0.1, SHARE, "panic window, of the stable one", least=0.01, most=1.0
+    )
+    panic_threshold_frac: float = settings_field(
         2.0, SHARE, "panic where the panic window asks for so much of the ready workers", least=1.1, most=10.0
     )
-    max_up_rate: float = setting(1000.0, NUMBER, "most times the ready workers", least=1.01)
-    max_down_rate: float = setting(2.0, NUMBER, "least: the ready workers through this", least=1.01)
-    down_delay_s: float = setting(0.0, SECONDS, "the most asked for during it counts", most=3600.0)
-    grace_s: float = setting(30.0, SECONDS, "idle so much longer before zero", most=3600.0)
-    every_s: float = setting(2.0, SECONDS, "time between decisions", least=1.0, most=60.0)
-    lag_s: float = setting(1.0, SECONDS, "age of the metrics", most=600.0)
+    max_up_rate: float = settings_field(1000.0, NUMBER, "most times the ready workers", least=1.01)
+    max_down_rate: float = settings_field(2.0, NUMBER, "least: the ready workers through this", least=1.01)
+    down_delay_s: float = settings_field(0.0, SECONDS, "the most asked for during it counts", most=3600.0)
+    grace_s: float = settings_field(30.0, SECONDS, "idle so much longer before zero", most=3600.0)
+    every_s: float = settings_field(2.0, SECONDS, "time between decisions", least=1.0, most=60.0)
+    lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
 
     def check(self) -> None:
         if self.window_s * self.panic_window_frac < 1:
@@ -87,14 +89,14 @@ class Knative:
         self.woken_s = 0.0
         self.idle_s: float | None = None
 
-    def decide(self, reading: Reading) -> int:
+    def decide(self, reading: MetricsReading) -> int:
         time_s = reading.time_s
         now = METRICS["concurrency"].total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
         stable, panic = self.stable.add(time_s, now), self.panic.add(time_s, now)
-        wanted = self.scaled(time_s, int(reading.ready[self.pool]), stable, panic)
+        wanted = self.workers_for_means(time_s, int(reading.ready[self.pool]), stable, panic)
         return max(self._zero(time_s, wanted), self.limits.least)
 
-    def scaled(self, time_s: float, ready: int, stable: float, panic: float) -> int:
+    def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
         """Workers for the mean concurrencies of both windows."""
         own, workers = self.settings, max(ready, 1)
         target = own.target * own.utilization_frac

@@ -21,19 +21,21 @@ class Oscillation:
     workers: int
 
 
-def oscillations(asked_s: Floats, asked: Ints, start_s: Sequence[float]) -> tuple[Oscillation, ...]:
+def find_oscillations(
+    decision_s: Floats, decided_sizes: Ints, start_s: Sequence[float]
+) -> tuple[Oscillation, ...]:
     """Per pool that did it; `asked` (D, P) at `asked_s` (D,), `start_s` (P,) until a worker is ready.
 
     Growth counts as taken back where the pool is smaller than it had grown to before a worker asked for then
     could be ready; each taking back counts once.
     """
-    found = []
+    per_pool = []
     for pool, within_s in enumerate(start_s):
-        changes = np.flatnonzero(np.diff(asked[:, pool])) + 1
+        changes = np.flatnonzero(np.diff(decided_sizes[:, pool])) + 1
         grown: list[tuple[float, int]] = []  # when, by how many; those still starting
         times, first_s, workers = 0, float("nan"), 0
         for k in changes.tolist():
-            now_s, change = float(asked_s[k]), int(asked[k, pool] - asked[k - 1, pool])
+            now_s, change = float(decision_s[k]), int(decided_sizes[k, pool] - decided_sizes[k - 1, pool])
             grown = [each for each in grown if now_s - each[0] < within_s]
             if change > 0:
                 grown.append((now_s, change))
@@ -49,5 +51,5 @@ def oscillations(asked_s: Floats, asked: Ints, start_s: Sequence[float]) -> tupl
                 if by > taken:
                     grown.append((at_s, by - taken))
         if times:
-            found.append(Oscillation(pool, times, first_s, workers))
-    return tuple(found)
+            per_pool.append(Oscillation(pool, times, first_s, workers))
+    return tuple(per_pool)

@@ -3,8 +3,8 @@
 By load, where the plan has its rules (deployment.LoadRule): the workers of a pool grow with the load of the
 last window, the 95th percentile of the work that arrived in spans of some seconds. It counts a long request
 as more than a short one and a burst as more than the mean. A rule is fitted on windows of earlier traffic
-whose least sizes were simulated (planner/search/load_rules.py). By rate: the least sizes that the capacity
-table has for the rate of the last look or of the last bucket, if that is more.
+whose least sizes were simulated (planner/search/problem/load_rules.py). By rate: the least sizes that the
+capacity table has for the rate of the last look or of the last bucket, if that is more.
 
 Either is multiplied by what the forecast (planner/controllers/forecasting.py) says of the time up to
 `start-up + every` from now, if that is more than now, and by 1 + `headroom`; waiting prompts add what serves
@@ -20,29 +20,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.controllers.deployment import Deployment, LoadRule, is_blank, mean_of, peak
-from planner.controllers.forecast import Held
+from planner.controllers.deployment import Deployment, LoadRule, is_blank, mean_of, peak_load
+from planner.controllers.forecast import RecentMaximum
 from planner.controllers.forecasting import RateForecast
-from planner.controllers.settings import FLAG, NAME, SECONDS, SHARE, Settings, setting
-from planner.simulator.elastic import Reading
+from planner.controllers.settings import FLAG, NAME, SECONDS, SHARE, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
-class FleetplanSettings(Settings):
-    headroom_frac: float = setting(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
-    hold_s: float = setting(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
-    drain_s: float = setting(
+class FleetplanSettings(ControllerSettings):
+    headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
+    hold_s: float = settings_field(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
+    drain_s: float = settings_field(
         10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
     )
-    by: str = setting(
+    by: str = settings_field(
         "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")
     )
-    fill: bool = setting(True, FLAG, "use the idle GPUs of nodes that are sold whole")
-    ahead_s: float | None = setting(None, SECONDS, "how far ahead; none: start-up + every", most=86400.0)
-    season_s: float = setting(86400.0, SECONDS, "period of the traffic", least=600.0)
-    bucket_s: float = setting(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
-    every_s: float = setting(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = setting(15.0, SECONDS, "age of the metrics", most=600.0)
+    fill: bool = settings_field(True, FLAG, "use the idle GPUs of nodes that are sold whole")
+    ahead_s: float | None = settings_field(
+        None, SECONDS, "how far ahead; none: start-up + every", most=86400.0
+    )
+    season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
+    bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
+    every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
 
 MOST_GROWTH = 3.0  # of the forecast over the present, that is believed
@@ -52,7 +54,7 @@ class Fleetplan:
     def __init__(self, settings: FleetplanSettings, deployment: Deployment) -> None:
         self.by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
         if not self.by_load:
-            deployment.needs("fleetplan", "capacity")
+            deployment.require_facts("fleetplan", "capacity")
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
@@ -60,18 +62,18 @@ class Fleetplan:
 
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
-        self.held = Held(self.settings.hold_s)
+        self.recent_maximum = RecentMaximum(self.settings.hold_s)
         self.first = list(sizes)
         self.lengths = (math.nan, math.nan)
         pools = self.deployment.pools
         self.work = [Work(self.deployment.rules[i] if self.by_load else None) for i in range(len(pools))]
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         own, now_rps = self.settings, self.deployment.rate_rps(reading)
         if is_blank(reading):
             if self.by_load or not self.forecast.has_season:
                 return list(self.first)
-            present_rps = self.forecast.at(0.0)
+            present_rps = self.forecast.rate_at(0.0)
         else:
             self.forecast.add(reading.time_s, reading.interval_s, now_rps)
             present_rps = max(now_rps, self.forecast.mean_rps(own.bucket_s))
@@ -87,26 +89,30 @@ class Fleetplan:
                 sizes.append(self._by_load(reading, i, now_rps, more, backlog_rps))
             else:
                 assert self.deployment.capacity is not None
-                sizes.append(int(self.deployment.capacity.at(present_rps * more + backlog_rps)[i]))
-        held = self.deployment.held(self.held.add(reading.time_s, sizes))
-        return self.deployment.filled(held) if own.fill else held
+                sizes.append(
+                    int(self.deployment.capacity.sizes_for_rate(present_rps * more + backlog_rps)[i])
+                )
+        bounded_sizes = self.deployment.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
+        return self.deployment.fill_nodes(bounded_sizes) if own.fill else bounded_sizes
 
-    def _by_load(self, reading: Reading, pool: int, now_rps: float, more: float, backlog_rps: float) -> int:
+    def _by_load(
+        self, reading: MetricsReading, pool: int, now_rps: float, more: float, backlog_rps: float
+    ) -> int:
         own = self.deployment
         if math.isnan(sum(self.lengths)):
             return int(self.first[pool])
         work_s = own.engines[pool].work_s(own.roles[pool], *self.lengths)
         load = self.work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
-        return own.rules[pool].workers(load * more + backlog_rps * work_s)
+        return own.rules[pool].workers_for_load(load * more + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
         """The highest forecast up to `ahead_s` from now through what it says of now; at least 1."""
         looks = max(round(ahead_s / self.settings.bucket_s), 1)
-        highest = max(self.forecast.at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
-        now = self.forecast.at(time_s)
+        highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
+        now = self.forecast.rate_at(time_s)
         return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
 
-    def _backlog_rps(self, reading: Reading) -> float:
+    def _backlog_rps(self, reading: MetricsReading) -> float:
         """Requests/s more that serve what waits at the front, but for one prompt per worker, in `drain`."""
         if not self.settings.drain_s:
             return 0.0
@@ -133,8 +139,8 @@ class Work:
             self.open_s = self.open_work = 0.0
         while self.spans and self.spans[0][0] <= time_s - self.rule.window_s:
             self.spans.popleft()
-        told = [work for _, work in self.spans] or [work_per_s]
-        return peak(np.array(told))
+        recent_work = [work for _, work in self.spans] or [work_per_s]
+        return peak_load(np.array(recent_work))
 
 
 def build(settings: Sequence[FleetplanSettings], deployment: Deployment) -> Fleetplan:

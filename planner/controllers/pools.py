@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from planner.controllers.deployment import Deployment, is_blank
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 class Scaler(Protocol):
@@ -17,7 +17,7 @@ class Scaler(Protocol):
 
     def start(self, size: int) -> None: ...
 
-    def decide(self, reading: Reading) -> int: ...
+    def decide(self, reading: MetricsReading) -> int: ...
 
 
 class PerPool:
@@ -33,10 +33,10 @@ class PerPool:
         for scaler, size in zip(self.scalers, sizes, strict=True):
             scaler.start(int(size))
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
-            return self.deployment.held([scaler.size for scaler in self.scalers])
-        held = self.deployment.held([scaler.decide(reading) for scaler in self.scalers])
-        for scaler, size in zip(self.scalers, held, strict=True):
+            return self.deployment.bounded_sizes([scaler.size for scaler in self.scalers])
+        bounded_sizes = self.deployment.bounded_sizes([scaler.decide(reading) for scaler in self.scalers])
+        for scaler, size in zip(self.scalers, bounded_sizes, strict=True):
             scaler.size = size
-        return held
+        return bounded_sizes

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from planner.errors import InputError
-from planner.io import values
-from planner.units import quantity, shortest, show_span
+from planner.files import document_values
+from planner.units import quantity, shortest_digits, show_span
 
 SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
 _ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")
 
-AnySettings = TypeVar("AnySettings", bound="Settings")
+AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Parameter:
             return "-" if value is None or value == () else str(value).lower()
         if self.unit == SECONDS:
             return show_span(value)
-        return f"{100 * value:.10g} %" if self.unit == SHARE else shortest(value)
+        return f"{100 * value:.10g} %" if self.unit == SHARE else shortest_digits(value)
 
     def read(self, value: object, where: str) -> Any:
         """The value that a document has; raises InputError."""
@@ -67,14 +67,14 @@ class Parameter:
         if self.unit == SECONDS:
             return quantity(value, "s", where=where)
         if self.unit == SHARE:
-            return values.share(value, where, most=self.most, bare=self.most)
+            return document_values.read_share(value, where, most=self.most, bare=self.most)
         if self.unit == FLAG:
-            return values.flag(value, where)
+            return document_values.check_flag(value, where)
         if self.unit == WHOLE:
-            return values.whole(value, where, least=int(self.least))
+            return document_values.check_whole_number(value, where, least=int(self.least))
         if self.unit == NAME:
-            return values.text(value, where)
-        return values.number(value, where)
+            return document_values.check_text(value, where)
+        return document_values.check_number(value, where)
 
     def check(self, value: Any, where: str) -> None:
         """Raise InputError unless it is in range."""
@@ -82,14 +82,16 @@ class Parameter:
             return
         if self.choices:
             if value not in self.choices:
-                hint = values.nearest(value, self.choices, 1)
+                hint = document_values.nearest_names(value, self.choices, 1)
                 advice = f"did you mean {hint[0]!r}? " if hint else ""
-                raise InputError(f"{where}: {advice}expected {self.range}, found {values.shown(value)}")
+                raise InputError(
+                    f"{where}: {advice}expected {self.range}, found {document_values.show_value(value)}"
+                )
         elif not self.least <= value <= self.most:
             raise InputError(f"{where}: must be {self.range}, found {self.shown(value)}")
 
 
-def setting(
+def settings_field(
     default: Any,
     unit: str,
     words: str,
@@ -100,23 +102,30 @@ def setting(
     parse: Callable[[object, str], Any] | None = None,
 ) -> Any:
     """A field of `Settings`; `parse` reads what has no unit (value, where it stands)."""
-    told = {"unit": unit, "words": words, "least": least, "most": most, "choices": choices, "parse": parse}
-    return dataclasses.field(default=default, metadata=told)
+    metadata = {
+        "unit": unit,
+        "words": words,
+        "least": least,
+        "most": most,
+        "choices": choices,
+        "parse": parse,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def parameters_of(settings: type[Settings]) -> tuple[Parameter, ...]:
+def parameters_of(settings: type[ControllerSettings]) -> tuple[Parameter, ...]:
     """In the order in which they are written down."""
-    found = []
+    parameters = []
     for each in dataclasses.fields(settings):
         ending = next((end for end in _ENDINGS if each.name.endswith(end)), "")
-        found.append(
+        parameters.append(
             Parameter(each.name.removesuffix(ending), each.name, default=each.default, **each.metadata)
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ControllerSettings:
     """Base of all settings: every value is in its range, and what `check` says of several holds."""
 
     def __post_init__(self) -> None:
@@ -133,11 +142,11 @@ def read_settings(
 ) -> AnySettings:
     """What a document says, over the defaults or over other settings; raises InputError with the place."""
     known = {each.name: each for each in parameters_of(settings)}
-    values.refuse_unknown(given, known, where)
+    document_values.refuse_unknown(given, known, where)
     read = {
         known[key].field: known[key].read(value, f"{where}: {key}")
         for key, value in given.items()
         if value is not None
     }
-    with values.errors_as(InputError, where):
+    with document_values.errors_as(InputError, where):
         return settings(**read) if over is None else dataclasses.replace(over, **read)

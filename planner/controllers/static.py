@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.controllers.deployment import Deployment
-from planner.controllers.settings import LIST, SECONDS, Settings, setting
+from planner.controllers.settings import LIST, SECONDS, ControllerSettings, settings_field
 from planner.controllers.windows import read_workers
 from planner.errors import InputError
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
-class StaticSettings(Settings):
-    workers: tuple[int, ...] = setting(
+class StaticSettings(ControllerSettings):
+    workers: tuple[int, ...] = settings_field(
         (), LIST, "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers
     )
-    every_s: float = setting(3600.0, SECONDS, "time between looks", least=1.0)
+    every_s: float = settings_field(3600.0, SECONDS, "time between looks", least=1.0)
 
 
 class Static:
@@ -38,9 +38,9 @@ class Static:
     def start(self, sizes: Sequence[int]) -> None:
         given = self.settings.workers
         wanted = given * len(sizes) if len(given) == 1 else given or sizes
-        self.wanted = self.deployment.held(wanted)
+        self.wanted = self.deployment.bounded_sizes(wanted)
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         return self.wanted
 
 

@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.controllers import (
-    aladdin,
+    aladdin_controller,
     cron,
-    dynamo,
+    dynamo_load,
     dynamo_sla,
     forecast,
     hpa,
@@ -31,9 +31,9 @@ from planner.controllers import (
     wva_queue,
 )
 from planner.controllers.deployment import DECODE, PREFILL, Deployment, Role
-from planner.controllers.settings import Parameter, Settings, parameters_of, read_settings
+from planner.controllers.settings import ControllerSettings, Parameter, parameters_of, read_settings
 from planner.errors import InputError
-from planner.io import values
+from planner.files import document_values
 from planner.simulator.elastic import Controller
 
 FIXED_BY_ROLE = ("every", "lag")  # one clock for all pools
@@ -51,7 +51,7 @@ class Row:
     name: str
     words: str
     reads: tuple[str, ...]
-    settings: type[Settings]
+    settings: type[ControllerSettings]
     build: Callable[[Sequence[Any], Deployment], Controller]
     kind: str
     source: str
@@ -167,8 +167,8 @@ TABLE: tuple[Row, ...] = (
         "dynamo",
         "Dynamo's planner by load: queued prompt tokens and KV in use",
         (*_GAUGES, "limbo", "input_tokens"),
-        dynamo.DynamoSettings,
-        dynamo.build,
+        dynamo_load.DynamoSettings,
+        dynamo_load.build,
         "DynamoGraphDeployment planner (optimization_target throughput or latency)",
         "ai-dynamo/dynamo@0c6da1e",
         _all(optimize=("throughput", "latency"), grace=("0 s", "60 s")),
@@ -189,8 +189,8 @@ TABLE: tuple[Row, ...] = (
         "aladdin",
         "Aladdin's rule N = ceil(k r + c), with change points",
         (*_RATE, *_LENGTHS),
-        aladdin.AladdinSettings,
-        aladdin.build,
+        aladdin_controller.AladdinSettings,
+        aladdin_controller.build,
         "none: a paper's rule",
         "arXiv:2405.06856, section 5",
         _all(learn=(5, 10), threshold=(4, 8)),
@@ -225,7 +225,7 @@ TABLE: tuple[Row, ...] = (
 CONTROLLERS: Mapping[str, Row] = MappingProxyType({row.name: row for row in TABLE})
 
 
-def _fields(settings: Settings) -> Iterator[tuple[str, object]]:
+def _fields(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
     return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
 
 
@@ -234,13 +234,13 @@ class Chosen:
     """A controller with its settings, those of prefill and decode workers apart where they were given."""
 
     row: Row
-    settings: Settings
-    by_role: Mapping[Role, Settings]
+    settings: ControllerSettings
+    by_role: Mapping[Role, ControllerSettings]
 
     def __call__(self, deployment: Deployment) -> Controller:
         """Raises InputError where the deployment lacks what the controller needs."""
         settings = [self.by_role.get(role, self.settings) for role in deployment.roles]
-        with values.errors_as(InputError, f"controller {self.row.name!r}"):
+        with document_values.errors_as(InputError, f"controller {self.row.name!r}"):
             return self.row.build(settings, deployment)
 
     def values(self) -> dict[str, object]:
@@ -251,7 +251,7 @@ class Chosen:
     def parameters(self) -> dict[str, object]:
         """What was set, unlike its default: name to value, as a document has it."""
 
-        def unlike(settings: Settings, other: Settings) -> dict[str, object]:
+        def unlike(settings: ControllerSettings, other: ControllerSettings) -> dict[str, object]:
             pairs = ((p, getattr(settings, p.field), getattr(other, p.field)) for p in self.row.parameters)
             return {p.name: p.shown(own) for p, own, was in pairs if own != was}
 
@@ -268,18 +268,19 @@ def parse_controller(
     a metric that no engine exports.
     """
     if not isinstance(name, str) or name not in CONTROLLERS:
-        hint = values.nearest(name, CONTROLLERS, 1)
+        hint = document_values.nearest_names(name, CONTROLLERS, 1)
         advice = f"did you mean {hint[0]!r}? " if hint else ""
         raise InputError(
-            f"{where}: unknown controller {values.shown(name)}; {advice}Valid: {', '.join(CONTROLLERS)}"
+            f"{where}: unknown controller {document_values.show_value(name)}; {advice}Valid: "
+            f"{', '.join(CONTROLLERS)}"
         )
     row = CONTROLLERS[name]
-    given = dict(values.mapping({} if parameters is None else parameters, where))
+    given = dict(document_values.check_mapping({} if parameters is None else parameters, where))
     apart: dict[Role, Mapping[str, object]] = {}
     if row.by_pool:
         for role in (PREFILL, DECODE):
             if role in given:
-                apart[role] = values.mapping(given.pop(role), f"{where}: {role}")
+                apart[role] = document_values.check_mapping(given.pop(role), f"{where}: {role}")
     settings = read_settings(row.settings, given, where)
     by_role = {}
     for role, own in apart.items():
@@ -297,9 +298,9 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
     if isinstance(value, list):
         twice = next((each for i, each in enumerate(value) if each in value[:i]), None)
         if twice is not None:
-            raise InputError(f"{where}: {values.shown(twice)} is there twice; name it once")
+            raise InputError(f"{where}: {document_values.show_value(twice)} is there twice; name it once")
         value = {each if isinstance(each, str) else str(each): None for each in value}
-    named = values.mapping(value, where, "hpa: {metric: kv}")
+    named = document_values.check_mapping(value, where, "hpa: {metric: kv}")
     if not named:
         raise InputError(f"{where}: names no controller; valid: {', '.join(CONTROLLERS)}")
     chosen = []
@@ -309,7 +310,7 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
     return tuple(chosen)
 
 
-def variants(chosen: Chosen) -> Iterator[Chosen]:
+def settings_variants(chosen: Chosen) -> Iterator[Chosen]:
     """The settings as given, then the controller at every point of its grid, over what was given; settings of
     prefill or decode workers alone stay."""
     yield chosen

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.errors import InputError
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 class Timetable:
@@ -42,8 +42,8 @@ class Timetable:
         self.times_s = [float(time_s) for time_s in times_s]
         self.targets = [tuple(int(size) for size in row) for row in sizes]
         self.start_s = [float(each) for each in start_s]
-        asked_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
-        self._changes_s = sorted(time_s for time_s in asked_s if time_s > 0)
+        request_times_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
+        self._changes_s = sorted(time_s for time_s in request_times_s if time_s > 0)
         self._at_first: tuple[int, ...] = ()
 
     def start(self, sizes: Sequence[int]) -> None:
@@ -54,10 +54,10 @@ class Timetable:
         i = bisect_right(self._changes_s, time_s)
         return self._changes_s[i] if i < len(self._changes_s) else math.inf
 
-    def sizes(self, reading: Reading) -> Sequence[int]:
-        return self.asked(reading.time_s)
+    def sizes(self, reading: MetricsReading) -> Sequence[int]:
+        return self.sizes_at(reading.time_s)
 
-    def asked(self, time_s: float) -> tuple[int, ...]:
+    def sizes_at(self, time_s: float) -> tuple[int, ...]:
         """What it asks for at a time; what is due within rounding of a start from now is asked for."""
         targets = (self._at_first, *self.targets)
         wanted = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.controllers.deployment import DAY_S, Deployment
 from planner.errors import InputError
-from planner.io import values
+from planner.files import document_values
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
@@ -58,36 +58,40 @@ def read_windows(value: object, where: str) -> tuple[Window, ...]:
     """A list of {from: "08:00", to: "20:00", workers: 6, days: [mon, tue]}; raises InputError."""
     return tuple(
         _window(each, f"{where}: window {i}")
-        for i, each in enumerate(values.rows(value, where, "windows", least=1), start=1)
+        for i, each in enumerate(document_values.check_rows(value, where, "windows", least=1), start=1)
     )
 
 
 def _window(value: object, where: str) -> Window:
-    section = values.Section.of(
+    section = document_values.Section.from_document(
         value, where, ("from", "to", "workers", "days"), such_as='from: "08:00", to: "20:00", workers: 6'
     )
-    begin_s = _clock(section.required("from"), section.at("from"))
-    end_s = _clock(section.required("to"), section.at("to"))
+    begin_s = _clock(section.get_required("from"), section.path_of("from"))
+    end_s = _clock(section.get_required("to"), section.path_of("to"))
     if begin_s == end_s:
         raise InputError(f"{where}: from and to are the same time; a whole day is from 0:00 to 24:00")
     named = section.get("days", list(DAYS))
-    days = values.rows(named, section.at("days"), "days", least=1)
-    read = tuple(DAYS.index(values.one_of(day, DAYS, section.at("days"))) for day in days)
-    return Window(begin_s, end_s, read_workers(section.required("workers"), section.at("workers")), read)
+    days = document_values.check_rows(named, section.path_of("days"), "days", least=1)
+    read = tuple(DAYS.index(document_values.check_one_of(day, DAYS, section.path_of("days"))) for day in days)
+    return Window(
+        begin_s, end_s, read_workers(section.get_required("workers"), section.path_of("workers")), read
+    )
 
 
 def _clock(value: object, where: str) -> float:
     # YAML 1.1 reads 08:30 as the base-60 number 510: minutes
     text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
-    found = _CLOCK.match(text)
-    if found is None or (seconds := int(found[1]) * 3600 + int(found[2]) * 60) > DAY_S:
-        raise values.refused(where, 'expected a time of day such as "08:30"', value)
+    clock_match = _CLOCK.match(text)
+    if clock_match is None or (seconds := int(clock_match[1]) * 3600 + int(clock_match[2]) * 60) > DAY_S:
+        raise document_values.refused_value(where, 'expected a time of day such as "08:30"', value)
     return float(seconds)
 
 
 def read_workers(value: object, where: str) -> tuple[int, ...]:
     """A number of workers for every pool, or a list with one for each."""
-    told = value if isinstance(value, list) and value else [value]
-    if not all(type(each) is int and each >= 0 for each in told):
-        raise values.refused(where, "expected a number of workers, or a list with one for each pool", value)
-    return tuple(told)
+    entries = value if isinstance(value, list) and value else [value]
+    if not all(type(each) is int and each >= 0 for each in entries):
+        raise document_values.refused_value(
+            where, "expected a number of workers, or a list with one for each pool", value
+        )
+    return tuple(entries)

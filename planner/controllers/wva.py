@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from planner.controllers.deployment import Deployment, Role, is_blank
 from planner.controllers.hpa import Behaviour, ScalingRules, external_replicas
-from planner.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, setting
+from planner.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, settings_field
 from planner.errors import InputError
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 LEAST_UNSATURATED = 2  # workers, for one to be taken away
 
@@ -32,23 +32,29 @@ LEAST_UNSATURATED = 2  # workers, for one to be taken away
 class WvaRules(ScalingRules):
     """The HPA behind it, with the chart's `behavior`."""
 
-    up_window_s: float = setting(240.0, SECONDS, "the least asked for during it counts", most=3600.0)
-    up_pods: int = setting(10, WHOLE, "most pods that are added per period")
-    up_percent: float = setting(0.0, NUMBER, "most percent that are added per period; 0: no such limit")
-    up_period_s: float = setting(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
-    down_window_s: float = setting(240.0, SECONDS, "the most asked for during it counts", most=3600.0)
-    down_pods: int = setting(10, WHOLE, "most pods that are taken away per period")
-    down_percent: float = setting(0.0, NUMBER, "most percent taken away per period; 0: no such limit")
-    down_period_s: float = setting(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
-    optimize_s: float = setting(60.0, SECONDS, "GLOBAL_OPT_INTERVAL: time between its decisions", least=1.0)
+    up_window_s: float = settings_field(240.0, SECONDS, "the least asked for during it counts", most=3600.0)
+    up_pods: int = settings_field(10, WHOLE, "most pods that are added per period")
+    up_percent: float = settings_field(
+        0.0, NUMBER, "most percent that are added per period; 0: no such limit"
+    )
+    up_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    down_window_s: float = settings_field(240.0, SECONDS, "the most asked for during it counts", most=3600.0)
+    down_pods: int = settings_field(10, WHOLE, "most pods that are taken away per period")
+    down_percent: float = settings_field(0.0, NUMBER, "most percent taken away per period; 0: no such limit")
+    down_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    optimize_s: float = settings_field(
+        60.0, SECONDS, "GLOBAL_OPT_INTERVAL: time between its decisions", least=1.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class WvaSettings(WvaRules):
-    kv_threshold_frac: float = setting(0.8, SHARE, "a worker with so much KV in use is saturated", most=1.0)
-    queue_threshold: float = setting(5.0, NUMBER, "a worker with so many waiting is saturated")
-    kv_spare_frac: float = setting(0.1, SHARE, "one more below so much spare KV", most=1.0)
-    queue_spare: float = setting(3.0, NUMBER, "one more below so many spare places in the queue")
+    kv_threshold_frac: float = settings_field(
+        0.8, SHARE, "a worker with so much KV in use is saturated", most=1.0
+    )
+    queue_threshold: float = settings_field(5.0, NUMBER, "a worker with so many waiting is saturated")
+    kv_spare_frac: float = settings_field(0.1, SHARE, "one more below so much spare KV", most=1.0)
+    queue_spare: float = settings_field(3.0, NUMBER, "one more below so many spare places in the queue")
 
     def check(self) -> None:
         for of, spare, threshold in (
@@ -60,14 +66,14 @@ class WvaSettings(WvaRules):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WorkerLoad:
     """A worker's share of its KV cache in use, and the prompts that wait at it."""
 
     kv_frac: float
     waiting: float
 
 
-def direction(settings: WvaSettings, workers: Sequence[Load]) -> int:
+def scaling_direction(settings: WvaSettings, workers: Sequence[WorkerLoad]) -> int:
     """+1, 0 or -1 worker for a model with these workers."""
     if not workers:
         return 0
@@ -92,7 +98,7 @@ class Actuated(ABC):
     def __init__(self, rules: WvaRules, deployment: Deployment) -> None:
         self.rules, self.deployment = rules, deployment
         self.every_s, self.lag_s = rules.every_s, rules.lag_s
-        self.behaviours = [Behaviour.of(rules) for _ in deployment.pools]
+        self.behaviours = [Behaviour.from_rules(rules) for _ in deployment.pools]
         self.start([0] * len(deployment.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
@@ -103,24 +109,24 @@ class Actuated(ABC):
             behaviour.start(size)
 
     @abstractmethod
-    def optimised(self, reading: Reading) -> list[int]:
+    def optimised(self, reading: MetricsReading) -> list[int]:
         """What the autoscaler wants; it looks every `optimize`."""
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
             return list(self.current)
         if reading.time_s >= self.due_s:
             self.due_s = reading.time_s + self.rules.optimize_s
-            self.wanted = self.deployment.held(self.optimised(reading))
-        asked = []
+            self.wanted = self.deployment.bounded_sizes(self.optimised(reading))
+        desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
             now, limits = self.current[i], self.deployment.pools[i]
             follows = external_replicas(self.wanted[i], now, 1.0, self.rules.tolerance_frac)
             if now:
-                asked.append(behaviour.decide(reading.time_s, now, follows, limits))
+                desired_sizes.append(behaviour.decide(reading.time_s, now, follows, limits))
             else:  # from zero without an HPA
-                asked.append(self.wanted[i])
-        self.current = self.deployment.held(asked)
+                desired_sizes.append(self.wanted[i])
+        self.current = self.deployment.bounded_sizes(desired_sizes)
         return list(self.current)
 
 
@@ -129,13 +135,13 @@ class Wva(Actuated):
         self.settings = settings
         super().__init__(settings, deployment)
 
-    def optimised(self, reading: Reading) -> list[int]:
+    def optimised(self, reading: MetricsReading) -> list[int]:
         wanted = list(self.current)
         for role in dict.fromkeys(self.deployment.roles):
             self._one_more_or_less(reading, role, wanted)
         return wanted
 
-    def _one_more_or_less(self, reading: Reading, role: Role, wanted: list[int]) -> None:
+    def _one_more_or_less(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
         pools = self.deployment.with_role(role)
         if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(wanted[i] for i in pools):
             wanted[min(pools, key=self.deployment.price_of)] = 1  # its scale-from-zero engine
@@ -148,8 +154,8 @@ class Wva(Actuated):
         loads = []
         for i in pools:
             ready = int(reading.ready[i])
-            loads += [Load(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
-        change = direction(self.settings, loads)
+            loads += [WorkerLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
+        change = scaling_direction(self.settings, loads)
         limits = self.deployment.pools
         if change > 0 and (room := [i for i in pools if wanted[i] < limits[i].most]):
             wanted[min(room, key=self.deployment.price_of)] += 1

@@ -34,9 +34,9 @@ from planner.controllers.deployment import (
     least_whole,
     mean_of,
 )
-from planner.controllers.settings import NUMBER, setting
+from planner.controllers.settings import NUMBER, settings_field
 from planner.controllers.wva import Actuated, WvaRules
-from planner.simulator.elastic import Floats, Reading
+from planner.simulator.elastic import Floats, MetricsReading
 
 EDGE = 0.001  # the rates looked at lie so far within those of one request and of a full batch
 QUEUE_PER_SEAT = 10
@@ -95,7 +95,7 @@ class QueueModel:
         self._states: Floats = np.arange(len(served) + 1, dtype=float)
         self._log_served: Floats = np.concatenate([[0.0], np.cumsum(served)])
 
-    def at(self, rate_rps: float) -> QueueState:
+    def queue_state_at(self, rate_rps: float) -> QueueState:
         rate = rate_rps / 1000
         log_weight = self._states * math.log(rate) - self._log_served
         weight = np.exp(log_weight - log_weight.max())
@@ -119,14 +119,19 @@ class QueueModel:
         slope = own.beta * own.decodes + own.delta * own.input_tokens
         return min(max((serve_ms - fixed) / slope, 0.0), float(own.seats)) if slope else float(own.seats)
 
-    def largest(self, of: Callable[[QueueState], float], target_ms: float) -> float:
+    def largest_rate_rps(self, of: Callable[[QueueState], float], target_ms: float) -> float:
         """The largest rate [requests/s] at which `of` is within its target; 0 where none is."""
-        if of(self.at(self.least_rps)) > target_ms:
+        if of(self.queue_state_at(self.least_rps)) > target_ms:
             return 0.0
-        if of(self.at(self.most_rps)) <= target_ms:
+        if of(self.queue_state_at(self.most_rps)) <= target_ms:
             return self.most_rps
         return float(
-            brentq(lambda rate: of(self.at(rate)) - target_ms, self.least_rps, self.most_rps, rtol=SURE)
+            brentq(
+                lambda rate: of(self.queue_state_at(rate)) - target_ms,
+                self.least_rps,
+                self.most_rps,
+                rtol=SURE,
+            )
         )
 
 
@@ -135,9 +140,9 @@ def largest_rate_rps(times: QueueTimes, ttft_ms: float | None, itl_ms: float | N
     model = QueueModel(times)
     rates = [model.most_rps]
     if ttft_ms is not None:
-        rates.append(model.largest(lambda state: state.ttft_ms, ttft_ms))
+        rates.append(model.largest_rate_rps(lambda state: state.ttft_ms, ttft_ms))
     if itl_ms is not None:
-        rates.append(model.largest(lambda state: state.itl_ms, itl_ms))
+        rates.append(model.largest_rate_rps(lambda state: state.itl_ms, itl_ms))
     return min(rates)
 
 
@@ -158,12 +163,12 @@ def times_of(engine: EngineProfile, role: Role, input_tokens: float, output_toke
 
 @dataclass(frozen=True, slots=True)
 class WvaQueueSettings(WvaRules):
-    margin: float = setting(1.0, NUMBER, "times the rate that arrives", least=0.1, most=10.0)
+    margin: float = settings_field(1.0, NUMBER, "times the rate that arrives", least=0.1, most=10.0)
 
 
 class WvaQueue(Actuated):
     def __init__(self, settings: WvaQueueSettings, deployment: Deployment) -> None:
-        deployment.needs("wva-queue", "engines", "ttft_s", "tpot_s")
+        deployment.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")
         self.settings = settings
         self._rate = lru_cache(maxsize=4096)(self._largest)
         super().__init__(settings, deployment)
@@ -173,7 +178,7 @@ class WvaQueue(Actuated):
         self.arrived, self.seen_s = 0.0, 0.0
         self.lengths = (math.nan, math.nan)
 
-    def sizes(self, reading: Reading) -> list[int]:
+    def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
             return list(self.current)
         self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
@@ -183,7 +188,7 @@ class WvaQueue(Actuated):
         self.lengths = now if not any(math.isnan(each) for each in now) else self.lengths
         return super().sizes(reading)
 
-    def optimised(self, reading: Reading) -> list[int]:
+    def optimised(self, reading: MetricsReading) -> list[int]:
         rate_rps = self.arrived / self.seen_s * self.settings.margin
         self.arrived = self.seen_s = 0.0
         wanted = list(self.current)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import InputError
-from planner.io.values import Section, one_of, refused
+from planner.files.document_values import Section, check_one_of, refused_value
 from planner.models.speculation import METHODS, MOST_DRAFTS
 
 ROW_KEYS = ("method", "of", "lengths")
@@ -25,13 +25,15 @@ class AcceptanceRow:
 
 def parse_row(row: Section) -> AcceptanceRow:
     lengths = row.numbers("lengths")
-    where = row.at("lengths")
+    where = row.path_of("lengths")
     if not 1 <= len(lengths) <= MOST_DRAFTS:
-        raise refused(where, f"expected 1 to {MOST_DRAFTS} numbers", list(lengths))
+        raise refused_value(where, f"expected 1 to {MOST_DRAFTS} numbers", list(lengths))
     for drafts, length in enumerate(lengths, 1):
         if not 1 <= length <= 1 + drafts:
             raise InputError(
                 f"{where}: with {drafts} drafts a step yields 1 to {1 + drafts}, found {length:g}"
             )
-    method = one_of(row.required("method"), METHODS, row.at("method"))
-    return AcceptanceRow(method, row.written("of"), lengths, f"{row.written('of')}, {row.written('source')}")
+    method = check_one_of(row.get_required("method"), METHODS, row.path_of("method"))
+    return AcceptanceRow(
+        method, row.plain_text("of"), lengths, f"{row.plain_text('of')}, {row.plain_text('source')}"
+    )

@@ -22,21 +22,28 @@ from typing import Any, TypeVar
 from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
 from planner.documents.acceptance import AcceptanceRow
 from planner.documents.acceptance import parse_row as parse_acceptance_row
-from planner.documents.described import TASK_KEYS, TaskRow, parse_task_row
-from planner.documents.engine import ROW_KEYS as ENGINE_KEYS
-from planner.documents.engine import EngineRow, parse_row
+from planner.documents.engine_file import ROW_KEYS as ENGINE_KEYS
+from planner.documents.engine_file import EngineRow, parse_row
 from planner.documents.fits import Split, read_fits, read_header
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.documents.llm_row import of_groups, read_groups
-from planner.documents.offers import Offer, merged, parse_offers
+from planner.documents.offers import ProviderOffer, merge_offers, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, spread_of
 from planner.documents.spreads import parse_row as parse_spread_row
+from planner.documents.traffic_description import TASK_KEYS, TaskRow, parse_task_row
 from planner.domain import OWNED, AllReduce, Gpu, Slo, market_of, row_of
 from planner.errors import CatalogError, InputError
-from planner.io.files import is_path, read_yaml, repository_dir
-from planner.io.values import Section, Wording, errors_as, nearest, refuse_unknown, refused
+from planner.files.checked_files import is_path, read_yaml, repository_dir
+from planner.files.document_values import (
+    Section,
+    Wording,
+    errors_as,
+    nearest_names,
+    refuse_unknown,
+    refused_value,
+)
 from planner.models.all2all import MEASURED_LINK_BYTES_PER_S, RANKS, All2All, Ranks, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
@@ -74,7 +81,7 @@ GPU_KEYS = (
 )
 SOLD_AS = ("gpu", "node")
 PRICE_IS = ("listed", "remembered")
-NOT_SAID = (
+UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
@@ -104,7 +111,7 @@ class Provenance:
     price_source: str = ""
     price_date: str = ""
     is_price_remembered: bool = False  # remembered, not from a price list
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[ProviderOffer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,25 +142,25 @@ class Catalog:
         """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market, and
         "h100-80g@owned" an owned one without a price.
         """
-        if found := self.gpu_aliases.get(row_of(name.lower())):
-            gpu, market = self.gpus[found], market_of(name.lower())
+        if row_name := self.gpu_aliases.get(row_of(name.lower())):
+            gpu, market = self.gpus[row_name], market_of(name.lower())
             price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
             return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
-        raise _unknown("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
+        raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
 
     def llm(self, name: str) -> Llm:
         """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
-        if found := self.llm_aliases.get(name.lower()):
-            return self.llms[found]
+        if row_name := self.llm_aliases.get(name.lower()):
+            return self.llms[row_name]
         if is_path(name):
             return llm_from_config(Path(name))
         if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
             raise CatalogError(f"LLM {name!r}: no such file or folder; expected a Hugging Face config.json")
-        raise _unknown(
+        raise _unknown_name(
             "LLM", name, self.llms, self.llm_aliases, "llms.yaml", "; or give a path to its config.json"
         )
 
-    def latency(
+    def step_latency(
         self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = RANKS
     ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
@@ -171,15 +178,15 @@ class Catalog:
         if nodes > 1 and ranks.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []
         if own := self._fit_of(names, gpu.name, split):
-            return self.spread(own, llm)
+            return self.with_spread(own, llm)
         base = self.gpus.get(gpu.base, gpu)
         latency = self._fit_of(names, base.name, split)
         if latency is None:
-            latency = self._calculated(llm, base, split, names, ranks)
-        latency = self.spread(latency, llm)
+            latency = self._calculate_latency(llm, base, split, names, ranks)
+        latency = self.with_spread(latency, llm)
         if base.name == gpu.name:
             return latency
-        return latency.slowed(gpu.prefill_slowdown, gpu.decode_slowdown)
+        return latency.with_power_cap(gpu.prefill_slowdown, gpu.decode_slowdown)
 
     def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
         """How experts may be dealt out to `tp` GPUs: sliced (False), whole (True), or both. Fits decide;
@@ -190,10 +197,10 @@ class Catalog:
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
-                if found := sorted(
+                if splits := sorted(
                     ep for degree, ep, dp, _ in self._fits_of(name, of) if (degree, dp) == (tp, 1)
                 ):
-                    return tuple(found)
+                    return tuple(splits)
         return (llm.slices_cut_blocks(tp),)
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
@@ -203,9 +210,9 @@ class Catalog:
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for of in (gpu.name, gpu.base):
-                found = [split for split in self._fits_of(name, of) if not split[3]]
-                if found:
-                    return tuple(sorted(dp for degree, _, dp, _ in found if degree == tp and dp > 1))
+                splits = [split for split in self._fits_of(name, of) if not split[3]]
+                if splits:
+                    return tuple(sorted(dp for degree, _, dp, _ in splits if degree == tp and dp > 1))
         return None
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
@@ -228,33 +235,33 @@ class Catalog:
         tp, ep, dp, kind = split
         for name in names:
             fits = self._fits_of(name, gpu)
-            if found := fits.get((tp, ep, dp, kind)) or fits.get((tp, True, dp, kind)):
-                return found
+            if fit := fits.get((tp, ep, dp, kind)) or fits.get((tp, True, dp, kind)):
+                return fit
         return None
 
-    def _calculated(
+    def _calculate_latency(
         self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], ranks: Ranks
     ) -> StepLatency:
         """The roofline. For a TP that is no power of two, which nobody measures, the fit of the nearest TP
         times the ratio of both rooflines.
         """
-        from planner.models.roofline import roofline, transferred
+        from planner.models.roofline import roofline, transfer_fit
 
         tp, ep, dp, _ = split
-        asked = roofline(llm, gpu, tp, dp=dp, ranks=ranks)
+        latency = roofline(llm, gpu, tp, dp=dp, ranks=ranks)
         if tp & (tp - 1) == 0 or dp > 1:
-            return asked
-        found = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
+            return latency
+        fits_by_split = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
         nearest_tp = min(
-            {of for of, _, count, _ in found if count == 1},
+            {of for of, _, count, _ in fits_by_split if count == 1},
             key=lambda of: abs(math.log(of / tp)),
             default=None,
         )
         fit = None if nearest_tp is None else self._fit_of(names, gpu.name, (nearest_tp, ep, 1, ""))
         if nearest_tp is None or fit is None:
-            return asked
+            return latency
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
-        moved = transferred(fit, roofline(llm, gpu, nearest_tp), asked, basis=basis)
+        moved = transfer_fit(fit, roofline(llm, gpu, nearest_tp), latency, basis=basis)
         return replace(moved, kind="roofline")
 
     def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
@@ -269,11 +276,11 @@ class Catalog:
         """
         return any(self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base))
 
-    def unchecked(self, llm: Llm) -> tuple[str, ...]:
+    def find_unchecked_gpus(self, llm: Llm) -> tuple[str, ...]:
         """The GPUs whose step times nobody can judge; they are considered only if the question names them."""
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
 
-    def guessed(self, llm: Llm) -> tuple[str, ...]:
+    def find_guessed_gpus(self, llm: Llm) -> tuple[str, ...]:
         """The GPUs with a remembered price and estimated step times; they are considered only if the question
         names them or gives their price.
         """
@@ -283,7 +290,7 @@ class Catalog:
             if self.provenance[name].is_price_remembered and not self.has_fit(llm, gpu)
         )
 
-    def spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
+    def with_spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
         """The same step times with the spread of their kind and LLM, if one is known."""
         return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))
 
@@ -295,10 +302,10 @@ class Catalog:
 
     @cached_property
     def _by_shape(self) -> dict[Llm, list[str]]:
-        found: dict[Llm, list[str]] = {}
+        names: dict[Llm, list[str]] = {}
         for name, row in self.llms.items():
-            found.setdefault(_step_shape(row), []).append(name)
-        return found
+            names.setdefault(_step_shape(row), []).append(name)
+        return names
 
     def _fits_of(self, llm: str, gpu: str) -> dict[Split, StepLatency]:
         """Fits by the parallelisms; opens the files of this pair only, and each once."""
@@ -317,8 +324,8 @@ class Catalog:
             fits: dict[Split, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
-                    found = (_shipped_fits if path in _shipped_paths() else read_fits)(path, WORDING)
-                    fits = {**found, **fits}  # the first file wins: the user's come before ours
+                    fits_of_file = (_shipped_fits if path in _shipped_paths() else read_fits)(path, WORDING)
+                    fits = {**fits_of_file, **fits}  # the first file wins: the user's come before ours
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -340,18 +347,18 @@ def read_catalog(directory: Path | None = None) -> Catalog:
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
     gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path, tasks_path = (
-        next((found for d in directories if (found := d / name).exists()), shipped / name) for name in FILES
+        next((path for d in directories if (path := d / name).exists()), shipped / name) for name in FILES
     )
     provenance: dict[str, Provenance] = {}
-    gpus, gpu_aliases = _rows(gpus_path, _gpu, provenance)
-    llms, llm_aliases = _rows(llms_path, _llm, provenance)
-    slos, _ = _rows(slos_path, _preset, provenance)
-    engines, _ = _rows(engines_path, _engine, {})
-    spreads, _ = _rows(spreads_path, _spread, {})
+    gpus, gpu_aliases = _rows_and_aliases(gpus_path, _parse_gpu, provenance)
+    llms, llm_aliases = _rows_and_aliases(llms_path, _parse_llm, provenance)
+    slos, _ = _rows_and_aliases(slos_path, _parse_preset, provenance)
+    engines, _ = _rows_and_aliases(engines_path, _parse_engine_row, {})
+    spreads, _ = _rows_and_aliases(spreads_path, _parse_spread_row, {})
     if directory is not None and (directory / PRICES).exists():
         _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
-    acceptance, _ = _rows(acceptance_path, _acceptance, {})
-    tasks, _ = _rows(tasks_path, _task, {})
+    acceptance, _ = _rows_and_aliases(acceptance_path, _parse_acceptance_row, {})
+    tasks, _ = _rows_and_aliases(tasks_path, _parse_task_row, {})
     fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
     return Catalog(
         *(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance),
@@ -363,19 +370,19 @@ def _own_offers(
     path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
 ) -> None:
     """Offers of prices.yaml come before those of the rows; a capped GPU has those of its uncapped row."""
-    own: dict[str, tuple[Offer, ...]] = {}
+    own: dict[str, tuple[ProviderOffer, ...]] = {}
     with errors_as(CatalogError, path):
-        for asked, written in read_yaml(path).items():
-            if (name := aliases.get(str(asked).lower())) is None:
-                raise _unknown("GPU", str(asked), gpus, aliases, "gpus.yaml")
-            own[name] = parse_offers(written, f"{path}: {asked}")
+        for written_name, written in read_yaml(path).items():
+            if (name := aliases.get(str(written_name).lower())) is None:
+                raise _unknown_name("GPU", str(written_name), gpus, aliases, "gpus.yaml")
+            own[name] = parse_offers(written, f"{path}: {written_name}")
     for name, gpu in gpus.items():
         offers = own.get(name, own.get(gpu.base, ()))
         known = provenance[name]
-        provenance[name] = replace(known, offers=merged(offers, known.offers))
+        provenance[name] = replace(known, offers=merge_offers(offers, known.offers))
 
 
-def _rows(
+def _rows_and_aliases(
     path: Path, to_row: Callable[[str, Section, Document], Named], provenance: dict[str, Provenance]
 ) -> tuple[dict[str, Named], dict[str, str]]:
     """Rows of a file by name, and lower-case names and aliases -> name."""
@@ -397,11 +404,11 @@ def _read_rows(
         where = f"{path}: {name}"
         with errors_as(CatalogError, where):
             if not isinstance(name, str) or not isinstance(written, dict):
-                raise refused(where, "expected a name and a mapping of fields", written)
-            row = Section.of(written, where, wording=WORDING)
+                raise refused_value(where, "expected a name and a mapping of fields", written)
+            row = Section.from_document(written, where, wording=WORDING)
             rows[name] = to_row(name, row, document)
-            provenance[name] = _provenance(row, document)
-            for alias in (name, *_aliases(row)):
+            provenance[name] = _parse_provenance(row, document)
+            for alias in (name, *_parse_aliases(row)):
                 if aliases.setdefault(alias.lower(), name) != name:
                     raise InputError(f"{where}: aliases: {alias!r} already names {aliases[alias.lower()]}")
     return rows, aliases, provenance
@@ -427,65 +434,69 @@ def _shipped_paths() -> frozenset[Path]:
     return frozenset(_shipped_fit_files())
 
 
-def _provenance(row: Section, document: Document) -> Provenance:
+def _parse_provenance(row: Section, document: Document) -> Provenance:
     priced = row.values if "price_source" in row else document.get(str(row.get("cap_of")), {})
     return Provenance(
-        source=row.written("source"),
-        date=row.written("date"),
+        source=row.plain_text("source"),
+        date=row.plain_text("date"),
         price_source=str(priced.get("price_source", "")),
         price_date=str(priced.get("price_date", "")),
-        is_price_remembered=Section.of(priced, row.where).one_of("price_is", PRICE_IS, "listed")
+        is_price_remembered=Section.from_document(priced, row.where).one_of("price_is", PRICE_IS, "listed")
         == "remembered",
-        offers=parse_offers(priced["prices"], row.at("prices")) if priced.get("prices") else (),
+        offers=parse_offers(priced["prices"], row.path_of("prices")) if priced.get("prices") else (),
     )
 
 
-def _aliases(row: Section) -> list[str]:
+def _parse_aliases(row: Section) -> list[str]:
     aliases = row.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise refused(row.at("aliases"), "expected a list of names", aliases)
+        raise refused_value(row.path_of("aliases"), "expected a list of names", aliases)
     return aliases
 
 
-def _gpu(name: str, row: Section, document: Document) -> Gpu:
+def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
     base, uncapped_w = name, None
     refuse_unknown(row.values, (*GPU_KEYS, *CAP_KEYS, *PROVENANCE), row.where)
     if "cap_of" in row:
-        base = row.written("cap_of")
+        base = row.plain_text("cap_of")
         uncapped = document.get(base)
         if not isinstance(uncapped, dict) or "cap_of" in uncapped:
-            raise refused(row.at("cap_of"), "expected the name of an uncapped row of this file", base)
+            raise refused_value(
+                row.path_of("cap_of"), "expected the name of an uncapped row of this file", base
+            )
         for key in ("power", "prefill_slowdown", "decode_slowdown"):
-            row.required(key)  # a cap changes these, so its row must state them
+            row.get_required(key)  # a cap changes these, so its row must state them
         inherited = {key: value for key, value in uncapped.items() if key not in PROVENANCE}
         row = replace(row, values=inherited | dict(row.values))
-        uncapped_w = quantity(uncapped.get("power"), "w", where=row.at("power"))
+        uncapped_w = quantity(uncapped.get("power"), "w", where=row.path_of("power"))
         if row.quantity("power", "w") >= uncapped_w:
-            raise refused(row.at("power"), f"expected a cap below {uncapped['power']}", row.get("power"))
+            raise refused_value(
+                row.path_of("power"), f"expected a cap below {uncapped['power']}", row.get("power")
+            )
     elif stray := [key for key in CAP_KEYS if key in row]:
-        raise InputError(f"{row.at(stray[0])}: only for a row with cap_of, the name of the uncapped GPU")
+        raise InputError(f"{row.path_of(stray[0])}: only for a row with cap_of, the name of the uncapped GPU")
     row.quantity("memory_vendor", "bytes")
     for key in ("price_source", "price_date"):
-        row.written(key)
+        row.plain_text(key)
     return Gpu(
         name=name,
         memory_bytes=row.quantity("memory", "bytes"),
         bandwidth_bytes_per_s=row.quantity("bandwidth", "bytes_per_s"),
         dense_flops_per_s=row.number("dense_tflops") * 1e12,
-        link=row.written("link"),
+        link=row.plain_text("link"),
         link_bytes_per_s=row.quantity("link_bandwidth", "bytes_per_s"),
         power_w=row.quantity("power", "w"),
-        gpus_per_node=row.whole("gpus_per_node"),
+        gpus_per_node=row.whole_number("gpus_per_node"),
         is_sold_whole=row.one_of("sold_as", SOLD_AS, "gpu") == "node",
         price_usd_per_h=row.quantity("price", "usd_per_h"),
-        node_selector=row.written("node_selector"),
+        node_selector=row.plain_text("node_selector"),
         base=base,
         prefill_slowdown=row.number("prefill_slowdown", 1.0),
         decode_slowdown=row.number("decode_slowdown", 1.0),
         uncapped_w=uncapped_w,
         fp8_flops_per_s=row.number("fp8_tflops") * 1e12 if "fp8_tflops" in row else None,
         fp4_flops_per_s=row.number("fp4_tflops") * 1e12 if "fp4_tflops" in row else None,
-        unchecked=_unchecked(row),
+        unchecked=_parse_unchecked(row),
         all_reduce=tuple(_all_reduce(row)),
         mixed_kv_bytes_per_s=(
             row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None
@@ -493,28 +504,28 @@ def _gpu(name: str, row: Section, document: Document) -> Gpu:
     )
 
 
-def _unchecked(row: Section) -> str:
+def _parse_unchecked(row: Section) -> str:
     """Why step times of this GPU are unchecked; "" if the row says `unchecked: false`."""
-    said = row.get("unchecked")
-    if said is False:
+    written = row.get("unchecked")
+    if written is False:
         return ""
-    return NOT_SAID if said is None or said is True else row.written("unchecked")
+    return UNCHECKED_BY_DEFAULT if written is None or written is True else row.plain_text("unchecked")
 
 
 def _all_reduce(row: Section) -> Iterator[AllReduce]:
     """`all_reduce: {2: {latency: 4 us, bandwidth: 120 GB/s}, ...}`, by the number of GPUs."""
     by_gpus = row.get("all_reduce", {})
-    where = row.at("all_reduce")
+    where = row.path_of("all_reduce")
     if not isinstance(by_gpus, Mapping):
-        raise refused(where, "expected latency and bandwidth by the number of GPUs", by_gpus)
+        raise refused_value(where, "expected latency and bandwidth by the number of GPUs", by_gpus)
     for gpus, values in by_gpus.items():
         if not isinstance(gpus, int) or isinstance(gpus, bool):
-            raise refused(where, "expected numbers of GPUs", gpus)
-        part = Section.of(values, f"{where}.{gpus}", ("latency", "bandwidth"), wording=row.wording)
+            raise refused_value(where, "expected numbers of GPUs", gpus)
+        part = Section.from_document(values, f"{where}.{gpus}", ("latency", "bandwidth"), wording=row.wording)
         yield AllReduce(gpus, part.quantity("latency", "s"), part.quantity("bandwidth", "bytes_per_s"))
 
 
-def _llm(name: str, row: Section, document: Document) -> Llm:
+def _parse_llm(name: str, row: Section, document: Document) -> Llm:
     refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *LLM_BESIDE, *PROVENANCE), row.where)
     beside: dict[str, Any] = {
         "tied_embeddings": row.flag("tied_embeddings", False),
@@ -524,7 +535,7 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
     }
     if "groups" in row:
         return _llm_of_groups(name, row, beside)
-    shape = {key: row.whole(key) for key in LLM_COUNTS}
+    shape = {key: row.whole_number(key) for key in LLM_COUNTS}
     weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
     dtype_bytes = row.number("dtype_bytes", WEIGHT_BYTES[weights or "bf16"])
     return Llm(
@@ -535,12 +546,12 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
         kv_heads=shape["kv_heads"],
         ffn=shape["ffn"],
         vocab=shape["vocab"],
-        context_tokens=row.whole("context"),
-        head_dim=row.whole("head_dim", shape["hidden"] // shape["heads"]),
+        context_tokens=row.whole_number("context"),
+        head_dim=row.whole_number("head_dim", shape["hidden"] // shape["heads"]),
         dtype_bytes=dtype_bytes,
         gated_ffn=row.flag("gated_ffn", True),
-        experts=row.whole("experts", 1),
-        experts_per_token=row.whole("experts_per_token", 1),
+        experts=row.whole_number("experts", 1),
+        experts_per_token=row.whole_number("experts_per_token", 1),
         weights=weights or ("fp8" if dtype_bytes == 1 else "bf16"),
         **beside,
     )
@@ -549,63 +560,63 @@ def _llm(name: str, row: Section, document: Document) -> Llm:
 def _llm_of_groups(name: str, row: Section, beside: dict[str, Any]) -> Llm:
     """An LLM whose layers differ; the row must not repeat what its groups state."""
     if stray := [key for key in (*LLM_COUNTS, *LLM_OPTIONAL) if key in row and key not in LLM_OF_GROUPS]:
-        raise InputError(f"{row.at(stray[0])}: only for a row without groups, which say it themselves")
-    hidden = row.whole("hidden")
+        raise InputError(f"{row.path_of(stray[0])}: only for a row without groups, which say it themselves")
+    hidden = row.whole_number("hidden")
     return Llm(
         name=name,
         hidden=hidden,
-        vocab=row.whole("vocab"),
-        context_tokens=row.whole("context"),
+        vocab=row.whole_number("vocab"),
+        context_tokens=row.whole_number("context"),
         head_weights=row.one_of("head_weights", WEIGHTS, "bf16"),
         **beside,
         **of_groups(read_groups(row), hidden, row.where),
     )
 
 
-def _engine(name: str, row: Section, document: Document) -> EngineRow:
+def _parse_engine_row(name: str, row: Section, document: Document) -> EngineRow:
     refuse_unknown(row.values, (*ENGINE_KEYS, *PROVENANCE), row.where)
     return parse_row(row)
 
 
-def _spread(name: str, row: Section, document: Document) -> SpreadRow:
+def _parse_spread_row(name: str, row: Section, document: Document) -> SpreadRow:
     refuse_unknown(row.values, (*SPREAD_KEYS, *PROVENANCE), row.where)
     return parse_spread_row(row)
 
 
-def _acceptance(name: str, row: Section, document: Document) -> AcceptanceRow:
+def _parse_acceptance_row(name: str, row: Section, document: Document) -> AcceptanceRow:
     refuse_unknown(row.values, (*ACCEPTANCE_KEYS, *PROVENANCE), row.where)
     return parse_acceptance_row(row)
 
 
-def _task(name: str, row: Section, document: Document) -> TaskRow:
+def _parse_task_row(name: str, row: Section, document: Document) -> TaskRow:
     refuse_unknown(row.values, (*TASK_KEYS, *PROVENANCE), row.where)
     return parse_task_row(name, row)
 
 
-def _preset(name: str, row: Section, document: Document) -> SloPreset:
+def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
     refuse_unknown(row.values, ("slo", "slowdown", "reference", "for", *PROVENANCE), row.where)
     if ("slo" in row) == ("slowdown" in row):
-        found = "both" if "slo" in row else "neither"
-        raise InputError(f"{row.where}: expected one of slo and slowdown, found {found}")
+        present = "both" if "slo" in row else "neither"
+        raise InputError(f"{row.where}: expected one of slo and slowdown, found {present}")
     slowdowns = None
     if "slowdown" in row:
-        slowdowns = parse_slowdowns(row.get("slowdown"), row.get("reference"), where=row.at("slowdown"))
+        slowdowns = parse_slowdowns(row.get("slowdown"), row.get("reference"), where=row.path_of("slowdown"))
     elif "reference" in row:
         raise InputError(
-            f"{row.at('reference')}: only for a row with slowdown; a limit in seconds needs none"
+            f"{row.path_of('reference')}: only for a row with slowdown; a limit in seconds needs none"
         )
     return SloPreset(
         name=name,
-        slo=parse_slo(row.get("slo"), where=row.at("slo")) if "slo" in row else Slo(()),
+        slo=parse_slo(row.get("slo"), where=row.path_of("slo")) if "slo" in row else Slo(()),
         slowdowns=slowdowns,
-        served=row.written("for"),
-        source=row.written("source"),
-        date=row.written("date"),
+        served=row.plain_text("for"),
+        source=row.plain_text("source"),
+        date=row.plain_text("date"),
     )
 
 
-def _unknown(
+def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
-    hints = list(dict.fromkeys(aliases[hit] for hit in nearest(name, aliases, 5)))[:3] or list(rows)
+    hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3] or list(rows)
     return CatalogError(f"{what} {name!r} is not in catalogs/{file}; nearest: {', '.join(hints)}{advice}")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.documents import facts
-from planner.documents.around import Around
 from planner.documents.facts import (
     Answered,
     AnswerName,
@@ -25,13 +24,14 @@ from planner.documents.facts import (
     Commitment,
     Fact,
     ForTargets,
-    FuturesDrawn,
     Neighbour,
     Note,
     Refuted,
+    ScenariosDrawn,
     UnderRouter,
     Warned,
 )
+from planner.documents.robustness_facts import Around
 from planner.domain import FleetLimit, Limit
 from planner.fleet import Fleet
 from planner.simulator.repeats import Interval, Repeats
@@ -41,7 +41,7 @@ Say = Callable[[Any], str]
 """Makes a sentence of a fact."""
 
 ROUNDING_FRAC = 1e-12  # smaller gaps are rounding errors
-SAID = ("binding", "assumptions", "assumed")
+IN_SENTENCES = ("binding", "assumptions", "assumed")
 """The keys of `certificate` that hold sentences."""
 
 Written = TypeVar("Written")
@@ -118,14 +118,14 @@ class Certificate:
     cheaper_simulated: int = 0
     assumed: tuple[Assumed, ...] = ()
     answers: tuple[Answered, ...] = ()  # on paper, in production, with a loss
-    futures: FuturesDrawn | None = None  # None: planned on paper alone
+    futures: ScenariosDrawn | None = None  # None: planned on paper alone
     deploy: str | None = None  # the deployment target as which fleets were routed
     routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
     for_targets: tuple[ForTargets, ...] = ()  # of those that do not keep the plan, where they were asked for
     commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
     around: Around | None = None  # what holds around the plan; None unless requested
 
-    def answer(self, name: AnswerName) -> Answered | None:
+    def find_answer(self, name: AnswerName) -> Answered | None:
         """The answer of this name; None if it was not requested."""
         return next((each for each in self.answers if each.name == name), None)
 
@@ -145,7 +145,7 @@ class Throughput:
     """The most traffic that the limits allow, and the next rate, at which no fleet of level 0 was found; None
     where the time was over before a rate was refuted.
 
-    With safety a fleet keeps the SLO in enough futures at `rate_rps`; `on_paper_rps` and
+    With safety a fleet keeps the SLO in enough scenarios at `rate_rps`; `on_paper_rps` and
     `on_paper_refuted_rps` are then the two rates on paper, else None.
     """
 
@@ -172,29 +172,29 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
             for refuted in certificate.refuted
         ],
         "neighbours": [
-            {**_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
+            {**_plain_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
         ],
-        **{name: [say(fact) for fact in getattr(certificate, name)] for name in SAID},
-        "answers": [_values(answer) for answer in certificate.answers],
-        "commitments": [_values(each) for each in certificate.commitments],
-        "around": None if certificate.around is None else _values(certificate.around),
-        "futures": None if certificate.futures is None else _values(certificate.futures),
+        **{name: [say(fact) for fact in getattr(certificate, name)] for name in IN_SENTENCES},
+        "answers": [_plain_values(answer) for answer in certificate.answers],
+        "commitments": [_plain_values(each) for each in certificate.commitments],
+        "around": None if certificate.around is None else _plain_values(certificate.around),
+        "futures": None if certificate.futures is None else _plain_values(certificate.futures),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
-        "routers": [{**_values(each), "keeps": each.keeps} for each in certificate.routers],
-        "for_targets": [_values(each) for each in certificate.for_targets],
+        "routers": [{**_plain_values(each), "keeps": each.keeps} for each in certificate.routers],
+        "for_targets": [_plain_values(each) for each in certificate.for_targets],
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,
     }
 
 
-def facts_document(**found: Iterable[Fact]) -> Document:
+def facts_document(**facts_by_name: Iterable[Fact]) -> Document:
     """`facts`: what stands elsewhere in sentences, as values, in the same order."""
-    return {name: [fact_document(fact) for fact in each] for name, each in found.items()}
+    return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 
 def fact_document(fact: Fact) -> Document:
     """A fact as plain values."""
-    return {"kind": kind_of(type(fact)), **_values(fact)}
+    return {"kind": kind_of(type(fact)), **_plain_values(fact)}
 
 
 def kind_of(fact: type) -> str:
@@ -202,19 +202,19 @@ def kind_of(fact: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "-", fact.__name__).lower()
 
 
-def _values(value: Any) -> Any:
+def _plain_values(value: Any) -> Any:
     """The fields of a fact as plain values; limits also get their names."""
     if isinstance(value, Limit | FleetLimit):
         unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
         return {"name": value.name, **dataclasses.asdict(value), **unit}
     if isinstance(value, tuple):
-        return [_values(item) for item in value]
+        return [_plain_values(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _values(item) for key, item in value.items()}
+        return {key: _plain_values(item) for key, item in value.items()}
     if isinstance(value, facts.OfLlm):
         return {"llm": value.llm, "warning": fact_document(value.warning)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _values(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: _plain_values(getattr(value, each.name)) for each in fields(value)}
     return value
 
 
@@ -230,24 +230,33 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     Raises LookupError, TypeError or ValueError where they are none.
     """
     level0 = math.inf if row["level0"] is None else row["level0"]
-    found = {name: _said(row[name], values[name], name) for name in SAID}
+    facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
     around = row.get("around")  # an older certificate has nothing here, or less than all of it
     if around is not None and not {each.name for each in fields(Around)} <= around.keys():
         around = None
     routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]
-    given = {"for_targets": [], **row, **found, "level0": level0, "around": around, "routers": routers}
+    given = {
+        "for_targets": [],
+        **row,
+        **facts_by_name,
+        "level0": level0,
+        "around": around,
+        "routers": routers,
+    }
     return dataclass_of(Certificate, given, "certificate")
 
 
-def read_warnings(said: Any, values: Any) -> tuple[Warned, ...]:
+def read_warnings(sentences: Any, values: Any) -> tuple[Warned, ...]:
     """`warnings` of certificate.json."""
-    found: tuple[Warned, ...] = value_of(tuple[Warned, ...], _said(said, values, "warnings"), "warnings")
-    return found
+    warnings: tuple[Warned, ...] = value_of(
+        tuple[Warned, ...], _check_one_value_each(sentences, values, "warnings"), "warnings"
+    )
+    return warnings
 
 
-def _said(said: Any, values: Any, where: str) -> Any:
+def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
     """The values beside the sentences; raises ValueError where their numbers differ."""
-    sentences = value_of(tuple[str, ...], said, where)
+    sentences = value_of(tuple[str, ...], written, where)
     if not isinstance(values, list) or len(values) != len(sentences):
         raise ValueError(f"facts: {where} are not those that are said")
     return values

@@ -9,52 +9,61 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from planner.documents.catalog import Catalog
-from planner.documents.offers import Offer, Term, offer_of
-from planner.io.values import Section
+from planner.documents.offers import ProviderOffer, Term, offer_of
+from planner.files.document_values import Section
 
 KEYS: Mapping[str, Term] = {"reserved_1y": "reserved-1y", "reserved_3y": "reserved-3y"}
 OWN = "slo.yaml"
 
 
-def parse_commitments(fleet: Section, gpus: Iterable[str], catalog: Catalog) -> dict[str, dict[Term, Offer]]:
+def parse_commitments(
+    fleet: Section, gpus: Iterable[str], catalog: Catalog
+) -> dict[str, dict[Term, ProviderOffer]]:
     """By the row's name the offer of every term, on demand among them, of GPUs with a commitment.
 
     A GPU with prices in slo.yaml has its own terms alone; one without those of the provider under `price_of`,
     or of each commitment the cheapest offer of any below the row's price. Raises InputError.
     """
     own = {
-        catalog.gpu(str(asked)).name: (asked, given) for asked, given in fleet.part("prices").values.items()
+        catalog.gpu(str(written_name)).name: (written_name, given)
+        for written_name, given in fleet.subsection("prices").values.items()
     }
-    provider = fleet.part("price_of").get("provider") if "price_of" in fleet else None
-    found: dict[str, dict[Term, Offer]] = {}
+    provider = fleet.subsection("price_of").get("provider") if "price_of" in fleet else None
+    offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}
     for name in gpus:
         row = name if name in own else catalog.gpus[name].base
         if row in own:
-            terms = _own(fleet.part("prices"), *own[row])
+            terms = _own_terms(fleet.subsection("prices"), *own[row])
         else:
-            terms = _offered(catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h)
+            terms = _offered_terms(
+                catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h
+            )
         if not terms.keys() & set(KEYS.values()):
             continue
         if "on-demand" not in terms:
             listed, where = catalog.gpus[name].price_usd_per_h, catalog.provenance[name]
-            terms["on-demand"] = Offer("list", "on-demand", listed, where.price_date, where.price_source)
-        found[name] = terms
-    return found
+            terms["on-demand"] = ProviderOffer(
+                "list", "on-demand", listed, where.price_date, where.price_source
+            )
+        offers_by_gpu[name] = terms
+    return offers_by_gpu
 
 
-def _own(prices: Section, asked: str, given: object) -> dict[Term, Offer]:
+def _own_terms(prices: Section, written_name: str, given: object) -> dict[Term, ProviderOffer]:
     if not isinstance(given, Mapping):
         return {}
-    part = Section.of(given, prices.at(asked))
+    part = Section.from_document(given, prices.path_of(written_name))
     keys: dict[str, Term] = {"on_demand": "on-demand", **KEYS}
     return {
-        term: Offer(OWN, term, part.at_least(key, "usd_per_h"), "", "")
+        term: ProviderOffer(OWN, term, part.at_least(key, "usd_per_h"), "", "")
         for key, term in keys.items()
         if key in part
     }
 
 
-def _offered(offers: Iterable[Offer], provider: str | None, listed_usd_per_h: float) -> dict[Term, Offer]:
+def _offered_terms(
+    offers: Iterable[ProviderOffer], provider: str | None, listed_usd_per_h: float
+) -> dict[Term, ProviderOffer]:
     """Of one provider, or the cheapest of each commitment that costs less than the row's own price: nobody
     commits to one provider for more than another asks by the hour.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from planner.errors import InputError
-from planner.io.values import Section, refused
+from planner.files.document_values import Section, refused_value
 
 Paid = Literal["owned", "all"]
 MOST_PUE = 10.0  # cooling and losses take a share of what GPUs draw, not many times as much
@@ -37,11 +37,13 @@ def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity |
     """None where nothing is asked; raises InputError in one line."""
     if "electricity" not in fleet:
         return None
-    section = fleet.part("electricity", ("price", "pue", "of"))
+    section = fleet.subsection("electricity", ("price", "pue", "of"))
     usd_per_kwh = section.positive("price", "usd_per_kwh")
     pue = section.number("pue")
     if not 1 <= pue <= MOST_PUE:
-        raise refused(section.at("pue"), f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue"))
+        raise refused_value(
+            section.path_of("pue"), f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue")
+        )
     of = cast(Paid, section.one_of("of", get_args(Paid), "owned"))
     if of == "owned" and "owned" not in fleet:
         raise InputError(

@@ -857,7 +857,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class FuturesDrawn:
+class ScenariosDrawn:
     """How scenarios differ: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
     "blocks" of it of `block_s`, or a "description" drawn again), its growth, and whether all step times of
     the fleet have a spread.

@@ -9,10 +9,11 @@
       - {tp: 4, knots_tokens: [1, 8192], f_s: [0.01, 0.11], a_s: 1e-9, b_s: 0, d_s: 1e-7, e_s: 0, h_s: 0.001,
          basis: "measured", mape_frac: 0.02, max_context_tokens: 9000, simulated: {form: corrected, ...}}
 
-`planner.models.latency` says what the numbers mean, `planner.models.forms` and `correction` the forms. A fit
-with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all. One with `dp: 2`
-is of as many data-parallel ranks, and `joint_s` is the part of f_s that is of all ranks' tokens. Of ranks on
-several nodes there may be two, `all2all: deepep_low_latency` and `deepep_high_throughput`.
+`planner.models.latency` says what the numbers mean, `planner.models.foreign_forms` and `correction` the
+forms. A fit with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all. One
+with `dp: 2` is of as many data-parallel ranks, and `joint_s` is the part of f_s that is of all ranks'
+tokens. Of ranks on several nodes there may be two, `all2all: deepep_low_latency` and
+`deepep_high_throughput`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from planner.documents.spreads import SPREAD_KEYS, parse_spread, spread_document
 from planner.errors import InputError
-from planner.io.files import open_input, read_yaml
-from planner.io.values import PLAIN, Section, Wording, refused, rows
+from planner.files.checked_files import open_input, read_yaml
+from planner.files.document_values import PLAIN, Section, Wording, check_rows, refused_value
 from planner.models.all2all import All2All
 from planner.models.correction import CorrectedFormula
-from planner.models.forms import DistServeSteps, SplitwiseLookup, StepForm
+from planner.models.foreign_forms import DistServeSteps, SplitwiseLookup, StepForm
 from planner.models.latency import Kind, StepLatency
 
 if TYPE_CHECKING:  # it imports scikit-learn
@@ -104,21 +105,21 @@ def read_header(path: Path) -> tuple[str, str]:
 
 def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
     """The fits of a file of a catalog, by TP, whether each GPU has whole experts, and data-parallel ranks."""
-    file = Section.of(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
+    file = Section.from_document(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
     fits: dict[Split, StepLatency] = {}
-    for n, row in enumerate(rows(file.get("fits"), file.at("fits"), "fits")):
-        fit = Section.of(row, f"{path}: fits[{n}]", wording=wording)
-        split = fit.whole("tp"), fit.flag(EP, False), fit.whole(DP, 1), _all2all(fit)
+    for n, row in enumerate(check_rows(file.get("fits"), file.path_of("fits"), "fits")):
+        fit = Section.from_document(row, f"{path}: fits[{n}]", wording=wording)
+        split = fit.whole_number("tp"), fit.flag(EP, False), fit.whole_number(DP, 1), _parse_all2all(fit)
         where = f"{path}: tp {split[0]}" + (" with ep" if split[1] else "")
         where += f", dp {split[2]}" if split[2] > 1 else ""
         where += f", {split[3]}" if split[3] else ""
         if split in fits:
             raise InputError(f"{where}: is given twice; keep one")
-        fits[split] = parse_latency(Section.of(row, where, FIT_KEYS, wording=wording))
+        fits[split] = parse_latency(Section.from_document(row, where, FIT_KEYS, wording=wording))
     return fits
 
 
-def _all2all(row: Section) -> All2All:
+def _parse_all2all(row: Section) -> All2All:
     return cast(All2All, row.one_of(ALL2ALL, get_args(All2All), ""))
 
 
@@ -128,15 +129,15 @@ def read_fit(
     """What a file says of its fits, and its one fit of `tp` GPUs and `dp` ranks: of `fits`, or what the file
     itself is. Of two it is the one without whole experts per GPU, and that of `all2all`.
     """
-    file = Section.of(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
-    listed = rows(file.get("fits", [dict(file.values)]), file.at("fits"), "fits")
-    found = [Section.of(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
-    match = [row for row in found if row.get("tp", tp) == tp and row.whole(DP, dp) == dp]
-    match = [row for row in match if not row.get(ALL2ALL) or _all2all(row) == all2all]
+    file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
+    listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
+    fits = [Section.from_document(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
+    match = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
+    match = [row for row in match if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
     if len(match) > 1:
         match = [row for row in match if not row.flag(EP, False)]
     if len(match) != 1:
-        known = ", ".join(str(row.get("tp")) for row in found)
+        known = ", ".join(str(row.get("tp")) for row in fits)
         ranks = f" and dp {dp}" if dp > 1 else ""
         raise InputError(f"{path} has {len(match)} fits for tp {tp}{ranks}, need one; found tp {known}")
     return file, match[0]
@@ -147,16 +148,16 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
     mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)
-    said = row.written("basis") if basis is None else row.written("basis", basis)
+    stated_basis = row.plain_text("basis") if basis is None else row.plain_text("basis", basis)
     try:
-        kind = cast(Kind, row.one_of("kind", get_args(Kind), _kind_of(said)))
+        kind = cast(Kind, row.one_of("kind", get_args(Kind), _kind_of(stated_basis)))
         return StepLatency(
-            *(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, said),
+            *(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, stated_basis),
             mape_frac=mape_frac,
             max_context_tokens=max_context_tokens,
             uncertainty_frac=uncertainty_frac,
             kind=kind,
-            spread=parse_spread(row.part("spread", SPREAD_KEYS)) if "spread" in row else None,
+            spread=parse_spread(row.subsection("spread", SPREAD_KEYS)) if "spread" in row else None,
             m_s=row.number(MIXED, 0.0),
             joint_s=row.numbers(JOINT) if JOINT in row else (),
         )
@@ -176,9 +177,9 @@ def parse_simulated(row: Section) -> CorrectedFormula | None:
     section = row.get("simulated")
     if section is None:
         return None
-    form = parse_form(row.part("simulated")) if isinstance(section, Mapping) else None
+    form = parse_form(row.subsection("simulated")) if isinstance(section, Mapping) else None
     if not isinstance(form, CorrectedFormula):
-        raise refused(row.at("simulated"), "expected form: corrected and its numbers", section)
+        raise refused_value(row.path_of("simulated"), "expected form: corrected and its numbers", section)
     return form
 
 
@@ -186,7 +187,9 @@ def parse_form(section: Section) -> Form:
     """Step times that are not five numbers, by the name of their form."""
     name = section.one_of("form", FORMS)
     kind, lists, numbers = FORMS[name]
-    given = Section.of(section.values, section.where, ("form", *lists, *numbers), wording=section.wording)
+    given = Section.from_document(
+        section.values, section.where, ("form", *lists, *numbers), wording=section.wording
+    )
     values: dict[str, Any] = {key: given.numbers(key) for key in lists}
     values |= {key: given.number(key) for key in numbers if key in given}
     if values.get("threshold", 0.5) % 1 == 0:
@@ -205,7 +208,7 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
-    numbers = {key: _plain(value) for key, value in asdict(latency).items() if key not in ("spread", JOINT)}
+    numbers = {key: _as_list(value) for key, value in asdict(latency).items() if key not in ("spread", JOINT)}
     if latency.joint_s:
         numbers[JOINT] = list(latency.joint_s)
     spread = {} if latency.spread is None else {"spread": spread_document(latency.spread)}
@@ -214,7 +217,7 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
 
 def form_document(form: Form) -> dict[str, Any]:
     name = next(name for name, (kind, *_) in FORMS.items() if isinstance(form, kind))
-    return {"form": name} | {key: _plain(value) for key, value in asdict(form).items()}
+    return {"form": name} | {key: _as_list(value) for key, value in asdict(form).items()}
 
 
 def fit_document(
@@ -240,10 +243,10 @@ def fit_row(
         **({EP: True} if ep else {}),
         **({DP: dp} if dp > 1 else {}),
         **({ALL2ALL: all2all} if all2all else {}),
-        "knots_tokens": _digits(latency.knots_tokens),
-        "f_s": _digits(latency.f_s),
-        **({JOINT: _digits(latency.joint_s)} if latency.joint_s else {}),
-        **{key: _digits(getattr(latency, key)) for key in NUMBERS},
+        "knots_tokens": _seven_digits(latency.knots_tokens),
+        "f_s": _seven_digits(latency.f_s),
+        **({JOINT: _seven_digits(latency.joint_s)} if latency.joint_s else {}),
+        **{key: _seven_digits(getattr(latency, key)) for key in NUMBERS},
         "basis": latency.basis,
         "kind": latency.kind,
         "mape_frac": None if latency.mape_frac is None else round(latency.mape_frac, 4),
@@ -254,22 +257,22 @@ def fit_row(
         },
     }
     if latency.m_s > 0:
-        row[MIXED] = _digits(latency.m_s)
+        row[MIXED] = _seven_digits(latency.m_s)
     if latency.uncertainty_frac is not None:
         row["uncertainty_frac"] = round(latency.uncertainty_frac, 4)
     if form is not None:
         row["simulated"] = {
-            key: _digits(value) if isinstance(value, list) else value
+            key: _seven_digits(value) if isinstance(value, list) else value
             for key, value in form_document(form).items()
         }
     return row
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _digits(value: Any) -> Any:
+def _seven_digits(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_digits(item) for item in value]
+        return [_seven_digits(item) for item in value]
     return float(f"{value:.7g}")

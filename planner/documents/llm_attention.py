@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.documents.llm_formats import Formats
 from planner.errors import CatalogError, InputError
-from planner.io.values import MOST, Section, Wording, refused
+from planner.files.document_values import MOST, Section, Wording, refused_value
 from planner.models.llm import (
     Attention,
     CompressedAttention,
@@ -45,14 +45,14 @@ _MODULE_PARENTS = ("self_attn", "attn", "attention", "linear_attn", "mixer")
 Kind = str | None  # of attention: "full", "window", "linear", "state"; None: the layer has none
 
 
-def count(shape: Section, *keys: str, default: int | None = None) -> int:
+def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
     """Of the first of these names that the config has."""
     for key in keys:
         if key in shape:
-            return shape.whole(key)
+            return shape.whole_number(key)
     if default is None:
         raise InputError(
-            f"{shape.at(keys[0])} is missing; expected {' or '.join(keys)} in a Hugging Face config.json"
+            f"{shape.path_of(keys[0])} is missing; expected {' or '.join(keys)} in a Hugging Face config.json"
         )
     return default
 
@@ -60,9 +60,11 @@ def count(shape: Section, *keys: str, default: int | None = None) -> int:
 def layer_count(shape: Section) -> int:
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):
         return len(shape.get("layers_block_type"))
-    layers = count(shape, "num_hidden_layers", "n_layer", "num_layers")
+    layers = first_count(shape, "num_hidden_layers", "n_layer", "num_layers")
     if layers > MOST_LAYERS:
-        raise refused(shape.at("num_hidden_layers"), f"expected at most {MOST_LAYERS} layers", layers)
+        raise refused_value(
+            shape.path_of("num_hidden_layers"), f"expected at most {MOST_LAYERS} layers", layers
+        )
     return layers
 
 
@@ -70,13 +72,17 @@ def block_pattern(shape: Section, layers: int) -> str | None:
     """Of LLMs whose layers are attention or feed-forward alone (Nemotron-H): one letter of BLOCKS each."""
     if isinstance(names := shape.get("layers_block_type"), list):
         if unknown := [name for name in names if name not in _BLOCK_NAMES]:
-            raise refused(shape.at("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown[0])
+            raise refused_value(
+                shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown[0]
+            )
         return "".join(_BLOCK_NAMES[name] for name in _as_long(shape, "layers_block_type", names, layers))
     if "hybrid_override_pattern" not in shape:
         return None
     pattern = shape.text("hybrid_override_pattern")
     if strange := sorted(set(pattern) - set(BLOCKS)):
-        raise refused(shape.at("hybrid_override_pattern"), f"expected letters {' '.join(BLOCKS)}", strange[0])
+        raise refused_value(
+            shape.path_of("hybrid_override_pattern"), f"expected letters {' '.join(BLOCKS)}", strange[0]
+        )
     return "".join(_as_long(shape, "hybrid_override_pattern", list(pattern), layers))
 
 
@@ -95,7 +101,7 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     if isinstance(types := shape.get("layer_types"), list):
         if strange := [one for one in types if one not in _LAYER_TYPES]:
             raise CatalogError(
-                f"{shape.at('layer_types')}: {strange[0]!r} is not modelled; expected "
+                f"{shape.path_of('layer_types')}: {strange[0]!r} is not modelled; expected "
                 f"{', '.join(_LAYER_TYPES)}"
             )
         return [_LAYER_TYPES[one] for one in _as_long(shape, "layer_types", types, layers)]
@@ -104,16 +110,16 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
             "window" if one else "full" for one in _as_long(shape, "hybrid_layer_pattern", pattern, layers)
         ]
     if "linear_attn_config" in shape:
-        return _linear_attn_config(shape.part("linear_attn_config"), layers)
+        return _linear_attn_config(shape.subsection("linear_attn_config"), layers)
     if "full_attention_interval" in shape:
-        every = shape.whole("full_attention_interval")
+        every = shape.whole_number("full_attention_interval")
         return ["full" if (layer + 1) % every == 0 else "linear" for layer in range(layers)]
     if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:  # Llama 4
         no_rope = shape.get("no_rope_layers") or [(layer + 1) % _NOPE_INTERVAL for layer in range(layers)]
         return ["window" if one else "full" for one in _as_long(shape, "no_rope_layers", no_rope, layers)]
     if "sliding_window" in shape and shape.flag("use_sliding_window", True):
         if "sliding_window_pattern" in shape or kind in _ALTERNATE:
-            every = shape.whole("sliding_window_pattern", 2)
+            every = shape.whole_number("sliding_window_pattern", 2)
             return ["window" if (layer + 1) % every else "full" for layer in range(layers)]
     return ["full"] * layers
 
@@ -123,7 +129,7 @@ def _linear_attn_config(part: Section, layers: int) -> list[Kind]:
     full, linear = part.get("full_attn_layers"), part.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):
-            raise refused(part.at(key), "expected a list of layers", listed)
+            raise refused_value(part.path_of(key), "expected a list of layers", listed)
     if sorted([*full, *linear]) != list(range(1, layers + 1)):
         raise CatalogError(f"{part.where}: full_attn_layers and kda_layers must be all of 1 to {layers}")
     return ["full" if layer + 1 in full else "linear" for layer in range(layers)]
@@ -131,30 +137,30 @@ def _linear_attn_config(part: Section, layers: int) -> list[Kind]:
 
 def _as_long(shape: Section, key: str, listed: list[Any], layers: int) -> list[Any]:
     if len(listed) != layers:
-        raise CatalogError(f"{shape.at(key)}: {len(listed)} entries for {layers} layers")
+        raise CatalogError(f"{shape.path_of(key)}: {len(listed)} entries for {layers} layers")
     return listed
 
 
 def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> Attention | None:
-    hidden = count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     attention: Attention
     match kind:
         case None:
             return None
         case "linear" if "linear_attn_config" in shape:
-            attention, modules = _delta_attention(shape.part("linear_attn_config"), hidden)
+            attention, modules = _delta_attention(shape.subsection("linear_attn_config"), hidden)
         case "linear":
             attention, modules = _gated_delta_net(shape, hidden)
         case "state":
-            attention, modules = _mamba(shape, hidden)
+            attention, modules = _mamba_state(shape, hidden)
         case _ if "compress_ratios" in shape:
-            attention, modules = _compressed(shape, layer, hidden)
+            attention, modules = _compressed_attention(shape, layer, hidden)
         case _ if "kv_lora_rank" in shape:
-            attention, modules = _latent(shape, layer, hidden)
+            attention, modules = _latent_attention(shape, layer, hidden)
         case _ if "block_configs" in shape:
             return _of_block(shape, layer, hidden, formats)
         case _:
-            attention, modules = _grouped(shape, layer, kind == "window", hidden)
+            attention, modules = _grouped_attention(shape, layer, kind == "window", hidden)
     return in_formats(attention, modules, layer, formats, shape)
 
 
@@ -168,7 +174,7 @@ def in_formats(
     parameters: Counter[str] = Counter()
     for names, each in modules:
         aliases = [f"layers.{layer}.{parent}.{name}" for parent in _MODULE_PARENTS for name in names]
-        parameters[formats.of(aliases)] += each  # type: ignore[assignment]
+        parameters[formats.format_of(aliases)] += each  # type: ignore[assignment]
     wide = parameters.pop("bf16", 0.0)
     if len(parameters) > 1:
         raise CatalogError(
@@ -180,20 +186,22 @@ def in_formats(
     return replace(attention, weights=next(iter(parameters)), bf16_parameters=float(wide))
 
 
-def _grouped(shape: Section, layer: int, has_window: bool, hidden: int) -> tuple[GroupedAttention, Modules]:
+def _grouped_attention(
+    shape: Section, layer: int, has_window: bool, hidden: int
+) -> tuple[GroupedAttention, Modules]:
     kind = str(shape.get("model_type", ""))
     heads, kv_heads, head_dim, value_dim = _head_shape(shape, has_window, hidden)
     window_tokens = None
     if has_window:
         chunks = "interleave_moe_layer_step" in shape
-        window_tokens = count(shape, "attention_chunk_size" if chunks else "sliding_window")
-    index = Section.of(None, shape.where)
+        window_tokens = first_count(shape, "attention_chunk_size" if chunks else "sliding_window")
+    index = Section.from_document(None, shape.where)
     if "sparse_attention_config" in shape:
-        index = shape.part("sparse_attention_config")
+        index = shape.subsection("sparse_attention_config")
         index = replace(index, wording=WORDING)
         sparse = index.get("sparse_attention_freq", [1] * (layer + 1))
         if not index.flag("use_sparse_attention", True) or not sparse[layer]:
-            index = Section.of(None, shape.where)
+            index = Section.from_document(None, shape.where)
     attention = GroupedAttention(
         heads,
         kv_heads,
@@ -203,9 +211,9 @@ def _grouped(shape: Section, layer: int, has_window: bool, hidden: int) -> tuple
         gates_output=shape.flag("attn_output_gate", kind == "qwen3_next")
         or shape.flag("attention_output_gate", False),
         values_are_keys=not has_window and shape.flag("attention_k_eq_v", False),
-        index_heads=index.whole("sparse_num_index_heads", 0),
-        index_dim=index.whole("sparse_index_dim", 0),
-        index_tokens=index.whole("sparse_topk_blocks", 0) * index.whole("sparse_block_size", 1),
+        index_heads=index.whole_number("sparse_num_index_heads", 0),
+        index_dim=index.whole_number("sparse_index_dim", 0),
+        index_tokens=index.whole_number("sparse_topk_blocks", 0) * index.whole_number("sparse_block_size", 1),
     )
     gate = 2 if attention.gates_output else 1
     values = 0 if attention.values_are_keys else kv_heads * value_dim
@@ -222,25 +230,25 @@ def _grouped(shape: Section, layer: int, has_window: bool, hidden: int) -> tuple
 def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int, int, int]:
     """Query heads, heads of keys and values, and their widths, where layers with a window differ too."""
     kind = str(shape.get("model_type", ""))
-    heads = count(shape, "num_attention_heads", "n_head", "num_heads")
+    heads = first_count(shape, "num_attention_heads", "n_head", "num_heads")
     one = 1 if shape.get("multi_query") is True else heads
-    kv_heads = count(shape, "num_key_value_heads", "num_attention_groups", default=one)
-    head_dim = count(shape, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
-    value_dim = count(shape, "v_head_dim", default=head_dim)
+    kv_heads = first_count(shape, "num_key_value_heads", "num_attention_groups", default=one)
+    head_dim = first_count(shape, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
+    value_dim = first_count(shape, "v_head_dim", default=head_dim)
     if has_window and "hybrid_layer_pattern" in shape:
-        heads = count(shape, "swa_num_attention_heads", default=heads)
-        kv_heads = count(shape, "swa_num_key_value_heads", default=kv_heads)
-        head_dim = count(shape, "swa_head_dim", default=head_dim)
-        value_dim = count(shape, "swa_v_head_dim", default=head_dim)
+        heads = first_count(shape, "swa_num_attention_heads", default=heads)
+        kv_heads = first_count(shape, "swa_num_key_value_heads", default=kv_heads)
+        head_dim = first_count(shape, "swa_head_dim", default=head_dim)
+        value_dim = first_count(shape, "swa_v_head_dim", default=head_dim)
     elif has_window and "attention_other_setting" in shape:
-        other = replace(shape.part("attention_other_setting"), wording=WORDING)
-        heads = count(other, "num_attention_heads")
-        kv_heads = count(other, "num_attention_groups", "num_key_value_heads")
-        head_dim = value_dim = count(other, "head_dim", default=head_dim)
+        other = replace(shape.subsection("attention_other_setting"), wording=WORDING)
+        heads = first_count(other, "num_attention_heads")
+        kv_heads = first_count(other, "num_attention_groups", "num_key_value_heads")
+        head_dim = value_dim = first_count(other, "head_dim", default=head_dim)
     elif not has_window and kind.startswith("gemma4"):
-        head_dim = value_dim = count(shape, "global_head_dim", default=head_dim)
+        head_dim = value_dim = first_count(shape, "global_head_dim", default=head_dim)
         if shape.flag("attention_k_eq_v", False):
-            kv_heads = count(shape, "num_global_key_value_heads", default=kv_heads)
+            kv_heads = first_count(shape, "num_global_key_value_heads", default=kv_heads)
     return heads, kv_heads, head_dim, value_dim
 
 
@@ -249,15 +257,15 @@ def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Atte
     block = block_config(shape, layer, "attention")
     for key in ("window_length", "replace_with_linear", "sparsify", "num_sink_tokens", "unshifted_sink"):
         if block.get(key):
-            raise refused(block.at(key), "is not modelled; expected none", block.get(key))
+            raise refused_value(block.path_of(key), "is not modelled; expected none", block.get(key))
     if block.flag("no_op", False):
         return None
-    heads = count(shape, "num_attention_heads")
-    head_dim = count(shape, "head_dim", default=hidden // heads)
+    heads = first_count(shape, "num_attention_heads")
+    head_dim = first_count(shape, "head_dim", default=hidden // heads)
     if "n_heads_in_group" in block:
-        kv_heads = heads // block.whole("n_heads_in_group")
+        kv_heads = heads // block.whole_number("n_heads_in_group")
     else:
-        kv_heads = count(block, "num_key_value_heads")
+        kv_heads = first_count(block, "num_key_value_heads")
     attention = GroupedAttention(heads, kv_heads, head_dim, head_dim)
     return in_formats(
         attention,
@@ -276,22 +284,26 @@ def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Atte
 def block_config(shape: Section, layer: int, part: str) -> Section:
     blocks = shape.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layer_count(shape):
-        raise refused(shape.at("block_configs"), f"expected a list of {layer_count(shape)} layers", blocks)
-    return Section.of(blocks[layer], f"{shape.at('block_configs')}: {layer}", wording=WORDING).part(part)
+        raise refused_value(
+            shape.path_of("block_configs"), f"expected a list of {layer_count(shape)} layers", blocks
+        )
+    return Section.from_document(
+        blocks[layer], f"{shape.path_of('block_configs')}: {layer}", wording=WORDING
+    ).subsection(part)
 
 
-def _latent(shape: Section, layer: int, hidden: int) -> tuple[LatentAttention, Modules]:
-    has_index, shares_index = _index(shape, layer)
+def _latent_attention(shape: Section, layer: int, hidden: int) -> tuple[LatentAttention, Modules]:
+    has_index, shares_index = _index_of_layer(shape, layer)
     attention = LatentAttention(
-        heads=count(shape, "num_attention_heads"),
-        q_rank=count(shape, "q_lora_rank", default=0),
-        kv_rank=shape.whole("kv_lora_rank"),
-        nope_dim=shape.whole("qk_nope_head_dim"),
-        rope_dim=shape.whole("qk_rope_head_dim"),
-        value_dim=shape.whole("v_head_dim"),
-        index_heads=shape.whole("index_n_heads") if has_index else 0,
-        index_dim=shape.whole("index_head_dim") if has_index else 0,
-        index_tokens=shape.whole("index_topk") if has_index or shares_index else 0,
+        heads=first_count(shape, "num_attention_heads"),
+        q_rank=first_count(shape, "q_lora_rank", default=0),
+        kv_rank=shape.whole_number("kv_lora_rank"),
+        nope_dim=shape.whole_number("qk_nope_head_dim"),
+        rope_dim=shape.whole_number("qk_rope_head_dim"),
+        value_dim=shape.whole_number("v_head_dim"),
+        index_heads=shape.whole_number("index_n_heads") if has_index else 0,
+        index_dim=shape.whole_number("index_head_dim") if has_index else 0,
+        index_tokens=shape.whole_number("index_topk") if has_index or shares_index else 0,
         gates_output=shape.flag("mla_use_output_gate", False),
     )
     width = attention.heads * (attention.nope_dim + attention.rope_dim)
@@ -311,7 +323,7 @@ def _latent(shape: Section, layer: int, hidden: int) -> tuple[LatentAttention, M
     ]
 
 
-def _index(shape: Section, layer: int) -> tuple[bool, bool]:
+def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
     """Whether this layer has an index of its own, and whether it looks at what an earlier one chose."""
     if "index_topk" not in shape:
         return False, False
@@ -319,40 +331,42 @@ def _index(shape: Section, layer: int) -> tuple[bool, bool]:
     if isinstance(types, list):
         one = _as_long(shape, "indexer_types", types, layer_count(shape))[layer]
         if one not in ("full", "shared"):
-            raise refused(shape.at("indexer_types"), "expected full or shared", one)
+            raise refused_value(shape.path_of("indexer_types"), "expected full or shared", one)
         return one == "full", one == "shared"
     if "index_topk_pattern" in shape:
         letters = _as_long(
             shape, "index_topk_pattern", list(shape.text("index_topk_pattern")), layer_count(shape)
         )
         return letters[layer] != "S", letters[layer] == "S"
-    every = shape.whole("index_topk_freq", 1)
-    first = shape.whole("index_skip_topk_offset", 2, least=0)
+    every = shape.whole_number("index_topk_freq", 1)
+    first = shape.whole_number("index_skip_topk_offset", 2, least=0)
     has_own = max(layer - first + 1, 0) % every == 0
     return has_own, not has_own
 
 
-def _compressed(shape: Section, layer: int, hidden: int) -> tuple[CompressedAttention, Modules]:
+def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[CompressedAttention, Modules]:
     """DeepSeek-V4. `compress_ratios` has an entry more, of the layer for speculative decoding."""
     ratios = shape.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < layer_count(shape):
-        raise refused(shape.at("compress_ratios"), f"expected a list of {layer_count(shape)} or more", ratios)
+        raise refused_value(
+            shape.path_of("compress_ratios"), f"expected a list of {layer_count(shape)} or more", ratios
+        )
     ratio = ratios[layer]
     if ratio not in (0, 4, 128):
-        raise refused(shape.at("compress_ratios"), "expected 0, 4 and 128", ratio)
+        raise refused_value(shape.path_of("compress_ratios"), "expected 0, 4 and 128", ratio)
     has_index = ratio == 4
     attention = CompressedAttention(
-        heads=count(shape, "num_attention_heads"),
-        head_dim=shape.whole("head_dim"),
-        rope_dim=shape.whole("qk_rope_head_dim"),
-        q_rank=shape.whole("q_lora_rank"),
-        output_rank=shape.whole("o_lora_rank"),
-        output_groups=shape.whole("o_groups"),
+        heads=first_count(shape, "num_attention_heads"),
+        head_dim=shape.whole_number("head_dim"),
+        rope_dim=shape.whole_number("qk_rope_head_dim"),
+        q_rank=shape.whole_number("q_lora_rank"),
+        output_rank=shape.whole_number("o_lora_rank"),
+        output_groups=shape.whole_number("o_groups"),
         ratio=ratio,
-        window_tokens=shape.whole("sliding_window"),
-        index_heads=shape.whole("index_n_heads") if has_index else 0,
-        index_dim=shape.whole("index_head_dim") if has_index else 0,
-        index_tokens=shape.whole("index_topk") if has_index else 0,
+        window_tokens=shape.whole_number("sliding_window"),
+        index_heads=shape.whole_number("index_n_heads") if has_index else 0,
+        index_dim=shape.whole_number("index_head_dim") if has_index else 0,
+        index_tokens=shape.whole_number("index_topk") if has_index else 0,
     )
     return attention, [(("wkv", "kv_proj"), attention.parameters(hidden))]
 
@@ -361,16 +375,16 @@ def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modul
     """Qwen3-Next's and Qwen3.5's: queries and keys of one width, values and their gate of another, and two
     numbers per head.
     """
-    key_width = shape.whole("linear_num_key_heads") * shape.whole("linear_key_head_dim")
-    heads = shape.whole("linear_num_value_heads")
-    value_width = heads * shape.whole("linear_value_head_dim")
+    key_width = shape.whole_number("linear_num_key_heads") * shape.whole_number("linear_key_head_dim")
+    heads = shape.whole_number("linear_num_value_heads")
+    value_width = heads * shape.whole_number("linear_value_head_dim")
     attention = StateAttention(
         projected=2 * key_width + 2 * value_width + 2 * heads,
         output=value_width,
         conv_width=2 * key_width + value_width,
-        conv_tokens=shape.whole("linear_conv_kernel_dim"),
-        state_values=value_width * shape.whole("linear_key_head_dim"),
-        heads=shape.whole("linear_num_key_heads"),
+        conv_tokens=shape.whole_number("linear_conv_kernel_dim"),
+        state_values=value_width * shape.whole_number("linear_key_head_dim"),
+        heads=shape.whole_number("linear_num_key_heads"),
         state_value_bytes=_state_bytes(shape, "mamba_ssm_dtype", default="bfloat16"),
     )
     return attention, [
@@ -384,14 +398,14 @@ def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modul
 def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Modules]:
     """Kimi's: queries, keys, values and a gate of one width; decay by head_dim numbers, one more per head."""
     part = replace(part, wording=WORDING)
-    heads, head_dim = part.whole("num_heads"), part.whole("head_dim")
+    heads, head_dim = part.whole_number("num_heads"), part.whole_number("head_dim")
     width = heads * head_dim
     gate = width if part.flag("use_full_rank_gate", False) else head_dim
     attention = StateAttention(
         projected=3 * width + gate + head_dim + heads,
         output=width,
         conv_width=3 * width,
-        conv_tokens=part.whole("short_conv_kernel_size"),
+        conv_tokens=part.whole_number("short_conv_kernel_size"),
         state_values=width * head_dim,
         heads=heads,
     )
@@ -403,16 +417,19 @@ def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Module
     ]
 
 
-def _mamba(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
+def _mamba_state(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
     """Mamba 2 as Nemotron-H has it."""
-    heads, state = shape.whole("mamba_num_heads"), count(shape, "ssm_state_size", "mamba_d_state")
-    width = heads * shape.whole("mamba_head_dim")
-    groups = 2 * count(shape, "n_groups", "mamba_n_groups") * state
+    heads, state = (
+        shape.whole_number("mamba_num_heads"),
+        first_count(shape, "ssm_state_size", "mamba_d_state"),
+    )
+    width = heads * shape.whole_number("mamba_head_dim")
+    groups = 2 * first_count(shape, "n_groups", "mamba_n_groups") * state
     attention = StateAttention(
         projected=2 * width + groups + heads,
         output=width,
         conv_width=width + groups,
-        conv_tokens=count(shape, "conv_kernel", "mamba_d_conv"),
+        conv_tokens=first_count(shape, "conv_kernel", "mamba_d_conv"),
         state_values=width * state,
         heads=heads,
         state_value_bytes=_state_bytes(shape, "mamba_ssm_cache_dtype", default="float32"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.documents.llm_attention import WORDING, count
+from planner.documents.llm_attention import WORDING, first_count
 from planner.errors import CatalogError
-from planner.io.values import Section, refused
+from planner.files.document_values import Section, refused_value
 
 _GATED = ("gemma4_vision", "pixtral", "qwen2_5_vl")  # blocks of three matrices
 
@@ -26,21 +26,26 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
     if not vision:
         return 0.0
     if not isinstance(vision, dict):
-        raise refused(f"{where}: vision_config", "expected keys and values", vision)
-    shape = Section.of(vision, f"{where}: vision_config", wording=WORDING)
+        raise refused_value(f"{where}: vision_config", "expected keys and values", vision)
+    shape = Section.from_document(vision, f"{where}: vision_config", wording=WORDING)
     if not any(key in shape for key in ("depth", "vt_num_hidden_layers", "num_hidden_layers")):
         raise CatalogError(
             f"{shape.where}: expected depth or num_hidden_layers, hidden_size and intermediate_size; "
             "describe the LLM in a llms.yaml of your own with encoder_parameters"
         )
-    hidden = count(shape, "vt_hidden_size", "hidden_size")
-    width = count(shape, "qkv_hidden_size", default=hidden)
-    ffn = count(shape, "vt_intermediate_size", "intermediate_size", default=4 * hidden)
-    layers = count(shape, "vt_num_hidden_layers", "depth", "num_hidden_layers")
+    hidden = first_count(shape, "vt_hidden_size", "hidden_size")
+    width = first_count(shape, "qkv_hidden_size", default=hidden)
+    ffn = first_count(shape, "vt_intermediate_size", "intermediate_size", default=4 * hidden)
+    layers = first_count(shape, "vt_num_hidden_layers", "depth", "num_hidden_layers")
     is_gated = str(shape.get("model_type", "")) in _GATED
     blocks = layers * (4 * hidden * width + (3 if is_gated else 2) * hidden * ffn)
-    pixels = count(shape, "in_channels", "num_channels", default=3) * shape.whole("patch_size", 14) ** 2
-    frames = shape.whole("temporal_patch_size", _compression(shape).whole("temporal_patch_size", 1))
+    pixels = (
+        first_count(shape, "in_channels", "num_channels", default=3)
+        * shape.whole_number("patch_size", 14) ** 2
+    )
+    frames = shape.whole_number(
+        "temporal_patch_size", _compression(shape).whole_number("temporal_patch_size", 1)
+    )
     patches = pixels * frames * hidden
     return float(blocks + patches + _positions(shape, hidden) + _projector(shape, hidden, text_hidden))
 
@@ -48,10 +53,10 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
 def _positions(shape: Section, hidden: int) -> int:
     """Learned ones."""
     if "position_embedding_size" in shape:
-        return 2 * shape.whole("position_embedding_size") * hidden  # by row and by column
+        return 2 * shape.whole_number("position_embedding_size") * hidden  # by row and by column
     if "init_pos_emb_height" in shape:
-        return shape.whole("init_pos_emb_height") * shape.whole("init_pos_emb_width") * hidden
-    return count(shape, "num_position_embeddings", default=0) * hidden
+        return shape.whole_number("init_pos_emb_height") * shape.whole_number("init_pos_emb_width") * hidden
+    return first_count(shape, "num_position_embeddings", default=0) * hidden
 
 
 def _projector(shape: Section, hidden: int, text_hidden: int) -> int:
@@ -61,16 +66,21 @@ def _projector(shape: Section, hidden: int, text_hidden: int) -> int:
         return hidden * text_hidden
     if kind.startswith("llama4"):
         pixels = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2
-        inner, out = shape.whole("projector_input_dim", 4096), shape.whole("projector_output_dim", 4096)
+        inner, out = (
+            shape.whole_number("projector_input_dim", 4096),
+            shape.whole_number("projector_output_dim", 4096),
+        )
         adapter = (
-            count(shape, "intermediate_size") if hidden * pixels == shape.get("intermediate_size") else 0
+            first_count(shape, "intermediate_size")
+            if hidden * pixels == shape.get("intermediate_size")
+            else 0
         )
         return (adapter or hidden * pixels) * inner + inner * out + out * text_hidden
     if "projection_dim" in shape:  # MiniMax-M3: to the LLM's width first, merged there
-        width = shape.whole("projection_dim")
+        width = shape.whole_number("projection_dim")
         return hidden * width + width * width + _merged(shape) * width * width + width * width
     merged = _merged(shape) * hidden
-    one = merged * merged + merged * count(shape, "out_hidden_size", default=text_hidden)
+    one = merged * merged + merged * first_count(shape, "out_hidden_size", default=text_hidden)
     return one * (1 + len(shape.get("deepstack_visual_indexes", [])))
 
 
@@ -78,9 +88,9 @@ def _merged(shape: Section) -> int:
     """Patches that become one token."""
     if isinstance(kernel := shape.get("merge_kernel_size"), list) and len(kernel) == 2:
         return int(kernel[0] * kernel[1])
-    each = _compression(shape).whole("spatial_merge_size", 1)
-    return int(shape.whole("spatial_merge_size", each) ** 2)
+    each = _compression(shape).whole_number("spatial_merge_size", 1)
+    return int(shape.whole_number("spatial_merge_size", each) ** 2)
 
 
 def _compression(shape: Section) -> Section:
-    return shape.part("img_token_compression_config")
+    return shape.subsection("img_token_compression_config")

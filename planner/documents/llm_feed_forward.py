@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from planner.documents.llm_attention import BLOCKS, block_config, block_pattern, count, layer_count
+from planner.documents.llm_attention import BLOCKS, block_config, block_pattern, first_count, layer_count
 from planner.documents.llm_formats import Formats
 from planner.errors import CatalogError
-from planner.io.values import Section, nearest, refused
+from planner.files.document_values import Section, nearest_names, refused_value
 from planner.models.llm import FeedForward
 
 _FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
@@ -76,14 +76,14 @@ _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
 
 def expert_count(shape: Section) -> int:
     """1 without any."""
-    experts = count(shape, *_EXPERTS, default=1)
+    experts = first_count(shape, *_EXPERTS, default=1)
     if "enable_moe_block" in shape and not shape.flag("enable_moe_block"):
         experts = 1
     if experts == 1:
         for key in _OF_EXPERTS:
             if shape.get(key) and (key not in _STEPS or shape.get(key) != 1):
                 raise CatalogError(
-                    f"{shape.at(key)}: of an LLM with experts, and this has none; expected one of "
+                    f"{shape.path_of(key)}: of an LLM with experts, and this has none; expected one of "
                     f"{', '.join(_EXPERTS)} beside it"
                 )
     return experts
@@ -99,14 +99,15 @@ def is_gated(shape: Section) -> bool:
     if any(known in str(shape.get("hidden_act", "")) for known in _GATED_ACTIVATIONS):
         return True
     raise CatalogError(
-        f"{shape.at('model_type')}: {kind!r} is not one we know (nearest: "
-        f"{', '.join(nearest(kind, (*_GATED, *_UNGATED))) or 'none'}); describe it in a llms.yaml of your own"
+        f"{shape.path_of('model_type')}: {kind!r} is not one we know (nearest: "
+        f"{', '.join(nearest_names(kind, (*_GATED, *_UNGATED))) or 'none'}); describe it in a "
+        "llms.yaml of your own"
     )
 
 
 def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward | None:
     kind = str(shape.get("model_type", ""))
-    hidden = count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     if "block_configs" in shape:
         return _of_block(shape, layer, hidden, formats)
     has_experts = expert_count(shape) > 1
@@ -118,9 +119,9 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
     elif has_experts:
         has_experts = _is_sparse(shape, layer)
     if has_experts:
-        return _experts(shape, layer, formats)
+        return _parse_experts(shape, layer, formats)
     wider = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
-    width = count(shape, *wider, *_FFN, default=4 * hidden if kind in _FFN_4X else None)
+    width = first_count(shape, *wider, *_FFN, default=4 * hidden if kind in _FFN_4X else None)
     if kind == "qwen":
         width //= 2  # the first Qwen stores gate and up as one width
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
@@ -131,13 +132,13 @@ def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Feed
     block = block_config(shape, layer, "ffn")
     for key in ("replace_with_linear", "sparsify", "moe"):
         if block.get(key):
-            raise refused(block.at(key), "is not modelled; expected none", block.get(key))
+            raise refused_value(block.path_of(key), "is not modelled; expected none", block.get(key))
     if block.flag("no_op", False):
         return None
     if "ffn_mult" in block:
         width = math.ceil(int(2 * block.number("ffn_mult", above=0) * hidden / 3) / 256) * 256
     else:
-        width = count(block, "intermediate_size")
+        width = first_count(block, "intermediate_size")
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
 
 
@@ -149,34 +150,34 @@ def _is_sparse(shape: Section, layer: int) -> bool:
         if not isinstance(listed, list):
             continue
         if len(listed) != layers:
-            raise CatalogError(f"{shape.at(key)}: {len(listed)} entries for {layers} layers")
+            raise CatalogError(f"{shape.path_of(key)}: {len(listed)} entries for {layers} layers")
         if listed[layer] not in ("dense", "sparse", 0, 1):
-            raise refused(shape.at(key), "expected dense and sparse, or 0 and 1", listed[layer])
+            raise refused_value(shape.path_of(key), "expected dense and sparse, or 0 and 1", listed[layer])
         return listed[layer] in ("sparse", 1)
-    if layer < shape.whole("first_k_dense_replace", 0, least=0):
+    if layer < shape.whole_number("first_k_dense_replace", 0, least=0):
         return False
     only = shape.get("mlp_only_layers", [])
     if not isinstance(only, list):
-        raise refused(shape.at("mlp_only_layers"), "expected a list of layers", only)
+        raise refused_value(shape.path_of("mlp_only_layers"), "expected a list of layers", only)
     if layer in only:
         return False
     if "moe_layers_enum" in shape:  # Step's: "3,4,5"
         return str(layer) in shape.text("moe_layers_enum").replace(" ", "").split(",")
     if isinstance(listed := shape.get("moe_layers"), list):
         return layer in listed
-    if layer % shape.whole("moe_layer_freq", 1):
+    if layer % shape.whole_number("moe_layer_freq", 1):
         return False
-    return all((layer + 1) % shape.whole(key, 1) == 0 for key in _STEPS[:3])
+    return all((layer + 1) % shape.whole_number(key, 1) == 0 for key in _STEPS[:3])
 
 
-def _experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
+def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
     shared_width = _shared_width(shape)
-    inner = count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
+    inner = first_count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
     return FeedForward(
-        width=count(shape, "moe_intermediate_size", *_FFN),
+        width=first_count(shape, "moe_intermediate_size", *_FFN),
         is_gated=is_gated(shape),
         experts=expert_count(shape),
-        experts_per_token=count(shape, *_PER_TOKEN),
+        experts_per_token=first_count(shape, *_PER_TOKEN),
         shared_width=shared_width,
         inner=inner or None,
         weights=_experts_format(shape, layer, formats),
@@ -188,24 +189,28 @@ def _shared_width(shape: Section) -> int:
     """Of all shared experts together."""
     kind = str(shape.get("model_type", ""))
     if kind.startswith("gemma4"):
-        return count(shape, *_FFN)  # the block that stands beside the experts
+        return first_count(shape, *_FFN)  # the block that stands beside the experts
     if kind.startswith("llama4"):
-        return count(shape, *_FFN)
+        return first_count(shape, *_FFN)
     if shape.get("shared_expert_intermediate_size"):
-        return shape.whole("shared_expert_intermediate_size")
-    number = shape.whole("n_shared_experts", shape.whole("num_shared_experts", 0, least=0), least=0)
+        return shape.whole_number("shared_expert_intermediate_size")
+    number = shape.whole_number(
+        "n_shared_experts", shape.whole_number("num_shared_experts", 0, least=0), least=0
+    )
     if shape.get("shared_intermediate_size"):
-        return max(number, 1) * shape.whole("shared_intermediate_size")
+        return max(number, 1) * shape.whole_number("shared_intermediate_size")
     if not number:
-        return shape.whole("share_expert_dim", 0, least=0)
-    each = count(shape, "moe_shared_expert_intermediate_size", "share_expert_dim", "moe_intermediate_size")
+        return shape.whole_number("share_expert_dim", 0, least=0)
+    each = first_count(
+        shape, "moe_shared_expert_intermediate_size", "share_expert_dim", "moe_intermediate_size"
+    )
     return number * each
 
 
 def _dense_format(shape: Section, layer: int, formats: Formats, below: tuple[str, ...] = ("",)) -> str:
     """Of one block's matrices, which must be alike."""
-    found = {
-        formats.of(
+    formats_of_matrices = {
+        formats.format_of(
             [
                 f"layers.{layer}.{parent}.{part}{name}"
                 for parent in _PARENTS
@@ -215,12 +220,13 @@ def _dense_format(shape: Section, layer: int, formats: Formats, below: tuple[str
         )
         for names in (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))
     }
-    if len(found) > 1:
+    if len(formats_of_matrices) > 1:
         raise CatalogError(
-            f"{shape.where}: the block of layer {layer} in {' and '.join(sorted(found))}; not modelled: "
+            f"{shape.where}: the block of layer {layer} in "
+            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: "
             "expected one format"
         )
-    return found.pop()
+    return formats_of_matrices.pop()
 
 
 def _shared_format(shape: Section, layer: int, formats: Formats) -> str:
@@ -234,15 +240,16 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     parents = tuple(f"{parent}.experts" for parent in _PARENTS)
     if str(shape.get("model_type", "")).startswith("gemma4"):
         parents = ("experts",)  # beside its `mlp`, not in it
-    found = {
-        formats.of(
+    formats_of_matrices = {
+        formats.format_of(
             [f"layers.{layer}.{parent}.0.{name}" for parent in parents for name in names], is_expert=True
         )
         for names in (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2"))
     }
-    if len(found) > 1:
+    if len(formats_of_matrices) > 1:
         raise CatalogError(
-            f"{shape.where}: the experts of layer {layer} in {' and '.join(sorted(found))}; not modelled: "
+            f"{shape.where}: the experts of layer {layer} in "
+            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: "
             "expected one format"
         )
-    return found.pop()
+    return formats_of_matrices.pop()

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import CatalogError, InputError
-from planner.io.files import open_input
-from planner.io.jsontext import parse_json
-from planner.io.values import shown
+from planner.files.checked_files import open_input
+from planner.files.document_values import show_value
+from planner.files.jsontext import parse_json
 from planner.models.llm import WEIGHT_BYTES
 
 Config = Mapping[str, Any]
@@ -69,20 +69,20 @@ class Formats:
     names: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
 
-    def of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
+    def format_of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
         """Of a module by the names it goes by, each from "layers." or "lm_head" on."""
         for alias in aliases:
-            if found := self._named(alias):
-                return found
+            if format := self._format_by_rule(alias):
+                return format
         return self.experts if is_expert else self.default
 
-    def named(self, module: str) -> str:
+    def format_if_named(self, module: str) -> str:
         """Of a module that is quantised only where it is named, such as the output head."""
         return self.names.get(module) or next(
             (format for name, format in self.names.items() if name.endswith(f".{module}")), "bf16"
         )
 
-    def _named(self, module: str) -> str | None:
+    def _format_by_rule(self, module: str) -> str | None:
         """By the rules: of the module itself, of what it lies in, or of a part of its name."""
         if not self.names and not self.patterns:
             return None
@@ -93,13 +93,13 @@ class Formats:
                     return format
             steps = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
             for last in range(len(steps), 0, -1):
-                for first in range(last if steps[last - 1] in self._ends else 0):
+                for first in range(last if steps[last - 1] in self._last_parts else 0):
                     if found := self.names.get(".".join(steps[first:last])):
                         return found
         return None
 
     @cached_property
-    def _ends(self) -> frozenset[str]:
+    def _last_parts(self) -> frozenset[str]:
         """Every name ends with one of them, so most of what a module lies in need not be looked for."""
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
@@ -136,23 +136,25 @@ def read_formats(file: Path, config: Config) -> Formats:
     """As vLLM serves them: float32 checkpoints run in 16 bits, and the KV cache keeps 16 bits unless the
     checkpoint says otherwise. Raises CatalogError for what we do not know, and where two files disagree.
     """
-    said = [
-        (f"{file}: {key}", _section(config[key], f"{file}: {key}", config))
+    statements = [
+        (f"{file}: {key}", _parse_section(config[key], f"{file}: {key}", config))
         for key in QUANTISED
         if config.get(key) is not None
     ]
     if file.name == "config.json":
         if (modelopt := file.with_name(MODELOPT_FILE)).exists():
             where = f"{modelopt}: quantization"
-            said.append((where, _section(read_config(modelopt).get("quantization"), where, config)))
+            statements.append(
+                (where, _parse_section(read_config(modelopt).get("quantization"), where, config))
+            )
         for name in _OTHER_FILES:
-            if not said and file.with_name(name).exists():
+            if not statements and file.with_name(name).exists():
                 raise CatalogError(
                     f"{file.with_name(name)}: not read; expected quantization_config in config.json, as "
                     "vLLM wants it"
                 )
-    if len(said) > 1 and not said[0][1].is_same(said[1][1]):
-        (one, a), (other, b) = said[:2]
+    if len(statements) > 1 and not statements[0][1].is_same(statements[1][1]):
+        (one, a), (other, b) = statements[:2]
         if a.bytes_per == b.bytes_per:
             raise CatalogError(
                 f"{one} and {other} say different things of some modules; remove what is out of date"
@@ -161,8 +163,8 @@ def read_formats(file: Path, config: Config) -> Formats:
             f"{one} counts {a.bytes_per[0]:g} byte(s) per weight and {a.bytes_per[1]:g} per key, "
             f"{other} {b.bytes_per[0]:g} and {b.bytes_per[1]:g}; remove what is out of date"
         )
-    if said:
-        return said[0][1]
+    if statements:
+        return statements[0][1]
     dtype = str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
     if dtype in ("float16", "bfloat16", "half", "float32", "float"):
         return Formats()
@@ -171,7 +173,7 @@ def read_formats(file: Path, config: Config) -> Formats:
     raise CatalogError(f"{file}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}")
 
 
-def _section(section: object, where: str, config: Config) -> Formats:
+def _parse_section(section: object, where: str, config: Config) -> Formats:
     """What Hugging Face or ModelOpt wrote down."""
     if isinstance(section, dict) and isinstance(section.get("quantization"), dict):
         where, section = f"{where}: quantization", section["quantization"]
@@ -180,19 +182,19 @@ def _section(section: object, where: str, config: Config) -> Formats:
             f"{where}: expected keys and values such as quant_method: fp8, found {section!r:.80}"
         )
     kv_dtype_bytes = _kv_bytes(section, where)
-    ignored = {name: "bf16" for name in _ignored(section, where)}
+    ignored = {name: "bf16" for name in _parse_ignored(section, where)}
     if config.get("model_type") == "deepseek_v4":
         return _deepseek_v4(section, where, config, kv_dtype_bytes)
     if section.get("quantized_layers"):
         named = _quantised_layers(section["quantized_layers"], f"{where}: quantized_layers")
-        return _formats("bf16", "bf16", kv_dtype_bytes, ignored | named)
+        return _formats_of_rules("bf16", "bf16", kv_dtype_bytes, ignored | named)
     if (algorithm := section.get("quant_algo")) is not None:
         if str(algorithm).upper() not in _ALGORITHMS:
-            raise CatalogError(f"{where}: quant_algo: {shown(algorithm)} is not modelled; {INSTEAD}")
+            raise CatalogError(f"{where}: quant_algo: {show_value(algorithm)} is not modelled; {INSTEAD}")
         format = _ALGORITHMS[str(algorithm).upper()]
         if format == "int4":
-            format = _int4(section, where)
-        return _formats(format, format, kv_dtype_bytes, ignored)
+            format = _int4_format(section, where)
+        return _formats_of_rules(format, format, kv_dtype_bytes, ignored)
     method = str(section.get("quant_method")).lower()
     if groups := section.get("config_groups"):
         if method not in _GROUPED_METHODS:
@@ -203,7 +205,7 @@ def _section(section: object, where: str, config: Config) -> Formats:
     experts = default = _of_method(section, where, method)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
         default = "bf16"  # of gpt-oss: experts alone
-    return _formats(default, experts, kv_dtype_bytes, ignored)
+    return _formats_of_rules(default, experts, kv_dtype_bytes, ignored)
 
 
 def _of_method(section: Config, where: str, method: str) -> str:
@@ -220,36 +222,36 @@ def _of_method(section: Config, where: str, method: str) -> str:
             if section.get("bits") == 8 and method.startswith("gptq"):
                 return "int8"
             if section.get("bits") == 4:
-                return _int4(section, where)
+                return _int4_format(section, where)
             raise _not_modelled(section, where, "bits")
     name = "bits" if section.get("quant_method") is None and "bits" in section else "quant_method"
     raise _not_modelled(section, where, name)
 
 
 def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
-    return CatalogError(f"{where}: {key}: {shown(section.get(key))} is not modelled; {INSTEAD}")
+    return CatalogError(f"{where}: {key}: {show_value(section.get(key))} is not modelled; {INSTEAD}")
 
 
-def _int4(section: Config, where: str) -> str:
+def _int4_format(section: Config, where: str) -> str:
     """By the weights that share a scale; -1 is a whole row, None what AWQ and GPTQ do without being told."""
     size = section.get("group_size", 128)
     if size is None or size == -1 or (isinstance(size, int) and size >= 128):
         return "int4"
     if isinstance(size, int) and size >= 32:
         return "int4-g32"
-    raise CatalogError(f"{where}: group_size: expected 32 or more, found {shown(size)}")
+    raise CatalogError(f"{where}: group_size: expected 32 or more, found {show_value(size)}")
 
 
 def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: dict[str, str]) -> Formats:
     """Of compressed-tensors and ModelOpt: each group has targets, kinds of modules or names of them."""
     if not isinstance(groups, dict):
-        raise CatalogError(f"{where}: expected groups of targets and weights, found {shown(groups)}")
+        raise CatalogError(f"{where}: expected groups of targets and weights, found {show_value(groups)}")
     default, names = "bf16", dict(ignored)
     for key, group in groups.items():
         at = f"{where}: {key}"
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
-            raise CatalogError(f"{at}: weights: expected num_bits and type, found {shown(weights)}")
+            raise CatalogError(f"{at}: weights: expected num_bits and type, found {show_value(weights)}")
         format = _of_group(weights, at)
         for target in group.get("targets") or ("Linear",):
             if target in ("Linear", "FusedMoE", "RoutedExperts"):
@@ -258,7 +260,7 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
                 default = format
             else:
                 names.setdefault(str(target), format)
-    return _formats(default, default, kv_dtype_bytes, names)
+    return _formats_of_rules(default, default, kv_dtype_bytes, names)
 
 
 def _of_group(weights: Config, where: str) -> str:
@@ -271,9 +273,10 @@ def _of_group(weights: Config, where: str) -> str:
         case 4, "float" if size in (16, 32):
             return "nvfp4" if size == 16 else "mxfp4"
         case 4, "int":
-            return _int4({"group_size": size}, where)
+            return _int4_format({"group_size": size}, where)
     raise CatalogError(
-        f"{where}: weights: {shown(kind)} of {shown(bits)} bits in groups of {shown(size)} are not modelled; "
+        f"{where}: weights: {show_value(kind)} of {show_value(bits)} bits in groups of "
+        f"{show_value(size)} are not modelled; "
         f"{INSTEAD}"
     )
 
@@ -281,10 +284,10 @@ def _of_group(weights: Config, where: str) -> str:
 def _quantised_layers(layers: object, where: str) -> dict[str, str]:
     """Of ModelOpt: name of a module -> {quant_algo: ...}. The experts of a layer must be alike."""
     if not isinstance(layers, dict):
-        raise CatalogError(f"{where}: expected a format for each name, found {shown(layers)}")
+        raise CatalogError(f"{where}: expected a format for each name, found {show_value(layers)}")
     names: dict[str, str] = {}
-    for name, said in layers.items():
-        algorithm = str(said.get("quant_algo") if isinstance(said, dict) else said).upper()
+    for name, written in layers.items():
+        algorithm = str(written.get("quant_algo") if isinstance(written, dict) else written).upper()
         if algorithm not in _ALGORITHMS:
             raise CatalogError(f"{where}: {name}: quant_algo: {algorithm!r} is not modelled; {INSTEAD}")
         module = _ONE_EXPERT.sub("*", name)
@@ -312,7 +315,7 @@ def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: fl
     return Formats("fp8-block", experts, kv_dtype_bytes)
 
 
-def _formats(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
+def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
     """Names are looked up, patterns tried one by one."""
     names: dict[str, str] = {}
     patterns = []
@@ -327,14 +330,14 @@ def _formats(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[s
     return Formats(default, experts, kv_dtype_bytes, names, tuple(patterns))
 
 
-def _ignored(section: Config, where: str) -> list[str]:
+def _parse_ignored(section: Config, where: str) -> list[str]:
     names: list[str] = []
     for key in _IGNORED:
         listed = section.get(key)
         if listed is None:
             continue
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-            raise CatalogError(f"{where}: {key}: expected a list of names, found {shown(listed)}")
+            raise CatalogError(f"{where}: {key}: expected a list of names, found {show_value(listed)}")
         for name in listed:
             try:
                 re.compile(name.removeprefix("re:") if name.startswith("re:") else "")

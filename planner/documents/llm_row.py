@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from planner.errors import CatalogError, InputError
-from planner.io.values import Section, rows
+from planner.files.document_values import Section, check_rows
 from planner.models.llm import (
     WEIGHT_BYTES,
     WEIGHTS,
@@ -42,35 +42,41 @@ _MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "ind
 def read_groups(row: Section) -> tuple[LayerGroup, ...]:
     """Those of the row's key `groups`."""
     groups = []
-    for number, written in enumerate(rows(row.get("groups"), row.at("groups"), "groups of layers", least=1)):
-        group = Section.of(
-            written, f"{row.at('groups')}: {number + 1}", GROUP_KEYS, wording=row.wording, such_as="layers: 3"
+    for number, written in enumerate(
+        check_rows(row.get("groups"), row.path_of("groups"), "groups of layers", least=1)
+    ):
+        group = Section.from_document(
+            written,
+            f"{row.path_of('groups')}: {number + 1}",
+            GROUP_KEYS,
+            wording=row.wording,
+            such_as="layers: 3",
         )
         attention, block = None, None
         if "attention" in group:
-            part = group.part("attention")
+            part = group.subsection("attention")
             kind = KINDS[part.one_of("kind", KINDS)]
-            attention = _part(kind, part, ("kind",))
+            attention = _parse_part(kind, part, ("kind",))
         if "feed_forward" in group:
-            block = _part(FeedForward, group.part("feed_forward"))
-        groups.append(LayerGroup(group.whole("layers"), attention, block))
+            block = _parse_part(FeedForward, group.subsection("feed_forward"))
+        groups.append(LayerGroup(group.whole_number("layers"), attention, block))
     return tuple(groups)
 
 
-def _part(kind: type[Any], part: Section, beside: tuple[str, ...] = ()) -> Any:
+def _parse_part(kind: type[Any], part: Section, beside: tuple[str, ...] = ()) -> Any:
     known = {field.name: field for field in fields(kind)}
-    part = Section.of(part.values, part.where, (*known, *beside), wording=part.wording)
+    part = Section.from_document(part.values, part.where, (*known, *beside), wording=part.wording)
     values = {}
     for name, field in known.items():
         if name in part or field.default is MISSING:
-            values[name] = _value(part, field)
+            values[name] = _parse_field(part, field)
     try:
         return kind(**values)
     except CatalogError as error:
         raise InputError(f"{part.where}: {error}") from None
 
 
-def _value(part: Section, field: Field[Any]) -> Any:
+def _parse_field(part: Section, field: Field[Any]) -> Any:
     """By the field's type, which is written as text."""
     match str(field.type):
         case "bool":
@@ -80,7 +86,7 @@ def _value(part: Section, field: Field[Any]) -> Any:
         case "float":
             return part.number(field.name, least=0.0)
         case _:
-            return part.whole(field.name, least=0 if field.name in _MAY_BE_0 else 1)
+            return part.whole_number(field.name, least=0 if field.name in _MAY_BE_0 else 1)
 
 
 def llm_row(llm: Llm) -> dict[str, Any]:
@@ -121,13 +127,13 @@ def _group_row(group: LayerGroup) -> dict[str, Any]:
     row: dict[str, Any] = {"layers": group.count}
     if group.attention is not None:
         kind = next(name for name, kind in KINDS.items() if isinstance(group.attention, kind))
-        row["attention"] = {"kind": kind, **_written(group.attention)}
+        row["attention"] = {"kind": kind, **_changed_fields(group.attention)}
     if group.feed_forward is not None:
-        row["feed_forward"] = _written(group.feed_forward)
+        row["feed_forward"] = _changed_fields(group.feed_forward)
     return row
 
 
-def _written(part: Attention | FeedForward) -> dict[str, Any]:
+def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
     """All fields but those that have their default."""
     values = {field.name: (getattr(part, field.name), field.default) for field in fields(part)}
     return {name: value for name, (value, usual) in values.items() if value != usual}
@@ -141,7 +147,7 @@ def of_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[s
     largest = max(blocks, key=lambda block: (block.experts, block.width))
     weights = most_weights(groups, hidden)
     return {
-        **_heads([group.attention for group in groups], where),
+        **_largest_heads([group.attention for group in groups], where),
         "layers": sum(group.count for group in groups),
         "ffn": largest.width,
         "gated_ffn": largest.is_gated,
@@ -167,7 +173,7 @@ def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
     return parameters.most_common(1)[0][0]
 
 
-def _heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
+def _largest_heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
     """The largest of layers that keep keys and values for several heads; latent ones keep one for all."""
     grouped = [each for each in attentions if isinstance(each, GroupedAttention)]
     if grouped:

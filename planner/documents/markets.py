@@ -27,10 +27,17 @@ import pandas as pd
 
 from planner.documents.slo import parse_slo
 from planner.errors import InputError
-from planner.io.files import read_yaml
-from planner.io.tables import column, read_csv
-from planner.io.values import Section, Wording, mapping, refuse_unknown, rows, share
-from planner.solvers.schedule import Capacity, Demand, Market, Offer
+from planner.files.checked_files import read_yaml
+from planner.files.document_values import (
+    Section,
+    Wording,
+    check_mapping,
+    check_rows,
+    read_share,
+    refuse_unknown,
+)
+from planner.files.text_tables import read_csv, read_number_column
+from planner.solvers.reserved_schedule import Capacity, Demand, GpuOffer, Market
 from planner.traffic.trace import Trace
 
 DEFAULT_START_S = 300.0
@@ -67,7 +74,7 @@ def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Dema
     llms = tuple(str(name) for name in table.columns if name != "window")
     if not llms:
         raise InputError(f"{path}: has no column of rates; expected one per LLM beside `window`")
-    return Demand(llms, np.array([column(table, llm, path) for llm in llms]), window_s)
+    return Demand(llms, np.array([read_number_column(table, llm, path) for llm in llms]), window_s)
 
 
 def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
@@ -81,53 +88,60 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 
 def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
     """The same from a mapping; files that it names lie in `folder`."""
-    file = Section.of(document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING)
+    file = Section.from_document(
+        document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING
+    )
     gpus = file.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
-    written = rows(file.get("capacity"), "capacity", "worker types with the rate of each", least=1)
-    limits = Section.of(file.get("limits"), "limits", ("power", "cost"), wording=WORDING)
-    offers = tuple(_offer(str(name), row) for name, row in gpus.items())
+    written = check_rows(file.get("capacity"), "capacity", "worker types with the rate of each", least=1)
+    limits = Section.from_document(file.get("limits"), "limits", ("power", "cost"), wording=WORDING)
+    offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
     known = {offer.gpu for offer in offers}
-    capacities = tuple(_capacity(row, f"capacity[{i}]", known, folder) for i, row in enumerate(written))
-    slos = mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
+    capacities = tuple(_parse_capacity(row, f"capacity[{i}]", known, folder) for i, row in enumerate(written))
+    slos = check_mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
     refuse_unknown(slos, [each.llm for each in capacities], "slo")
     return Market(
         offers,
         capacities,
-        share(file.get("spot", 0.0), "spot"),
+        read_share(file.get("spot", 0.0), "spot"),
         limits.at_least("power", "w", None),
         limits.at_least("cost", "usd_per_h", None),
         {llm: parse_slo(slo, where=f"slo: {llm}") for llm, slo in slos.items()},
     )
 
 
-def _offer(gpu: str, row: object) -> Offer:
+def _parse_offer(gpu: str, row: object) -> GpuOffer:
     where = f"gpus: {gpu}"
-    section = Section.of(
-        mapping(row, where, "on_demand: 2 usd/h"), where, (*PRICES, "interruptions", "stock"), wording=WORDING
+    section = Section.from_document(
+        check_mapping(row, where, "on_demand: 2 usd/h"),
+        where,
+        (*PRICES, "interruptions", "stock"),
+        wording=WORDING,
     )
     price = {name: section.at_least(name, "usd_per_h", None) for name in PRICES}
     if price["on_demand"] is None and price["reserved"] is None:
         raise InputError(f"{where}: needs a price on_demand or reserved; spot alone holds no promise")
-    return Offer(
+    return GpuOffer(
         gpu,
         price["on_demand"],
         price["reserved"],
         price["spot"],
         section.share("interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H),
-        section.whole("stock", None, least=0, most=MOST_STOCK),
+        section.whole_number("stock", None, least=0, most=MOST_STOCK),
     )
 
 
-def _capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
-    section = Section.of(mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING)
+def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
+    section = Section.from_document(
+        check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
+    )
     llm, worker = (section.text(name) for name in ("llm", "worker"))
-    on = _on(section)
+    on = _gpus_of_worker(section)
     for gpu in on:
         if gpu not in gpus:
             known = ", ".join(sorted(gpus))
-            raise InputError(f"{section.at('gpu')}: {gpu!r} has no price under gpus; known: {known}")
+            raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {known}")
     (gpu, count), *beside = on.items()
     return Capacity(
         llm,
@@ -142,14 +156,14 @@ def _capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity
     )
 
 
-def _on(section: Section) -> dict[str, int]:
+def _gpus_of_worker(section: Section) -> dict[str, int]:
     """GPUs of each kind of one worker: `gpu` with `gpus`, or `gpu` with several names and their numbers."""
     if not isinstance(section.get("gpu"), Mapping):
-        return {section.text("gpu"): section.whole("gpus", 1, most=MOST_GPUS)}
+        return {section.text("gpu"): section.whole_number("gpus", 1, most=MOST_GPUS)}
     if "gpus" in section:
-        raise InputError(f"{section.at('gpus')}: gpu says how many there are of each; leave gpus out")
-    each = Section(section.get("gpu"), section.at("gpu"), wording=WORDING)
-    found = {str(name): each.whole(name, most=MOST_GPUS) for name in section.get("gpu")}
-    if not found:
-        raise InputError(f"{section.at('gpu')}: expected a GPU, or GPUs with their numbers")
-    return found
+        raise InputError(f"{section.path_of('gpus')}: gpu says how many there are of each; leave gpus out")
+    each = Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
+    counts = {str(name): each.whole_number(name, most=MOST_GPUS) for name in section.get("gpu")}
+    if not counts:
+        raise InputError(f"{section.path_of('gpu')}: expected a GPU, or GPUs with their numbers")
+    return counts

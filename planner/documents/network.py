@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, cast
 
+from planner.files.document_values import Section
 from planner.fleet import Network, Topology
-from planner.io.values import Section
-from planner.units import exactly
+from planner.units import show_exactly
 
-ASKED_KEYS = ("bandwidth", "latency", "transfer", "topology")  # keys that slo.yaml may have
-KEYS = (*ASKED_KEYS, "layerwise_from", "shared")
+PLAN_KEYS = ("bandwidth", "latency", "transfer", "topology")  # keys that slo.yaml may have
+KEYS = (*PLAN_KEYS, "layerwise_from", "shared")
 TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")
 MOST_TOKENS = 10**9
@@ -26,24 +26,24 @@ def parse_network(section: Section) -> Network:
         section.positive("bandwidth", "bytes_per_s", default.bandwidth_bytes_per_s),
         section.at_least("latency", "s", default.latency_s),
         cast(Literal["serialised", "layerwise"], section.one_of("transfer", TRANSFERS, default.transfer)),
-        section.whole("layerwise_from", default.layerwise_tokens, least=0, most=MOST_TOKENS),
+        section.whole_number("layerwise_from", default.layerwise_tokens, least=0, most=MOST_TOKENS),
         section.flag("shared", default.is_shared),
-        _topology(section.part("topology", TOPOLOGY_KEYS)) if "topology" in section else None,
+        _parse_topology(section.subsection("topology", TOPOLOGY_KEYS)) if "topology" in section else None,
     )
 
 
-def _topology(section: Section) -> Topology:
+def _parse_topology(section: Section) -> Topology:
     return Topology(
         section.positive("within", "bytes_per_s", None),
-        section.whole("nodes_per_rack", 0, most=MOST_TOKENS),
+        section.whole_number("nodes_per_rack", 0, most=MOST_TOKENS),
         section.positive("rack_bandwidth", "bytes_per_s", math.inf),
     )
 
 
 def network_document(network: Network) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "bandwidth": exactly(network.bandwidth_bytes_per_s, "GB/s"),
-        "latency": exactly(network.latency_s, "ms"),
+        "bandwidth": show_exactly(network.bandwidth_bytes_per_s, "GB/s"),
+        "latency": show_exactly(network.latency_s, "ms"),
         "transfer": network.transfer,
     }
     if network.layerwise_tokens:
@@ -51,12 +51,12 @@ def network_document(network: Network) -> dict[str, Any]:
     if not network.is_shared:
         document["shared"] = False
     if (topology := network.topology) is not None:
-        asked: dict[str, Any] = {}
+        written: dict[str, Any] = {}
         if topology.within_bytes_per_s is not None:
-            asked["within"] = exactly(topology.within_bytes_per_s, "GB/s")
+            written["within"] = show_exactly(topology.within_bytes_per_s, "GB/s")
         if topology.nodes_per_rack:
-            asked["nodes_per_rack"] = topology.nodes_per_rack
+            written["nodes_per_rack"] = topology.nodes_per_rack
         if topology.rack_bytes_per_s < math.inf:
-            asked["rack_bandwidth"] = exactly(topology.rack_bytes_per_s, "GB/s")
-        document["topology"] = asked
+            written["rack_bandwidth"] = show_exactly(topology.rack_bytes_per_s, "GB/s")
+        document["topology"] = written
     return document

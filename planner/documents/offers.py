@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from planner.errors import InputError
-from planner.io.values import Section, refused
-from planner.units import exactly
+from planner.files.document_values import Section, refused_value
+from planner.units import show_exactly
 
 Term = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 KEYS = ("provider", "term", "price", "date", "source")
@@ -27,7 +27,7 @@ _DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ProviderOffer:
     """One GPU of a provider by one term. `date`: when it was listed, as a day, a month or a year."""
 
     provider: str
@@ -37,46 +37,48 @@ class Offer:
     source: str
 
 
-def parse_offers(written: Any, where: str) -> tuple[Offer, ...]:
+def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
     """The list that stands in a document; raises InputError in one line."""
     if not isinstance(written, list):
-        raise refused(where, "expected a list of provider, term, price, date and source", written)
-    found: dict[tuple[str, str], Offer] = {}
+        raise refused_value(where, "expected a list of provider, term, price, date and source", written)
+    offers: dict[tuple[str, str], ProviderOffer] = {}
     for place, row in enumerate(written):
-        part = Section.of(row, f"{where}[{place}]", KEYS)
-        offer = Offer(
-            part.written("provider"),
+        part = Section.from_document(row, f"{where}[{place}]", KEYS)
+        offer = ProviderOffer(
+            part.plain_text("provider"),
             cast(Term, part.one_of("term", get_args(Term), "on-demand")),
             part.quantity("price", "usd_per_h"),
-            part.written("date"),
-            part.written("source"),
+            part.plain_text("date"),
+            part.plain_text("source"),
         )
         if first_day(offer.date) is None:
-            raise refused(part.at("date"), "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date)
-        if (key := (offer.provider.lower(), offer.term)) in found:
+            raise refused_value(
+                part.path_of("date"), "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date
+            )
+        if (key := (offer.provider.lower(), offer.term)) in offers:
             raise InputError(f"{part.where}: {offer.provider} {offer.term} is given twice; keep one")
-        found[key] = offer
-    return tuple(found.values())
+        offers[key] = offer
+    return tuple(offers.values())
 
 
-def merged(own: Sequence[Offer], others: Sequence[Offer]) -> tuple[Offer, ...]:
+def merge_offers(own: Sequence[ProviderOffer], others: Sequence[ProviderOffer]) -> tuple[ProviderOffer, ...]:
     """`others`, with `own` in place of those of the same provider and term."""
     known = {(offer.provider.lower(), offer.term) for offer in own}
     return (*own, *(offer for offer in others if (offer.provider.lower(), offer.term) not in known))
 
 
-def offer_of(offers: Iterable[Offer], provider: str, term: str) -> Offer | None:
+def offer_of(offers: Iterable[ProviderOffer], provider: str, term: str) -> ProviderOffer | None:
     return next((o for o in offers if o.provider.lower() == provider.lower() and o.term == term), None)
 
 
-def offers_document(offers: Mapping[str, Sequence[Offer]]) -> dict[str, list[dict[str, Any]]]:
+def offers_document(offers: Mapping[str, Sequence[ProviderOffer]]) -> dict[str, list[dict[str, Any]]]:
     """What `parse_offers` reads, by GPU: prices.yaml."""
     return {
         gpu: [
             {
                 "provider": offer.provider,
                 "term": offer.term,
-                "price": exactly(offer.usd_per_h, "usd/h"),
+                "price": show_exactly(offer.usd_per_h, "usd/h"),
                 "date": offer.date,
                 "source": offer.source,
             }

@@ -14,11 +14,11 @@ from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.markets import parse_market
-from planner.documents.task import Task
+from planner.documents.task import PlanQuestion
 from planner.domain import Gpu, market_of, row_of
 from planner.errors import InputError
-from planner.io.files import read_yaml
-from planner.solvers.schedule import Market
+from planner.files.checked_files import read_yaml
+from planner.solvers.reserved_schedule import Market
 from planner.units import quantity
 
 Document = dict[str, Any]
@@ -28,11 +28,11 @@ PART = (
 )
 
 
-def read_planned(path: Path, catalog: Catalog, task: Task | None = None) -> Market | None:
+def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None) -> Market | None:
     """What can be scheduled of plan.yaml, or of the folder it was written to: its fleet at its prices, within
     the stock and the limits of the task that was planned. None for a file that is no plan for one LLM.
     """
-    file, plan = _read(path)
+    file, plan = _read_plan_file(path)
     if not _is_plan(plan):
         return None
     traffic = plan["traffic"]
@@ -46,10 +46,10 @@ def read_planned(path: Path, catalog: Catalog, task: Task | None = None) -> Mark
 
 def is_planned(path: Path) -> bool:
     """Whether that is a plan for one LLM, or its folder."""
-    return _is_plan(_read(path)[1])
+    return _is_plan(_read_plan_file(path)[1])
 
 
-def _read(path: Path) -> tuple[Path, Document]:
+def _read_plan_file(path: Path) -> tuple[Path, Document]:
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     return file, read_yaml(file)
 
@@ -59,31 +59,31 @@ def _is_plan(document: Document) -> bool:
     return is_fleet and isinstance(document.get("traffic"), Mapping)
 
 
-def of_plans(plans: Sequence[tuple[Mapping[str, Any], Task | None]], catalog: Catalog) -> Document:
+def of_plans(plans: Sequence[tuple[Mapping[str, Any], PlanQuestion | None]], catalog: Catalog) -> Document:
     """schedule.yaml of what plans run and carry, each with its task where that is known; of one plan with
     the limits of its task too. GPUs that several have are one stock, the least said.
     """
     gpus: Document = {}
     capacity: list[Document] = []
     for plan, task in plans:
-        here = {name: catalog.gpu(name) for name in kinds(plan)}
+        here = {name: catalog.gpu(name) for name in gpus_of_plan(plan)}
         for name, gpu in here.items():
-            offer = offered(plan, gpu, task)
+            offer = offer_document(plan, gpu, task)
             known = gpus.setdefault(name, offer)
             if known != offer and "stock" in offer:
                 known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
-        capacity.append(unit(plan, here))
+        capacity.append(capacity_document(plan, here))
     task = plans[0][1] if len(plans) == 1 else None
-    bounds = {} if task is None else limits(task)
+    bounds = {} if task is None else limits_document(task)
     return {"gpus": gpus, "capacity": capacity} | ({"limits": bounds} if bounds else {})
 
 
-def kinds(plan: Mapping[str, Any]) -> list[str]:
+def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
     """The GPUs of a plan; those on spot count as the others."""
     return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
 
 
-def offered(plan: Mapping[str, Any], gpu: Gpu, task: Task | None) -> Document:
+def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
     """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
 
     The price is what the plan pays on average; where it has the GPU on spot or other ones too, that of its
@@ -95,23 +95,23 @@ def offered(plan: Mapping[str, Any], gpu: Gpu, task: Task | None) -> Document:
         usd_per_h = task.prices_usd_per_h.get(gpu.name, usd_per_h)
     elif isinstance(written, Mapping) and gpu.name in written:
         usd_per_h = quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
-    if len(kinds(plan)) == 1 and not any(map(market_of, names)):
+    if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     if task is None:
         return {"on_demand": f"{usd_per_h:.12g} usd/h"}
     reserved = gpu.name in task.reserved or gpu.base in task.reserved
-    found: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
+    offer: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
     known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
-    return found | ({"stock": min(known)} if known else {})
+    return offer | ({"stock": min(known)} if known else {})
 
 
-def limits(task: Task) -> Document:
+def limits_document(task: PlanQuestion) -> Document:
     """What the question of a plan allows in all, as schedule.yaml has it."""
-    found = {"power": (task.power_limit_w, "W"), "cost": (task.cost_limit_usd_per_h, "usd/h")}
-    return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in found.items() if amount is not None}
+    amounts = {"power": (task.power_limit_w, "W"), "cost": (task.cost_limit_usd_per_h, "usd/h")}
+    return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in amounts.items() if amount is not None}
 
 
-def unit(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
+def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
     """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` are its kinds.
 
     Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1, whatever their GPUs.

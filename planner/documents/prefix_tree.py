@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InfeasibleError, InputError
-from planner.io.files import read_yaml
-from planner.io.values import Section, mapping, rows
+from planner.files.checked_files import read_yaml
+from planner.files.document_values import Section, check_mapping, check_rows
 from planner.solvers.prefix_demand import PrefixDemand, SessionReuse
-from planner.solvers.prefixes import Replication, hot_bound, replicate
+from planner.solvers.prefix_replication import Replication, hot_bound, replicate_prefixes
 from planner.traffic.trace import MAX_TOKENS
 
 KEYS = ("replicas", "largest_load", "memory_tokens", "token_s", "rest", "nodes")
@@ -43,17 +43,17 @@ class TreeQuestion:
 
 def read_tree(path: Path) -> TreeQuestion:
     """The question in a file; raises InputError naming the file, the node and the key."""
-    file = Section.of(read_yaml(path), path, KEYS)
+    file = Section.from_document(read_yaml(path), path, KEYS)
     if ("replicas" in file) == ("largest_load" in file):
         raise InputError(f"{path}: expected one of replicas and largest_load, found both or none")
-    nodes = rows(file.get("nodes"), file.at("nodes"), "nodes", least=1)
+    nodes = check_rows(file.get("nodes"), file.path_of("nodes"), "nodes", least=1)
     token_s = file.at_least("token_s", "s", 0.0, bare=True)
     least_rest_s = file.at_least("rest", "s", 0.0)
     place: dict[str, int] = {}
     columns: list[tuple[int, int, float, float, float]] = []
     for number, node in enumerate(nodes):
         here = f"{path}: nodes[{number}]"
-        row = Section.of(mapping(node, here), here, NODE_KEYS)
+        row = Section.from_document(check_mapping(node, here), here, NODE_KEYS)
         name = str(row.get("name", number))
         after = row.get("after")
         if name in place or (after is not None and str(after) not in place):
@@ -62,9 +62,9 @@ def read_tree(path: Path) -> TreeQuestion:
                 "before it"
             )
         above = -1 if after is None else place[str(after)]
-        tokens = row.whole("tokens", least=0)
+        tokens = row.whole_number("tokens", least=0)
         if tokens > MAX_TOKENS:
-            raise InputError(f"{row.at('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
+            raise InputError(f"{row.path_of('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
         prefill_s = row.at_least("prefill", "s", token_s * tokens)
         rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", least_rest_s)
         place[name] = number
@@ -72,39 +72,40 @@ def read_tree(path: Path) -> TreeQuestion:
     parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
     idle = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
     demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
-    replicas = file.whole("replicas", None)
+    replicas = file.whole_number("replicas", None)
     if replicas is not None and replicas > MOST_REPLICAS:
-        raise InputError(f"{file.at('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
+        raise InputError(f"{file.path_of('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
     return TreeQuestion(
         tuple(place),
         demand,
-        file.whole("memory_tokens", least=0),
+        file.whole_number("memory_tokens", least=0),
         replicas=replicas,
         largest_load=file.share("largest_load", None),
     )
 
 
-def place_tree(asked: TreeQuestion, *, time_limit_s: float, rng: np.random.Generator) -> Replication:
+def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Generator) -> Replication:
     """Where the prefixes live, on as many replicas as asked, or on the fewest found within `largest_load`.
 
     Raises InfeasibleError where MOST_REPLICAS are too few.
     """
-    demand, room = asked.demand, asked.memory_tokens
+    demand, room = question.demand, question.memory_tokens
 
-    def on(replicas: int) -> Replication:
-        return replicate(demand, replicas, room, time_limit_s=time_limit_s, rng=rng)
+    def place_on(replicas: int) -> Replication:
+        return replicate_prefixes(demand, replicas, room, time_limit_s=time_limit_s, rng=rng)
 
-    if asked.largest_load is None:
-        return on(asked.replicas or 1)
-    limit = asked.largest_load * (1 + SAME_FRAC)
+    if question.largest_load is None:
+        return place_on(question.replicas or 1)
+    limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
         if hot_bound(demand, replicas, room, SessionReuse()) <= limit:
-            found = on(replicas)
-            if found.largest_load <= limit:
-                return found
+            replication = place_on(replicas)
+            if replication.largest_load <= limit:
+                return replication
     uncached = float(demand.rate_rps @ demand.work_s)
     raise InfeasibleError(
-        f"largest_load {asked.largest_load:g}: {MOST_REPLICAS} replicas are too few for {uncached:.4g} s of "
+        f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for "
+        f"{uncached:.4g} s of "
         f"work per second without caches; with {uncached / MOST_REPLICAS:.3g} they are not",
         kind="capacity",
         constraint="largest_load",
@@ -112,26 +113,26 @@ def place_tree(asked: TreeQuestion, *, time_limit_s: float, rng: np.random.Gener
     )
 
 
-def tree_document(asked: TreeQuestion, found: Replication) -> dict[str, Any]:
+def tree_document(question: TreeQuestion, replication: Replication) -> dict[str, Any]:
     """The answer as plain values: loads, bounds, and of every node its replicas and how much of it hits."""
-    demand = asked.demand
-    through_rps, hits_rps = demand.subtree_sum(demand.rate_rps), found.hits_rps(demand)
+    demand = question.demand
+    through_rps, hits_rps = demand.subtree_sum(demand.rate_rps), replication.hits_rps(demand)
     return {
-        "status": "optimal" if found.is_optimal else "best found",
-        "replicas": len(found.load),
-        "load": found.load.tolist(),
-        "largest_load": found.largest_load,
-        "bound": found.bound,
-        "relaxed_bound": hot_bound(demand, len(found.load), asked.memory_tokens, SessionReuse()),
-        "load_without_caches": float(demand.rate_rps @ demand.work_s) / len(found.load),
+        "status": "optimal" if replication.is_optimal else "best found",
+        "replicas": len(replication.load),
+        "load": replication.load.tolist(),
+        "largest_load": replication.largest_load,
+        "bound": replication.bound,
+        "relaxed_bound": hot_bound(demand, len(replication.load), question.memory_tokens, SessionReuse()),
+        "load_without_caches": float(demand.rate_rps @ demand.work_s) / len(replication.load),
         "nodes": [
             {
                 "name": name,
-                "replicas": np.flatnonzero(found.placed[v]).tolist(),
+                "replicas": np.flatnonzero(replication.placed[v]).tolist(),
                 "rate_rps": float(demand.rate_rps[v]),
-                "routed_rps": found.routed_rps[v].tolist(),
+                "routed_rps": replication.routed_rps[v].tolist(),
                 "hit_frac": float(hits_rps[v].sum() / through_rps[v]) if through_rps[v] else None,
             }
-            for v, name in enumerate(asked.names)
+            for v, name in enumerate(question.names)
         ],
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import InputError
-from planner.io.values import Section
+from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
@@ -32,7 +32,7 @@ def parse_safety(value: Any, where: str = "safety") -> Safety | None:
         raise InputError(
             f"{where}: expected none, or a mapping such as {{kept_in: 0.9, growth: 10 %}}, found {value!r}"
         )
-    section = Section.of(value, where, ("kept_in", "growth"))
+    section = Section.from_document(value, where, ("kept_in", "growth"))
     kept_in_frac = section.share("kept_in", KEPT_IN_FRAC, most=MOST_KEPT_FRAC)
     if kept_in_frac < LEAST_KEPT_FRAC:
         raise InputError(

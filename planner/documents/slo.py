@@ -9,8 +9,15 @@ from typing import Any, cast, get_args
 
 from planner.domain import Limit, Metric, Slo
 from planner.errors import InputError
-from planner.io.values import Section, is_number, mapping, positive, refuse_unknown, refused
-from planner.units import percentile_name, shortest
+from planner.files.document_values import (
+    Section,
+    check_mapping,
+    is_number,
+    read_positive,
+    refuse_unknown,
+    refused_value,
+)
+from planner.units import percentile_name, shortest_digits
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
@@ -48,12 +55,12 @@ class SloPreset:
 
 def parse_slo(document: Any, *, where: str) -> Slo:
     """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, and every."""
-    lines = mapping(document, where)
+    lines = check_mapping(document, where)
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
-        raise refused(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
+        raise refused_value(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
     limits = tuple(
-        Limit(metric, percentile_frac, positive(value, "s", f"{where}: {metric} {name}"))
+        Limit(metric, percentile_frac, read_positive(value, "s", f"{where}: {metric} {name}"))
         for metric, percentile_frac, name, value in _percentile_lines(
             lines, where, also=("attainment", "every")
         )
@@ -62,7 +69,7 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     return Slo(
         limits,
         None if attainment is None else float(attainment),
-        None if every is None else positive(every, "s", f"{where}: every"),
+        None if every is None else read_positive(every, "s", f"{where}: every"),
     )
 
 
@@ -71,33 +78,33 @@ def slo_document(slo: Slo) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for limit in slo.limits:
         lines = document.setdefault(limit.metric, {})
-        lines[percentile_name(limit.percentile_frac)] = f"{shortest(limit.limit_s)} s"
+        lines[percentile_name(limit.percentile_frac)] = f"{shortest_digits(limit.limit_s)} s"
     if slo.attainment_frac is not None:
         document["attainment"] = slo.attainment_frac
     if slo.every_s is not None:
-        document["every"] = f"{shortest(slo.every_s)} s"
+        document["every"] = f"{shortest_digits(slo.every_s)} s"
     return document
 
 
 def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
     """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
     place = f"{where}: reference"
-    on = Section.of(mapping(reference, place), place, ("gpu", "tp"))
+    on = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
     if not isinstance(on.get("gpu"), str):
-        raise refused(on.at("gpu"), "expected the name of a GPU", on.get("gpu"))
+        raise refused_value(on.path_of("gpu"), "expected the name of a GPU", on.get("gpu"))
     limits = []
-    for metric, percentile_frac, name, value in _percentile_lines(mapping(document, where), where):
+    for metric, percentile_frac, name, value in _percentile_lines(check_mapping(document, where), where):
         if not is_number(value) or not 1 <= value < float("inf"):
-            raise refused(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
+            raise refused_value(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
         limits.append(Slowdown(metric, percentile_frac, float(value)))
-    return Slowdowns(tuple(limits), on.get("gpu"), on.whole("tp"))
+    return Slowdowns(tuple(limits), on.get("gpu"), on.whole_number("tp"))
 
 
 def _percentile_lines(
     lines: Mapping[str, Any], where: str, *, also: tuple[str, ...] = ()
 ) -> list[tuple[Metric, float, str, Any]]:
     """(metric, percentile, as written, value) of every line, in the order given."""
-    found: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
+    lines_by_percentile: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
     for key, value in lines.items():
         if key in also:
             continue
@@ -106,15 +113,15 @@ def _percentile_lines(
             refuse_unknown({key: value}, (*METRICS, *also), where)
         metric = cast(Metric, name)
         if not percentile and (not isinstance(value, Mapping) or not value):
-            raise refused(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
+            raise refused_value(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
         for written, limit in {percentile: value}.items() if percentile else value.items():
             frac = _percentile_frac(written, f"{where}: {metric}")
-            if (metric, frac) in found:
+            if (metric, frac) in lines_by_percentile:
                 raise InputError(f"{where}: {metric} {written} is given twice; keep one")
-            found[metric, frac] = (metric, frac, str(written), limit)
-    if not found:
+            lines_by_percentile[metric, frac] = (metric, frac, str(written), limit)
+    if not lines_by_percentile:
         raise InputError(f"{where}: no limit found, expected at least one such as ttft: {{p90: 2 s}}")
-    return list(found.values())
+    return list(lines_by_percentile.values())
 
 
 def _percentile_frac(written: object, where: str) -> float:
@@ -131,7 +138,7 @@ def _percentile_frac(written: object, where: str) -> float:
             f"{meant} for {100 * float(match[1]):.10g} %"
         )
     if match is None or not 0 < float(match[1]) <= 100:
-        raise refused(where, "expected a percentile from p50 to p100 such as p90", str(written))
+        raise refused_value(where, "expected a percentile from p50 to p100 such as p90", str(written))
     if float(match[1]) < 50:
         raise InputError(
             f"{where}: {str(written)!r} lets {100 - float(match[1]):g} % of the requests be late; expected "

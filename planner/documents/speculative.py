@@ -18,7 +18,15 @@ from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.errors import CatalogError, InputError
-from planner.io.values import Section, is_number, nearest, one_of, refused, share, whole
+from planner.files.document_values import (
+    Section,
+    check_one_of,
+    check_whole_number,
+    is_number,
+    nearest_names,
+    read_share,
+    refused_value,
+)
 from planner.models.engine import Engine
 from planner.models.llm import Llm
 from planner.models.speculation import (
@@ -28,10 +36,10 @@ from planner.models.speculation import (
     WEIGHTLESS,
     Drafter,
     Speculation,
-    conditional,
+    conditional_acceptance,
     drafter_of,
 )
-from planner.units import exactly
+from planner.units import show_exactly
 
 NONE = "none"
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
@@ -45,28 +53,31 @@ def parse_speculative(
     """The drafts that may be chosen, one for each count of tokens, in order; (None,) for none at all."""
     if value is None or value == NONE:
         return (None,)
-    asked = Section.of(value, where, KEYS)
-    method = _method(asked.required("method"), asked.at("method"))
-    counts = _counts(asked)
+    section = Section.from_document(value, where, KEYS)
+    method = _parse_method(section.get_required("method"), section.path_of("method"))
+    counts = _parse_counts(section)
     if not any(counts):
         return (None,)
-    acceptance, basis = _acceptance(asked, method, max(counts), catalog)
-    model = asked.text("model", None)
-    frac, step_s = _draft(asked, method, llm, model, catalog), asked.at_least("draft_step", "s", 0.0)
+    acceptance, basis = _parse_acceptance(section, method, max(counts), catalog)
+    model = section.text("model", None)
+    frac, step_s = (
+        _parse_draft_frac(section, method, llm, model, catalog),
+        section.at_least("draft_step", "s", 0.0),
+    )
     choices: list[Speculation | None] = []
     for tokens in counts:
         try:
             choices.append(
-                Speculation(method, acceptance(tokens), frac, step_s, model, asked.text("basis", basis))
+                Speculation(method, acceptance(tokens), frac, step_s, model, section.text("basis", basis))
                 if tokens
                 else None
             )
         except InputError as error:
-            raise InputError(f"{asked.where}: {error}") from None
+            raise InputError(f"{section.where}: {error}") from None
     return tuple(choices)
 
 
-def only(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:
+def only_choice(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:
     """The single choice; raises InputError for several, as a fleet drafts one number of tokens."""
     if len(choices) > 1:
         raise InputError(f"{where}: tokens: a fleet drafts one number of tokens, found several")
@@ -81,17 +92,17 @@ def speculative_document(speculation: Speculation) -> dict[str, Any]:
         "acceptance": list(speculation.acceptance),
         **({} if speculation.model is None else {"model": speculation.model}),
         "draft": speculation.draft_frac,
-        "draft_step": exactly(speculation.draft_s, "s"),
+        "draft_step": show_exactly(speculation.draft_s, "s"),
         "basis": speculation.basis,
     }
 
 
-def asked_of_engine(engine: object) -> object:
+def speculative_of_engine(engine: object) -> object:
     """The value of `speculative` in `engine:`; None if there is none."""
     return engine.get("speculative") if isinstance(engine, Mapping) else None
 
 
-def drafting(engine: Engine | None, speculation: Speculation | None) -> Engine | None:
+def engine_with_drafts(engine: Engine | None, speculation: Speculation | None) -> Engine | None:
     """The engine as it schedules with these drafts. Drafts that vLLM looks up itself need the sampled tokens,
     so it then prepares no step while another runs.
     """
@@ -109,14 +120,14 @@ def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], wh
         raise InputError(f"{where}: async_scheduling: vLLM has none with {looked_up}; drop one of the two")
 
 
-def drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) -> Drafter:
+def find_drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) -> Drafter:
     """Weights and KV of the drafter; an empty one if nothing is drafted."""
     if speculation is None:
         return Drafter()
     method = speculation.method
     if method in OWN_LAYERS and not llm.draft_parameters:  # whose share was given: as large as EAGLE's
         method = "eagle3"
-    return _drafter(method, llm, speculation.model, catalog)
+    return _drafter_of_method(method, llm, speculation.model, catalog)
 
 
 def _given_counts(engine: Mapping[str, Any]) -> list[object]:
@@ -124,24 +135,26 @@ def _given_counts(engine: Mapping[str, Any]) -> list[object]:
     return tokens if isinstance(tokens, list) else [tokens]
 
 
-def _method(value: object, where: str) -> str:
+def _parse_method(value: object, where: str) -> str:
     if value in NOT_YET:
         raise InputError(f"{where}: {value} is not there yet; one of {', '.join(METHODS)}")
-    return one_of(value, METHODS, where)
+    return check_one_of(value, METHODS, where)
 
 
-def _counts(asked: Section) -> list[int]:
-    tokens = asked.required("tokens")
+def _parse_counts(section: Section) -> list[int]:
+    tokens = section.get_required("tokens")
     given = tokens if isinstance(tokens, list) and tokens else [tokens]
-    return sorted({whole(count, asked.at("tokens"), least=0, most=MOST_DRAFTS) for count in given})
+    return sorted(
+        {check_whole_number(count, section.path_of("tokens"), least=0, most=MOST_DRAFTS) for count in given}
+    )
 
 
-def _acceptance(asked: Section, method: str, most: int, catalog: Catalog) -> tuple[Any, str]:
+def _parse_acceptance(section: Section, method: str, most: int, catalog: Catalog) -> tuple[Any, str]:
     """A function from a number of draft tokens to their acceptance shares, and the source of these."""
-    value, where = asked.required("acceptance"), asked.at("acceptance")
+    value, where = section.get_required("acceptance"), section.path_of("acceptance")
     if isinstance(value, str) and not value.strip().endswith("%"):
         if (row := catalog.acceptance.get(value)) is None:
-            hints = nearest(value, catalog.acceptance) or list(catalog.acceptance)
+            hints = nearest_names(value, catalog.acceptance) or list(catalog.acceptance)
             raise CatalogError(
                 f"{where}: {value!r} is not in catalogs/acceptance.yaml; nearest: {', '.join(hints)}"
             )
@@ -149,36 +162,36 @@ def _acceptance(asked: Section, method: str, most: int, catalog: Catalog) -> tup
             raise InputError(f"{where}: {value} is of method {row.method}, found method {method}")
         if most > len(row.lengths):
             raise InputError(f"{where}: {value} knows up to {len(row.lengths)} draft tokens, found {most}")
-        return lambda tokens: conditional(row.lengths, tokens), f"acceptance {value}: {row.source}"
+        return lambda tokens: conditional_acceptance(row.lengths, tokens), f"acceptance {value}: {row.source}"
     if is_number(value) or isinstance(value, str):
-        alike = share(value, where)
+        alike = read_share(value, where)
         return lambda tokens: (alike,) * tokens, "acceptance as given"
     if not isinstance(value, list):
-        raise refused(
+        raise refused_value(
             where, "expected numbers such as [0.8, 0.7], or a row of catalogs/acceptance.yaml", value
         )
     if len(value) < most:
         raise InputError(f"{where}: expected a number for each of {most} draft tokens, found {len(value)}")
-    shares = tuple(share(item, where) for item in value)
+    shares = tuple(read_share(item, where) for item in value)
     return lambda tokens: shares[:tokens], "acceptance as given"
 
 
-def _draft(asked: Section, method: str, llm: Llm, model: str | None, catalog: Catalog) -> float:
+def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None, catalog: Catalog) -> float:
     if method in (*WEIGHTLESS, *OWN_LAYERS) and model is not None:
-        raise InputError(f"{asked.at('model')}: {method} has no model of its own, found {model!r}")
+        raise InputError(f"{section.path_of('model')}: {method} has no model of its own, found {model!r}")
     if method not in (*WEIGHTLESS, *OWN_LAYERS) and model is None:
         raise InputError(
-            f"{asked.at('model')}: {method} needs the name of the drafter's checkpoint, found none"
+            f"{section.path_of('model')}: {method} needs the name of the drafter's checkpoint, found none"
         )
-    if "draft" in asked:
-        return asked.share("draft", most=MOST_FRAC)
+    if "draft" in section:
+        return section.share("draft", most=MOST_FRAC)
     try:
-        return _drafter(method, llm, model, catalog).draft_frac
+        return _drafter_of_method(method, llm, model, catalog).draft_frac
     except InputError as error:
-        raise InputError(f"{asked.where}: {error}; or say what a pass takes (draft: 3 %)") from None
+        raise InputError(f"{section.where}: {error}; or say what a pass takes (draft: 3 %)") from None
 
 
-def _drafter(method: str, llm: Llm, model: str | None, catalog: Catalog) -> Drafter:
+def _drafter_of_method(method: str, llm: Llm, model: str | None, catalog: Catalog) -> Drafter:
     if method != "draft_model":
         return drafter_of(method, llm)
     return drafter_of(method, llm, None if model is None else catalog.llm(model))

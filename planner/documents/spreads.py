@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from planner.errors import InputError
-from planner.io.values import Section, one_of, refused
+from planner.files.document_values import Section, check_one_of, refused_value
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import WEIGHTS, Llm
-from planner.models.spread import Factor, Spread
+from planner.models.spread import Factor, StepTimeSpread
 
 ROW_KEYS = ("kind", "weights", "experts", "prefill", "decode", "left_out")
 FACTOR_KEYS = ("median", "log_sd")
@@ -33,7 +33,7 @@ class SpreadRow:
     kind: Kind
     weights: tuple[str, ...]
     experts: bool | None
-    spread: Spread
+    spread: StepTimeSpread
 
     def is_of(self, latency: StepLatency, llm: Llm) -> bool:
         return (
@@ -43,37 +43,37 @@ class SpreadRow:
         )
 
 
-def spread_of(latency: StepLatency, llm: Llm, rows: Iterable[SpreadRow]) -> Spread | None:
+def spread_of(latency: StepLatency, llm: Llm, rows: Iterable[SpreadRow]) -> StepTimeSpread | None:
     """The spread of the fit itself, else of its calibration, else of its kind; None if unknown."""
     if latency.spread is not None:
         return latency.spread
     if latency.uncertainty_frac is not None:
-        return Spread.calibrated(latency.uncertainty_frac)
+        return StepTimeSpread.calibrated(latency.uncertainty_frac)
     return next((row.spread for row in rows if row.is_of(latency, llm)), None)
 
 
 def parse_row(row: Section) -> SpreadRow:
     weights = row.get("weights", list(WEIGHTS))
     if not isinstance(weights, list) or not weights:
-        raise refused(row.at("weights"), "expected a list of formats", weights)
+        raise refused_value(row.path_of("weights"), "expected a list of formats", weights)
     return SpreadRow(
         cast(Kind, row.one_of("kind", get_args(Kind))),
-        tuple(one_of(each, WEIGHTS, row.at("weights")) for each in weights),
+        tuple(check_one_of(each, WEIGHTS, row.path_of("weights")) for each in weights),
         row.flag("experts") if "experts" in row else None,
-        Spread(_factor(row, "prefill"), _factor(row, "decode"), row.written("source")),
+        StepTimeSpread(_parse_factor(row, "prefill"), _parse_factor(row, "decode"), row.plain_text("source")),
     )
 
 
-def parse_spread(section: Section) -> Spread:
-    return Spread(
-        _factor(section, "prefill"),
-        _factor(section, "decode"),
-        section.written("source"),
+def parse_spread(section: Section) -> StepTimeSpread:
+    return StepTimeSpread(
+        _parse_factor(section, "prefill"),
+        _parse_factor(section, "decode"),
+        section.plain_text("source"),
         section.flag("own", False),
     )
 
 
-def spread_document(spread: Spread) -> dict[str, Any]:
+def spread_document(spread: StepTimeSpread) -> dict[str, Any]:
     """What `parse_spread` reads as the same spread."""
     return {
         **{
@@ -85,9 +85,9 @@ def spread_document(spread: Spread) -> dict[str, Any]:
     }
 
 
-def _factor(section: Section, key: str) -> Factor:
-    section.required(key)
-    part = section.part(key, FACTOR_KEYS)
+def _parse_factor(section: Section, key: str) -> Factor:
+    section.get_required(key)
+    part = section.subsection(key, FACTOR_KEYS)
     try:
         return Factor(part.number("median"), part.number("log_sd"))
     except InputError as error:

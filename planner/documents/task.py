@@ -17,7 +17,8 @@
     day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day.py
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
-is quietly dropped would certify the wrong fleet. Several LLMs on one stock: planner/documents/together.py.
+is quietly dropped would certify the wrong fleet. Several LLMs on one stock:
+planner/documents/several_llms_question.py.
 """
 
 from __future__ import annotations
@@ -34,36 +35,36 @@ from planner.documents import doubtful
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.commitments import parse_commitments
-from planner.documents.described import KEYS as DESCRIBED_KEYS
-from planner.documents.described import parse_description
 from planner.documents.electricity import Electricity, parse_electricity
-from planner.documents.engine import default_engine, parse_engine
-from planner.documents.kv_offload import check_offloaded, parse_kv_offload
-from planner.documents.lora import parse_lora
-from planner.documents.network import ASKED_KEYS as NETWORK_KEYS
+from planner.documents.engine_file import default_engine, parse_engine
+from planner.documents.gpu_ownership import parse_owned, parse_sold_as, rentable_stock, with_owned
+from planner.documents.kv_offload_settings import check_offloaded, parse_kv_offload
+from planner.documents.log_columns import KEYS as READING
+from planner.documents.log_columns import parse_reading
+from planner.documents.lora_settings import parse_lora
+from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
-from planner.documents.offers import Offer, Term, offer_of
-from planner.documents.owned import parse_owned, parse_sold_as, rentable, with_owned
-from planner.documents.reading import KEYS as READING
-from planner.documents.reading import parse_reading
+from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
-from planner.documents.speculative import asked_of_engine, check_scheduling, parse_speculative
+from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
+from planner.documents.traffic_description import KEYS as DESCRIBED_KEYS
+from planner.documents.traffic_description import parse_description
 from planner.domain import OWNED, SPOT, Gpu, Slo, row_of
 from planner.errors import CatalogError, InputError
-from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
-from planner.io.files import is_path, read_yaml
-from planner.io.values import (
+from planner.files.checked_files import is_path, read_yaml
+from planner.files.document_values import (
     Section,
-    at_least,
-    mapping,
-    nearest,
-    one_of,
-    placed,
+    check_mapping,
+    check_one_of,
+    check_whole_number,
+    nearest_names,
+    read_at_least,
     refuse_unknown,
-    refused,
-    whole,
+    refused_value,
+    with_place,
 )
+from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
 from planner.models.engine import Engine
 from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
@@ -77,8 +78,8 @@ from planner.policies import (
     ROUTERS_OF,
     ROUTING,
     default_routings,
-    deployed,
-    lacks,
+    find_deployed_routing,
+    lacks_routing,
 )
 from planner.traffic.described import Description
 from planner.traffic.scaling import Scaling
@@ -150,7 +151,7 @@ class Robust:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PlanQuestion:
     """What a plan is made for: one LLM, its SLO, its traffic and the machines that may be used.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
@@ -176,8 +177,10 @@ class Task:
     draws: int = 1  # the SLO must be kept on each draw of the traffic
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
     reserved: frozenset[str] = frozenset()  # GPUs for which this is the reserved price
-    terms: Mapping[str, Mapping[Term, Offer]] = field(default_factory=dict)  # on demand and commitments
-    offers: Mapping[str, Offer] = field(default_factory=dict)  # for prices taken from a provider
+    terms: Mapping[str, Mapping[Term, ProviderOffer]] = field(
+        default_factory=dict
+    )  # on demand and commitments
+    offers: Mapping[str, ProviderOffer] = field(default_factory=dict)  # for prices taken from a provider
     not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
@@ -207,14 +210,16 @@ class Task:
     considers_all: bool = False  # no GPU was named, so all but `left_out` are considered
     doubts: tuple[str, ...] = ()  # possible misreadings of the question; warnings of every answer
 
-    def gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
+    def priced_gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
 
         A GPU with a spot price is there twice, the second time as "h100-80g@spot", and so is one of which
         some are owned, as "h100-80g@owned"; all share one stock.
         """
         owned = [catalog.gpu(name + OWNED) for name in self.stock if self.owned.get(name)]
-        gpus = [catalog.gpu(name) for name, count in rentable(self.stock, self.owned).items() if count != 0]
+        gpus = [
+            catalog.gpu(name) for name, count in rentable_stock(self.stock, self.owned).items() if count != 0
+        ]
         prices = self.prices_usd_per_h
         firm = [
             replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
@@ -249,28 +254,30 @@ class Task:
         under "h100-80g@owned".
         """
         owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
-        return {**rentable(self.stock, self.owned), **owned}
+        return {**rentable_stock(self.stock, self.owned), **owned}
 
-    def policies(self) -> tuple[Policies, ...]:
+    def policy_choices(self) -> tuple[Policies, ...]:
         """The policies a plan may choose, preferred ones first: those without caches come before those with
         them."""
         blind = [name for name in self.routings if not ROUTING[name].needs_caches] or [_USUAL.routing]
         caches = [(False, name) for name in blind]
         caches += [(True, name) for name in self.routings] if self.prefix_cache else []
-        found = [
+        choices = [
             Policies(
                 routing=routing,
                 prefix_cache=is_cached,
                 kv_offload=self.kv_offload if is_cached else None,
                 queue=queue,
-                queue_window_s=self.longest_wait_s if QUEUE[queue].overtakes else math.inf,
+                queue_window_s=self.longest_wait_s if QUEUE[queue].may_overtake else math.inf,
             )
             for is_cached, routing in caches
             for queue in self.queues
         ]
         if self.deploy is None:
-            return tuple(found)
-        routed = [deployed(policies, self.deploy, is_pair=False).policies for policies in found]
+            return tuple(choices)
+        routed = [
+            find_deployed_routing(policies, self.deploy, is_pair=False).policies for policies in choices
+        ]
         return tuple(dict.fromkeys(routed))
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
@@ -278,7 +285,7 @@ class Task:
         alike."""
         if self.deploy is None:
             return None
-        of_pairs = deployed(policies, self.deploy, is_pair=True).policies
+        of_pairs = find_deployed_routing(policies, self.deploy, is_pair=True).policies
         return None if of_pairs == policies else of_pairs
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
@@ -287,7 +294,7 @@ class Task:
         return self.spot.get(row_of(gpu.name), self.spot.get(gpu.base))
 
 
-def read_task(path: Path, catalog: Catalog) -> Task:
+def read_task(path: Path, catalog: Catalog) -> PlanQuestion:
     """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
     return parse_task(read_document(path, catalog), catalog, where=str(path))
 
@@ -318,36 +325,38 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
     return dict(document)
 
 
-def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> Task:
+def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> PlanQuestion:
     """A question from a mapping, as the UI has it; `where` opens every error message."""
     _check_one_llm(document, catalog, where)
-    preset = _preset(document["preset"], catalog, where) if "preset" in document else None
-    asked = Section.of(document, where)
-    traffic = asked.part("traffic", ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS))
+    preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
+    question = Section.from_document(document, where)
+    traffic = question.subsection("traffic", ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS))
     parse_reading(traffic)
     described = parse_description(traffic, catalog.tasks)
-    fleet = asked.part("fleet", _FLEET_KEYS)
-    limits = asked.part("limits", ("power", "cost", "gpus"))
-    policies = asked.part("policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing"))
-    queues, longest_wait_s = _queues(policies)
-    target, prices_targets = _target(asked)
-    routings, prefix_cache = _routings(policies, target)
+    fleet = question.subsection("fleet", _FLEET_KEYS)
+    limits = question.subsection("limits", ("power", "cost", "gpus"))
+    policies = question.subsection(
+        "policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing")
+    )
+    queues, longest_wait_s = _parse_queues(policies)
+    target, prices_targets = _parse_target(question)
+    routings, prefix_cache = _parse_routings(policies, target)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
-        raise refused(traffic.at("window"), "expected text such as 'busiest 10 min'", window)
+        raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
     try:
         llm = catalog.llm(document["llm"])
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
-        stock, left_out = _stock(fleet, owned, llm, catalog)
-        prices, reserved, spot = _prices(fleet.part("prices"), catalog)
-        terms = parse_commitments(fleet, rentable(stock, owned), catalog)
-        offers, not_offered, spot = _offers(fleet, rentable(stock, owned), prices, spot, catalog)
+        stock, left_out = _parse_stock(fleet, owned, llm, catalog)
+        prices, reserved, spot = _parse_prices(fleet.subsection("prices"), catalog)
+        terms = parse_commitments(fleet, rentable_stock(stock, owned), catalog)
+        offers, not_offered, spot = _find_offers(fleet, rentable_stock(stock, owned), prices, spot, catalog)
     except CatalogError as error:
-        raise CatalogError(placed(error, where)) from None
-    spare_workers, spare_nodes = _spare(document.get("spare"), asked.at("spare"))
-    task = Task(
+        raise CatalogError(with_place(error, where)) from None
+    spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
+    task = PlanQuestion(
         llm=llm.name,
-        slo=preset.slo if preset else parse_slo(document["slo"], where=asked.at("slo")),
+        slo=preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo")),
         stock=_offered_stock(stock, owned, not_offered),
         owned=owned,
         sold_whole=sold_whole,
@@ -360,41 +369,41 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         described=described,
         scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
         window=window,
-        draws=traffic.whole("draws", 1),
+        draws=traffic.whole_number("draws", 1),
         prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
         terms=terms,
         offers=offers,
         not_offered=not_offered,
         spot=spot,
-        network=parse_network(fleet.part("network", NETWORK_KEYS)),
+        network=parse_network(fleet.subsection("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
-        engine=_engine(asked, fleet, catalog),
-        speculations=_speculations(asked, fleet, llm, catalog),
-        lora=_lora(asked, fleet),
-        kv_offload=_kv_offload(asked, fleet, policies, llm),
-        objective=_objective(document.get("objective", "cost"), asked.at("objective")),
+        engine=_engine_of_question(question, fleet, catalog),
+        speculations=_parse_speculations(question, fleet, llm, catalog),
+        lora=_parse_simulated_lora(question, fleet),
+        kv_offload=_parse_simulated_kv_offload(question, fleet, policies, llm),
+        objective=_parse_objective(document.get("objective", "cost"), question.path_of("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
-        gpu_limit=limits.whole("gpus", None),
+        gpu_limit=limits.whole_number("gpus", None),
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
-        stages=_numbers(fleet, "pp", 1, most=MAX_PP),
-        ranks=_ranks(fleet, llm, prefix_cache=prefix_cache),
-        max_num_batched_tokens=_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
-        max_num_seqs=_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
+        stages=_parse_numbers(fleet, "pp", 1, most=MAX_PP),
+        ranks=_parse_ranks(fleet, llm, prefix_cache=prefix_cache),
+        max_num_batched_tokens=_parse_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
+        max_num_seqs=_parse_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
         queues=queues,
         longest_wait_s=longest_wait_s,
         routings=routings,
         prefix_cache=prefix_cache,
-        robust=_robust(asked.part("robust", ("step_times", "traffic", "spread"))),
-        safety=_safety(asked),
+        robust=_parse_robust(question.subsection("robust", ("step_times", "traffic", "spread"))),
+        safety=_parse_safety_or_default(question),
         deploy=target,
         prices_targets=prices_targets,
     )
     _check_throughput(task, where)
-    _check_day(asked)
-    return replace(task, considers_all="gpus" not in fleet, doubts=_doubts(task, fleet, catalog))
+    _check_day(question)
+    return replace(task, considers_all="gpus" not in fleet, doubts=_find_doubts(task, fleet, catalog))
 
 
 def _offered_stock(
@@ -408,23 +417,23 @@ def _offered_stock(
     }
 
 
-def _doubts(task: Task, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
+def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
     """Parts of the question that may be meant differently, as sentences."""
     named = None
     if "gpus" in fleet:
-        named = _named_stock(fleet.get("gpus"), catalog, fleet.at("gpus"), may_be_empty=True)
-    prices, _, spot = _prices(fleet.part("prices"), catalog)
+        named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
+    prices, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
     prices = {name: terms.price_usd_per_h for name, terms in spot.items()} | prices
     of_fleet = doubtful.of_fleet(named, task.owned, prices, task.sold_whole, catalog)
     return (*doubtful.of_slo(task.slo), *of_fleet)
 
 
-def _check_day(asked: Section) -> None:
+def _check_day(question: Section) -> None:
     """Check `day:`, if there; only then, because its controllers load the compiled simulator."""
-    if "day" in asked:
-        from planner.documents.day import parse_day
+    if "day" in question:
+        from planner.documents.day_settings import parse_day
 
-        parse_day(asked.get("day"), asked.at("day"))
+        parse_day(question.get("day"), question.path_of("day"))
 
 
 def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) -> None:
@@ -436,62 +445,66 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
         )
     refuse_unknown(document, _KEYS, where)
     if not isinstance(document.get("llm"), str):
-        found = repr(document["llm"]) if "llm" in document else "nothing"
-        raise InputError(f"{where}: llm: expected the name of an LLM, found {found}; see `plan catalog llms`")
-    if ("slo" in document) == ("preset" in document):
-        found = "both" if "slo" in document else "neither"
+        present = repr(document["llm"]) if "llm" in document else "nothing"
         raise InputError(
-            f"{where}: found {found} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
+            f"{where}: llm: expected the name of an LLM, found {present}; see `plan catalog llms`"
+        )
+    if ("slo" in document) == ("preset" in document):
+        present = "both" if "slo" in document else "neither"
+        raise InputError(
+            f"{where}: found {present} of slo and preset, expected one; e.g. slo: {{ttft: {{p90: 2 s}}}}, or "
             f"preset: one of {', '.join(catalog.slos)}"
         )
 
 
-def _engine(asked: Section, fleet: Section, catalog: Catalog) -> Engine | None:
+def _engine_of_question(question: Section, fleet: Section, catalog: Catalog) -> Engine | None:
     """The engine of the question; the default, unless the question gives `host_overhead` itself."""
     rows = catalog.engines.values()
-    if "engine" not in asked:
+    if "engine" not in question:
         return None if "host_overhead" in fleet else default_engine(rows)
     if "host_overhead" in fleet:
-        where = fleet.at("host_overhead")
+        where = fleet.path_of("host_overhead")
         raise InputError(f"{where}: engine says what the host takes; drop one of the two")
-    return parse_engine(asked.get("engine"), rows, asked.at("engine"))
+    return parse_engine(question.get("engine"), rows, question.path_of("engine"))
 
 
-def _speculations(
-    asked: Section, fleet: Section, llm: Llm, catalog: Catalog
+def _parse_speculations(
+    question: Section, fleet: Section, llm: Llm, catalog: Catalog
 ) -> tuple[Speculation | None, ...]:
     """The drafts that engines may use. Pipelines are not simulated with drafts, so a question for both is
     refused."""
-    engine, where = asked.get("engine"), asked.at("engine")
-    choices = parse_speculative(asked_of_engine(engine), llm, catalog, f"{where}: speculative")
+    engine, where = question.get("engine"), question.path_of("engine")
+    choices = parse_speculative(speculative_of_engine(engine), llm, catalog, f"{where}: speculative")
     check_scheduling(engine, choices, where)
-    if None not in choices and any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+    if None not in choices and any(stages > 1 for stages in _parse_numbers(fleet, "pp", 1, most=MAX_PP)):
         raise InputError(
             f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"
         )
     return choices
 
 
-def _lora(asked: Section, fleet: Section) -> Lora | None:
+def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
     """The adapters served, None for none; refused with pipelines, data-parallel ranks or drafts."""
-    lora = parse_lora(asked.get("lora"), asked.at("lora"))
+    lora = parse_lora(question.get("lora"), question.path_of("lora"))
     if lora is None:
         return None
-    where = asked.at("lora")
+    where = question.path_of("lora")
     _refuse_pipelines(fleet, where)
-    if any(ranks > 1 for ranks in _numbers(fleet, "dp", 1, most=MAX_DP)):
+    if any(ranks > 1 for ranks in _parse_numbers(fleet, "dp", 1, most=MAX_DP)):
         raise _not_both(where, "with data-parallel ranks (fleet: dp)")
-    _refuse_drafts(asked, where)
+    _refuse_drafts(question, where)
     return lora
 
 
-def _kv_offload(asked: Section, fleet: Section, policies: Section, llm: Llm) -> KvOffload | None:
+def _parse_simulated_kv_offload(
+    question: Section, fleet: Section, policies: Section, llm: Llm
+) -> KvOffload | None:
     """KV offload, None for none; refused with pipelines, drafts and adapters, which are not simulated with
     it."""
     offload = parse_kv_offload(policies)
     if offload is None:
         return None
-    where = policies.at("kv_offload")
+    where = policies.path_of("kv_offload")
     check_offloaded(llm, where)
     if offload.is_shared and not is_common(llm, (1, 2)):
         raise InputError(
@@ -499,19 +512,19 @@ def _kv_offload(asked: Section, fleet: Section, policies: Section, llm: Llm) -> 
             "may mix degrees; leave shared out, or `plan simulate` a fleet.yaml"
         )
     _refuse_pipelines(fleet, where)
-    _refuse_drafts(asked, where)
-    if parse_lora(asked.get("lora"), asked.at("lora")) is not None:
+    _refuse_drafts(question, where)
+    if parse_lora(question.get("lora"), question.path_of("lora")) is not None:
         raise _not_both(where, "with lora")
     return offload
 
 
 def _refuse_pipelines(fleet: Section, where: str) -> None:
-    if any(stages > 1 for stages in _numbers(fleet, "pp", 1, most=MAX_PP)):
+    if any(stages > 1 for stages in _parse_numbers(fleet, "pp", 1, most=MAX_PP)):
         raise _not_both(where, "in pipelines (fleet: pp)")
 
 
-def _refuse_drafts(asked: Section, where: str) -> None:
-    if asked_of_engine(asked.get("engine")) is not None:
+def _refuse_drafts(question: Section, where: str) -> None:
+    if speculative_of_engine(question.get("engine")) is not None:
         raise _not_both(where, "with engine: speculative")
 
 
@@ -519,25 +532,25 @@ def _not_both(where: str, beside: str) -> InputError:
     return InputError(f"{where}: is not simulated {beside}; drop one of the two")
 
 
-def _preset(name: object, catalog: Catalog, where: str) -> SloPreset:
+def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
     if not isinstance(name, str) or name not in catalog.slos:
-        hints = nearest(name, catalog.slos) or list(catalog.slos)
+        hints = nearest_names(name, catalog.slos) or list(catalog.slos)
         raise InputError(
             f"{where}: preset: {name!r} is not in catalogs/slos.yaml; nearest: {', '.join(hints)}"
         )
     return catalog.slos[name]
 
 
-def _stock(
+def _parse_stock(
     fleet: Section, owned: Mapping[str, int], llm: Llm, catalog: Catalog
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
     """The GPUs that may be used, and those left out as unchecked. A GPU that the question names is never left
     out."""
-    document, where = fleet.get("gpus"), fleet.at("gpus")
+    document, where = fleet.get("gpus"), fleet.path_of("gpus")
     if document is None:
         left: tuple[str, ...] = ()
         if not fleet.flag("unchecked", False):
-            left = left_out_unnamed(llm, catalog, _priced(fleet, catalog))
+            left = left_out_unnamed(llm, catalog, _gpus_with_given_price(fleet, catalog))
         if len(left) == len(catalog.gpus):
             raise InputError(
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "
@@ -549,7 +562,7 @@ def _stock(
     unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
     if unchecked and not fleet.flag("unchecked", True):
         raise InputError(
-            f"{fleet.at('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
+            f"{fleet.path_of('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
         )
     return stock, ()
 
@@ -558,14 +571,16 @@ def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tup
     """The GPUs that a question which names none does not use: unchecked ones, and those whose step times are
     estimated and whose price is remembered, unless the question prices them.
     """
-    guessed = {name for name in catalog.guessed(llm) if not {name, catalog.gpus[name].base} & set(priced)}
-    return tuple(name for name in catalog.gpus if name in guessed or name in catalog.unchecked(llm))
+    guessed = {
+        name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & set(priced)
+    }
+    return tuple(name for name in catalog.gpus if name in guessed or name in catalog.find_unchecked_gpus(llm))
 
 
-def _priced(fleet: Section, catalog: Catalog) -> set[str]:
+def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
     """The GPUs with a price in slo.yaml or from the provider that it names."""
-    own = {catalog.gpu(str(asked)).name for asked in fleet.part("prices").values}
-    provider = fleet.part("price_of", _PRICE_OF_KEYS).get("provider")
+    own = {catalog.gpu(str(written_name)).name for written_name in fleet.subsection("prices").values}
+    provider = fleet.subsection("price_of", _PRICE_OF_KEYS).get("provider")
     listed = (
         name for name, row in catalog.provenance.items() if name in catalog.gpus and provider is not None
     )
@@ -580,12 +595,12 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}
-    for asked, count in mapping(document, where).items():
-        name = catalog.gpu(str(asked)).name
+    for written_name, count in check_mapping(document, where).items():
+        name = catalog.gpu(str(written_name)).name
         if name in stock:
-            raise InputError(f"{where}: {asked} is {name}, which is given twice; keep one")
+            raise InputError(f"{where}: {written_name} is {name}, which is given twice; keep one")
         is_unlimited = count is None or count == "unlimited"
-        stock[name] = None if is_unlimited else whole(count, f"{where}: {asked}", least=0)
+        stock[name] = None if is_unlimited else check_whole_number(count, f"{where}: {written_name}", least=0)
     if not may_be_empty and not any(count is None or count > 0 for count in stock.values()):
         raise InputError(
             f"{where}: stock of every GPU is 0; allow at least one, or drop fleet: gpus to use all"
@@ -593,23 +608,25 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
     return stock
 
 
-def _prices(section: Section, catalog: Catalog) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
+def _parse_prices(
+    section: Section, catalog: Catalog
+) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
     """The prices of firm workers, the GPUs for which these are reserved prices, and the spot terms."""
     prices: dict[str, float] = {}
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
     seen: set[str] = set()
-    for asked, given in section.values.items():
-        name, here = catalog.gpu(str(asked)).name, section.at(asked)
+    for written_name, given in section.values.items():
+        name, here = catalog.gpu(str(written_name)).name, section.path_of(written_name)
         if name in seen:
             raise InputError(f"{here} is {name}, which is given twice; keep one")
         seen.add(name)
         if not isinstance(given, Mapping):
-            prices[name] = _price(given, here)
+            prices[name] = _parse_price(given, here)
             continue
-        terms = Section.of(given, here, _PRICE_KEYS)
+        terms = Section.from_document(given, here, _PRICE_KEYS)
         firm = {
-            kind: _price(terms.get(kind), terms.at(kind))
+            kind: _parse_price(terms.get(kind), terms.path_of(kind))
             for kind in ("on_demand", "reserved")
             if kind in terms
         }
@@ -619,19 +636,19 @@ def _prices(section: Section, catalog: Catalog) -> tuple[dict[str, float], froze
             if kind == "reserved":
                 reserved.add(name)
         if "spot" in terms:
-            spot[name] = _spot(terms)
+            spot[name] = _parse_spot(terms)
         elif any(key.startswith("spot_") for key in terms.values):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
 
 
-def _offers(
+def _find_offers(
     fleet: Section,
     stock: Mapping[str, int | None],
     prices: Mapping[str, float],
     spot: Mapping[str, Spot],
     catalog: Catalog,
-) -> tuple[dict[str, Offer], tuple[str, ...], dict[str, Spot]]:
+) -> tuple[dict[str, ProviderOffer], tuple[str, ...], dict[str, Spot]]:
     """`price_of: {provider: verda, term: on-demand}`: the provider's offers for the GPUs in stock that have
     no price in slo.yaml; the GPUs for which it has none; the spot terms, including the provider's.
 
@@ -639,9 +656,9 @@ def _offers(
     """
     if "price_of" not in fleet:
         return {}, (), dict(spot)
-    asked = fleet.part("price_of", _PRICE_OF_KEYS)
-    provider, term = asked.written("provider"), asked.one_of("term", _FIRM, "on-demand")
-    found: dict[str, Offer] = {}
+    section = fleet.subsection("price_of", _PRICE_OF_KEYS)
+    provider, term = section.plain_text("provider"), section.one_of("term", _FIRM, "on-demand")
+    priced: dict[str, ProviderOffer] = {}
     missing: list[str] = []
     on_spot = dict(spot)
     for name in (name for name, count in stock.items() if count != 0):
@@ -649,164 +666,169 @@ def _offers(
         offers = catalog.provenance[name].offers
         if (offer := offer_of(offers, provider, term)) is not None:
             if not {name, base} & prices.keys():
-                found[name] = offer
+                priced[name] = offer
         elif not {name, base} & prices.keys():
             missing.append(name)
-        if "spot_interruptions_per_h" in asked and (at := offer_of(offers, provider, "spot")) is not None:
-            terms = dict(asked.values) | {"spot": f"{at.usd_per_h!r} usd/h"}
-            on_spot.setdefault(name, _spot(Section.of(terms, asked.where)))
-    if "spot_interruptions_per_h" in asked and len(on_spot) == len(spot):
+        if "spot_interruptions_per_h" in section and (at := offer_of(offers, provider, "spot")) is not None:
+            terms = dict(section.values) | {"spot": f"{at.usd_per_h!r} usd/h"}
+            on_spot.setdefault(name, _parse_spot(Section.from_document(terms, section.where)))
+    if "spot_interruptions_per_h" in section and len(on_spot) == len(spot):
         raise InputError(
-            f"{asked.at('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
+            f"{section.path_of('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
         )
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
         known = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
         raise InputError(
-            f"{asked.where}: {provider} {term} is in no price of {', '.join(missing)} in catalogs/gpus.yaml; "
+            f"{section.where}: {provider} {term} is in no price of {', '.join(missing)} in "
+            "catalogs/gpus.yaml; "
             f"there are {', '.join(sorted(known)) or 'none'}; or give fleet: prices"
         )
-    return found, tuple(missing), on_spot
+    return priced, tuple(missing), on_spot
 
 
-def _spot(terms: Section) -> Spot:
+def _parse_spot(terms: Section) -> Spot:
     if "spot_interruptions_per_h" not in terms:
-        raise InputError(f"{terms.at('spot')}: needs spot_interruptions_per_h too, such as 0.05")
+        raise InputError(f"{terms.path_of('spot')}: needs spot_interruptions_per_h too, such as 0.05")
     spot = Spot(
-        _price(terms.get("spot"), terms.at("spot")),
+        _parse_price(terms.get("spot"), terms.path_of("spot")),
         terms.share("spot_interruptions_per_h", most=60.0, bare=60.0),
         terms.positive("spot_restart", "s", SPOT_RESTART_S),
     )
     if (down_frac := spot.down_frac) > MOST_DOWN_FRAC:
         raise InputError(
-            f"{terms.at('spot')}: a worker interrupted so often and away so long is down for "
+            f"{terms.path_of('spot')}: a worker interrupted so often and away so long is down for "
             f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
         )
     return spot
 
 
-def _price(value: Any, where: str) -> float:
+def _parse_price(value: Any, where: str) -> float:
     """A price that is 0, or large enough for a solver to tell it from 0."""
-    price_usd_per_h = at_least(value, "usd_per_h", where)
+    price_usd_per_h = read_at_least(value, "usd_per_h", where)
     if 0 < price_usd_per_h < LEAST_PRICE_USD_PER_H:
-        raise refused(where, f"expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more", value)
+        raise refused_value(where, f"expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more", value)
     return price_usd_per_h
 
 
-def _numbers(section: Section, key: str, default: object, *, most: int = MOST_TOKENS) -> tuple[int, ...]:
+def _parse_numbers(
+    section: Section, key: str, default: object, *, most: int = MOST_TOKENS
+) -> tuple[int, ...]:
     """One number or a list of them, as in `pp: [1, 2]`; sorted."""
-    asked = section.get(key, default)
-    given = asked if isinstance(asked, list) and asked else [asked]
-    numbers = tuple(sorted({whole(number, section.at(key)) for number in given}))
+    value = section.get(key, default)
+    given = value if isinstance(value, list) and value else [value]
+    numbers = tuple(sorted({check_whole_number(number, section.path_of(key)) for number in given}))
     if numbers[-1] > most:
-        raise InputError(f"{section.at(key)}: found {numbers[-1]}, at most {most} is possible here")
+        raise InputError(f"{section.path_of(key)}: found {numbers[-1]}, at most {most} is possible here")
     return numbers
 
 
-def _ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, ...]:
+def _parse_ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, ...]:
     """`dp: [1, 2, 4]`: data-parallel ranks that share experts."""
-    ranks = _numbers(fleet, "dp", 1, most=MAX_DP)
+    ranks = _parse_numbers(fleet, "dp", 1, most=MAX_DP)
     if ranks[-1] == 1:
         return ranks
     if not llm.is_mixture:
         raise InputError(
-            f"{fleet.at('dp')}: ranks share experts, and {llm.name} has none: they would be workers, of "
+            f"{fleet.path_of('dp')}: ranks share experts, and {llm.name} has none: they would be workers, of "
             "which a plan has as many as it takes; leave dp out"
         )
     if prefix_cache:
         raise InputError(
-            f"{fleet.at('dp')}: is not planned with prefix caches, which each rank has of its own; drop "
+            f"{fleet.path_of('dp')}: is not planned with prefix caches, which each rank has of its own; drop "
             "policies: prefix_cache, or dp"
         )
     return ranks
 
 
-def _queues(section: Section) -> tuple[tuple[str, ...], float]:
+def _parse_queues(section: Section) -> tuple[tuple[str, ...], float]:
     """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
-    queues = _choices(section, "queue", PLANNED_QUEUES)
+    queues = _parse_choices(section, "queue", PLANNED_QUEUES)
     longest_wait_s = section.positive("longest_wait", "s", math.inf)
-    if "longest_wait" in section and not any(QUEUE[name].overtakes for name in queues):
+    if "longest_wait" in section and not any(QUEUE[name].may_overtake for name in queues):
         raise InputError(
-            f"{section.at('longest_wait')}: {queues[0]} overtakes nobody; drop it, or queue: [fcfs, sjf]"
+            f"{section.path_of('longest_wait')}: {queues[0]} overtakes nobody; drop it, or queue: [fcfs, sjf]"
         )
     return queues, longest_wait_s
 
 
-def _target(asked: Section) -> tuple[str | None, bool]:
+def _parse_target(question: Section) -> tuple[str | None, bool]:
     """`deploy: {target: kserve}`, and whether that is EACH_TARGET."""
-    if "deploy" not in asked:
+    if "deploy" not in question:
         return None, False
-    section = asked.part("deploy", ("target",))
-    name = section.written("target")
+    section = question.subsection("deploy", ("target",))
+    name = section.plain_text("target")
     if name == EACH_TARGET:
         return None, True
     if name not in ROUTERS_OF:
-        hint = nearest(name, ROUTERS_OF, 1)
+        hint = nearest_names(name, ROUTERS_OF, 1)
         advice = f"did you mean {hint[0]!r}? " if hint else ""
         raise InputError(
-            f"{section.at('target')}: no deployment target {name[:100]!r}; {advice}There are "
+            f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice}There are "
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
         )
     return name, False
 
 
-def _routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bool]:
+def _parse_routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bool]:
     """`policies: {prefix_cache: true, routing: [cache-aware, e2]}`: what may be chosen."""
     has_cache = section.flag("prefix_cache", False)
     if "routing" not in section:
         return default_routings(with_caches=has_cache), has_cache
     known = PLANNED_ROUTINGS + (PLANNED_WITH_CACHES if has_cache else ())
-    asked = section.get("routing")
-    asked = asked if isinstance(asked, list) else [asked]
-    if other := [row.name for row in ROUTING.values() if row.name in asked and not row.is_planned]:
+    names = section.get("routing")
+    names = names if isinstance(names, list) else [names]
+    if other := [row.name for row in ROUTING.values() if row.name in names and not row.is_planned]:
         raise InputError(
-            f"{section.at('routing')}: {other[0]} is {ROUTING[other[0]].words}, which `plan simulate` has "
+            f"{section.path_of('routing')}: {other[0]} is {ROUTING[other[0]].words}, which `plan "
+            "simulate` has "
             f"and no plan; take of {', '.join(known)}"
         )
-    routings = _choices(section, "routing", PLANNED_ROUTINGS + PLANNED_WITH_CACHES)
+    routings = _parse_choices(section, "routing", PLANNED_ROUTINGS + PLANNED_WITH_CACHES)
     aware = [name for name in routings if ROUTING[name].needs_caches]
     if aware and not has_cache:
         raise InputError(
-            f"{section.at('routing')}: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
+            f"{section.path_of('routing')}: {aware[0]} looks at prefix caches; add prefix_cache: true, "
+            "or take "
             f"of {', '.join(PLANNED_ROUTINGS)}"
         )
-    if target is not None and (lacking := [name for name in routings if lacks(name, target)]):
-        instead = deployed(Policies(routing=lacking[0]), target, is_pair=False).told[0]
-        has = ", ".join(name for name in known if not lacks(name, target))
+    if target is not None and (lacking := [name for name in routings if lacks_routing(name, target)]):
+        instead = find_deployed_routing(Policies(routing=lacking[0]), target, is_pair=False).rule_names[0]
+        has = ", ".join(name for name in known if not lacks_routing(name, target))
         raise InputError(
-            f"{section.at('routing')}: {target} (deploy) cannot route by {lacking[0]}, it has {has}; "
+            f"{section.path_of('routing')}: {target} (deploy) cannot route by {lacking[0]}, it has {has}; "
             f"{instead} would be in its place: leave routing out to plan with that, or take one of those"
         )
     return routings, has_cache
 
 
-def _choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def _parse_choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """One name or a list of distinct names; the first known name if the key is missing."""
-    asked = section.get(key, known[0])
-    names = asked if isinstance(asked, list) and asked else [asked]
-    chosen = tuple(one_of(name, known, section.at(key)) for name in names)
+    value = section.get(key, known[0])
+    names = value if isinstance(value, list) and value else [value]
+    chosen = tuple(check_one_of(name, known, section.path_of(key)) for name in names)
     if len(set(chosen)) < len(chosen):
-        raise InputError(f"{section.at(key)}: found one twice in {asked!r}; name each once")
+        raise InputError(f"{section.path_of(key)}: found one twice in {value!r}; name each once")
     return chosen
 
 
-def _robust(section: Section) -> Robust:
+def _parse_robust(section: Section) -> Robust:
     return Robust(
         section.share("step_times", 0.0), section.share("traffic", 0.0), spread=section.flag("spread", False)
     )
 
 
-def _safety(asked: Section) -> Safety | None:
+def _parse_safety_or_default(question: Section) -> Safety | None:
     """The safety of a plan: as written, or the default unless `robust` already says what to withstand."""
-    if "safety" in asked and "robust" in asked and asked.get("safety") != "none":
+    if "safety" in question and "robust" in question and question.get("safety") != "none":
         raise InputError(
-            f"{asked.at('safety')}: and robust: both say what a plan must stand; drop one of the two"
+            f"{question.path_of('safety')}: and robust: both say what a plan must stand; drop one of the two"
         )
-    if "safety" in asked:
-        return parse_safety(asked.get("safety"), asked.at("safety"))
-    return None if "robust" in asked else Safety()
+    if "safety" in question:
+        return parse_safety(question.get("safety"), question.path_of("safety"))
+    return None if "robust" in question else Safety()
 
 
-def _check_throughput(task: Task, where: str) -> None:
+def _check_throughput(task: PlanQuestion, where: str) -> None:
     """With objective throughput the search chooses the rate: it must not be given, and a limit must bound
     it."""
     if task.objective != "throughput":
@@ -824,16 +846,18 @@ def _check_throughput(task: Task, where: str) -> None:
         )
 
 
-def _objective(value: object, where: str) -> Objective:
+def _parse_objective(value: object, where: str) -> Objective:
     if value == SAME_AS_COST:
         return "cost"
-    return cast(Objective, one_of(value, get_args(Objective), where))
+    return cast(Objective, check_one_of(value, get_args(Objective), where))
 
 
-def _spare(value: object, where: str) -> tuple[int, int]:
+def _parse_spare(value: object, where: str) -> tuple[int, int]:
     """(workers, nodes) of which one is 0."""
     match = _SPARE.fullmatch("0" if value is None else str(value).strip())
     if match is None or len(match[1]) > 4:
-        raise refused(where, "expected a number of workers or nodes such as '1 worker' or '1 node'", value)
+        raise refused_value(
+            where, "expected a number of workers or nodes such as '1 worker' or '1 node'", value
+        )
     count = int(match[1])
     return (0, count) if (match[2] or "").startswith("node") else (count, 0)

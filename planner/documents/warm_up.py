@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import InputError
+from planner.files.checked_files import open_input
+from planner.files.jsontext import parse_json
 from planner.fleet import Fleet
-from planner.io.files import open_input
-from planner.io.jsontext import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
             raise InputError(f"{path}: is no JSON ({error}); give a warm-up.json with prompts") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path}: expected a list of {{worker, prompt}}; give a warm-up.json with prompts")
-    found = []
+    prompts = []
     for number, row in enumerate(rows):
         if row.get("worker") not in names:
             few = ", ".join(names[:5])
@@ -47,5 +47,5 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
                 f"{path}: row {number}: has no prompt; add the text or the token ids of its blocks, as "
                 "requests will send them"
             )
-        found.append(WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt))
-    return tuple(found)
+        prompts.append(WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt))
+    return tuple(prompts)

@@ -12,18 +12,18 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
     compose,
+    deployed_routing,
     disaggregatedset,
     dynamo,
-    engine,
+    engine_command,
     kserve,
     kubernetes,
     kv_store,
     llm_d,
     lws,
+    plain_vllm,
     production_stack,
     ray_serve,
-    routing,
-    vllm,
 )
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
@@ -46,7 +46,7 @@ class Target(Protocol):
 
 
 TARGETS: dict[str, Target] = {
-    "vllm": vllm,
+    "vllm": plain_vllm,
     "compose": compose,
     "kubernetes": kubernetes,
     "lws": lws,
@@ -113,10 +113,10 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
     """
     if target not in (*TARGETS, "all"):
         raise InputError(f"target: must be one of all, {', '.join(TARGETS)}, found {target[:200]!r}")
-    if why := engine.undeployable(fleet):
+    if why := engine_command.undeployable(fleet):
         if target != "all":
             raise InputError(f"{target}: {why}")
-        text = f"# Deploying {engine.one_line(fleet.llm.name)}\n\nNothing here deploys it: {why}.\n"
+        text = f"# Deploying {engine_command.one_line(fleet.llm.name)}\n\nNothing here deploys it: {why}.\n"
         return Rendered({"README.md": text}, dict.fromkeys(TARGETS, why), {})
     files: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -125,18 +125,23 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
     for name in TARGETS if target == "all" else [target]:
         try:
             kv_store.refuse(fleet, name)
-            found, said = _of_target(name, fleet, max_model_len), routing.notes(fleet, name)
+            target_files, target_notes = (
+                _of_target(name, fleet, max_model_len),
+                deployed_routing.notes(fleet, name),
+            )
         except InputError as error:
             if target != "all":
                 raise
             refused[name] = str(error)
         else:
             warning = next((row.warning for row in under if row.target == name), "")
-            files |= routing.with_first_line(routing.with_notes(found, said), engine.one_line(warning))
-            notes[name] = said
+            files |= deployed_routing.with_first_line(
+                deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
+            )
+            notes[name] = target_notes
             if warning:
                 warnings[name] = warning
-    readme = _readme(fleet, max_model_len, notes, refused, under)
+    readme = _write_readme(fleet, max_model_len, notes, refused, under)
     return Rendered({"README.md": readme, **files}, refused, notes, warnings)
 
 
@@ -147,53 +152,60 @@ def _of_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, st
 
 def services_apart(fleet: Fleet, target: str) -> int:
     """How many services with an address each a target makes of a fleet that it can run; 1: one router."""
-    return len(engine.services(fleet, target)) if target in APART else 1
+    return len(engine_command.services(fleet, target)) if target in APART else 1
 
 
-def refused(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+def find_refused_targets(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """The targets that cannot run the fleet, and why."""
     return render(fleet, max_model_len).refused
 
 
-def _readme(
+def _write_readme(
     fleet: Fleet,
     max_model_len: int,
     notes: dict[str, list[str]],
     refused: dict[str, str],
     under: Sequence[Under],
 ) -> str:
-    llm = engine.one_line(fleet.llm.name)
+    llm = engine_command.one_line(fleet.llm.name)
     missed = [row.target for row in under if row.target in notes and row.kept is False]
     lines = [
         *([f"NOT KEPT on {', '.join(missed)}: see below.", ""] if missed else []),
         f"# Deploying {llm}",
         "",
         *(
-            f"- {pool.count} x {engine.one_line(pool.name)} ({pool.role}): {pool.type.gpus} x "
-            f"{engine.one_line(pool.type.gpu.name)} each"
-            for pool in fleet.running
+            f"- {pool.count} x {engine_command.one_line(pool.name)} ({pool.role}): {pool.type.gpus} x "
+            f"{engine_command.one_line(pool.type.gpu.name)} each"
+            for pool in fleet.running_pools
         ),
         "",
-        f"One of the following deploys it. Where a router comes with it, that is {engine.ROUTER_PACKAGE} "
-        f"on port {engine.HTTP_PORT}, with OpenAI's API. Workers load `{llm}` from the Hugging Face hub (or "
+        "One of the following deploys it. Where a router comes with it, that is "
+        f"{engine_command.ROUTER_PACKAGE} "
+        f"on port {engine_command.HTTP_PORT}, with OpenAI's API. Workers load `{llm}` from the Hugging "
+        "Face hub (or "
         "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
         "`served-model-name`.",
-        *_routers([row for row in under if row.target in notes]),
+        *_describe_routers([row for row in under if row.target in notes]),
     ]
-    for name, said in notes.items():
+    for name, note_lines in notes.items():
         target = TARGETS[name]
-        versions = f"For {engine.made_for(target.ENGINE, fleet)}"
+        versions = f"For {engine_command.made_for(target.ENGINE, fleet)}"
         warning = next((row.warning for row in under if row.target == name), "")
-        lines += ["", f"## {name}", "", *([f"**{_cell(warning)}**", ""] if warning else []), versions]
+        lines += ["", f"## {name}", "", *([f"**{_table_cell(warning)}**", ""] if warning else []), versions]
         lines += ["", *target.steps(fleet)]
-        lines += ["", f"Routing: {' '.join([target.routing(fleet), *said])}"]
+        lines += ["", f"Routing: {' '.join([target.routing(fleet), *note_lines])}"]
     if refused:
-        lines += ["", "## Not written", "", *(f"- {engine.one_line(why)}" for why in refused.values())]
+        lines += [
+            "",
+            "## Not written",
+            "",
+            *(f"- {engine_command.one_line(why)}" for why in refused.values()),
+        ]
     lines += _capped(fleet) + _differs(fleet, max_model_len)
     return "\n".join(lines) + "\n"
 
 
-def _routers(rows: Sequence[Under]) -> list[str]:
+def _describe_routers(rows: Sequence[Under]) -> list[str]:
     if not rows:
         return []
     return [
@@ -204,17 +216,20 @@ def _routers(rows: Sequence[Under]) -> list[str]:
         "",
         "| target | router | simulated as | SLO |",
         "| --- | --- | --- | --- |",
-        *(f"| {' | '.join(map(_cell, (row.target, row.router, row.simulated, row.slo)))} |" for row in rows),
+        *(
+            f"| {' | '.join(map(_table_cell, (row.target, row.router, row.simulated, row.slo)))} |"
+            for row in rows
+        ),
     ]
 
 
-def _cell(text: str) -> str:
-    return engine.one_line(text).replace("|", "\\|")
+def _table_cell(text: str) -> str:
+    return engine_command.one_line(text).replace("|", "\\|")
 
 
 def _capped(fleet: Fleet) -> list[str]:
-    gpus = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running}
-    capped = [gpu for gpu in gpus.values() if engine.is_capped(gpu)]
+    gpus = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running_pools}
+    capped = [gpu for gpu in gpus.values() if engine_command.is_capped(gpu)]
     if not capped:
         return []
     return [
@@ -225,13 +240,13 @@ def _capped(fleet: Fleet) -> list[str]:
         "",
         *(
             f"    sudo nvidia-smi -pl {gpu.power_w:g}; kubectl label node NAME "
-            f"{kubernetes.POWER_LIMIT}={gpu.power_w:g}   # {engine.one_line(gpu.name)}"
+            f"{kubernetes.POWER_LIMIT}={gpu.power_w:g}   # {engine_command.one_line(gpu.name)}"
             for gpu in capped
         ),
     ]
 
 
-_TOLD = (
+_EXPRESSIBLE_POLICIES = (
     "routing",
     "decode_routing",
     "seed",
@@ -242,16 +257,20 @@ _TOLD = (
 )  # or said below
 
 
-def _untold(policies: Policies) -> list[str]:
+def _inexpressible_policies(policies: Policies) -> list[str]:
     """What a plan's policies change that no target expresses: all but routing and the order of the queue."""
     default = Policies()
-    told = (*_TOLD, *ROUTING[policies.routing].tried) if engine.has_cache_rule(policies) else _TOLD
+    expressible = (
+        (*_EXPRESSIBLE_POLICIES, *ROUTING[policies.routing].setting_grid)
+        if engine_command.has_cache_rule(policies)
+        else _EXPRESSIBLE_POLICIES
+    )
     names = [field.name for field in fields(Policies)]
     changed = [name for name in names if getattr(policies, name) != getattr(default, name)]
-    return [f"{name} {getattr(policies, name)}" for name in changed if name not in told]
+    return [f"{name} {getattr(policies, name)}" for name in changed if name not in expressible]
 
 
-def _caches(fleet: Fleet) -> list[str]:
+def _cache_notes(fleet: Fleet) -> list[str]:
     """A plan that counts on hits needs a router that looks for them."""
     policies = fleet.policies
     lines = [
@@ -259,7 +278,7 @@ def _caches(fleet: Fleet) -> list[str]:
         "target whose text says that its router does not look at prefixes does not keep the plan's promise."
     ]
     row = ROUTING[policies.routing]
-    if engine.has_cache_rule(policies):
+    if engine_command.has_cache_rule(policies):
         lines.append(
             f"- vllm-router's cache_aware is the rule that was simulated, with the settings that did best: a "
             f"match of more than {policies.cache_threshold_frac:g} of a prompt is followed, unless workers "
@@ -281,20 +300,24 @@ def _caches(fleet: Fleet) -> list[str]:
     return lines
 
 
-def _adapters(lora: Lora) -> str:
+def _adapter_notes(lora: Lora) -> str:
     named = (
         "each adapter's files"
         if isinstance(lora.adapters, tuple)
-        else (f"the files of your {lora.count} adapters, one NAME=PATH each in place of {engine.ANY_ADAPTER}")
+        else (
+            f"the files of your {lora.adapter_count} adapters, one NAME=PATH each in place of "
+            f"{engine_command.ANY_ADAPTER}"
+        )
     )
     return (
-        f"- Mount {named} below {engine.ADAPTERS} on every worker, or change --lora-modules. No router here "
+        f"- Mount {named} below {engine_command.ADAPTERS} on every worker, or change --lora-modules. "
+        "No router here "
         "sends a request to a worker that has its adapter loaded, nor does the simulation; `plan serve` "
         "takes no adapters."
     )
 
 
-def _ranks(fleet: Fleet) -> str:
+def _rank_notes(fleet: Fleet) -> str:
     speed = fleet.network.bandwidth_bytes_per_s / 1e9
     return (
         "- Ranks on several nodes meet by DeepEP, which the image must have, over a link of "
@@ -304,7 +327,7 @@ def _ranks(fleet: Fleet) -> str:
     )
 
 
-def _offload(fleet: Fleet, offload: KvOffload) -> str:
+def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
     if offload.is_shared:
         return (
             f"- Workers that prefill share a store of {offload.size_bytes / 1e9:.4g} GB of KV blocks: "
@@ -314,10 +337,11 @@ def _offload(fleet: Fleet, offload: KvOffload) -> str:
             "speaks TCP: RDMA needs devices such as rdma/ib in its pods and the workers', and `protocol` in "
             "both places."
         )
-    sizes = sorted({engine.cpu_bytes(pool, fleet) for pool in fleet.running} - {0})
-    said = " or ".join(f"{size / 1e9:.4g} GB" for size in sizes)
+    sizes = sorted({engine_command.cpu_bytes(pool, fleet) for pool in fleet.running_pools} - {0})
+    size_words = " or ".join(f"{size / 1e9:.4g} GB" for size in sizes)
     return (
-        f"- Every worker that prefills keeps KV blocks in {said} of CPU memory, below /dev/shm: its host "
+        f"- Every worker that prefills keeps KV blocks in {size_words} of CPU memory, below /dev/shm: "
+        "its host "
         "must have as much to spare for each. The simulation loads them at "
         f"{offload.bandwidth_bytes_per_s / 1e9:.4g} GB/s per GPU, as vLLM 0.32 schedules loads; measure that "
         "rate on your hosts. Routers see what is cached on the GPUs alone."
@@ -337,14 +361,14 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         "as simulated, on one machine or, with --workers, before workers that it did not start.",
     ]
     if policies.prefix_cache:
-        lines += _caches(fleet)
+        lines += _cache_notes(fleet)
     else:
         lines.append("- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.")
     lines.append(
         "- Nothing here asks for an API key: workers and routers answer whoever reaches them. Keep them in a "
         "private network, behind what asks for keys."
     )
-    if untold := _untold(fleet.policies):
+    if untold := _inexpressible_policies(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
     if QUEUE[fleet.policies.queue].rank is not None:
         lines.append(
@@ -362,18 +386,18 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "
             "precision."
         )
-    if len(engine.routers(fleet)) > 1:
+    if len(engine_command.routers(fleet)) > 1:
         lines.append(
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
             "ones. The simulator chooses among all of them; put a balancer in front of the two."
         )
-    if any(pool.type.all2all for pool in fleet.running):
-        lines.append(_ranks(fleet))
+    if any(pool.type.all2all for pool in fleet.running_pools):
+        lines.append(_rank_notes(fleet))
     if fleet.lora is not None:
-        lines.append(_adapters(fleet.lora))
+        lines.append(_adapter_notes(fleet.lora))
     if policies.kv_offload is not None:
-        lines.append(_offload(fleet, policies.kv_offload))
-    if (served := engine.served_model_len(fleet, max_model_len)) < max_model_len:
+        lines.append(_offload_notes(fleet, policies.kv_offload))
+    if (served := engine_command.served_model_len(fleet, max_model_len)) < max_model_len:
         lines.append(
             f"- Requests of more than {served} tokens are refused, as in the simulation; the longest has "
             f"{max_model_len}."

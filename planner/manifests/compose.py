@@ -10,25 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.io.files import to_yaml
-from planner.manifests import engine
-from planner.manifests.engine import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP, Node, Placed
+from planner.manifests import engine_command
+from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP, DeployedNode, PlacedWorker
 
 Document = dict[str, Any]
-ENGINE = f"vLLM {engine.VLLM_VERSION}, the Compose specification"
+ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
 HF_HOME = "/hf-cache"  # in the container, whoever its user is
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """compose/compose.yaml, or compose/node-0.yaml ... with router.yaml and nodes.env."""
-    engine.on_one_node(fleet, "compose")
+    engine_command.on_one_node(fleet, "compose")
     return {f"compose/{path}": text for path, text in _files(fleet, max_model_len).items()}
 
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
-    if (nodes := len(engine.place(fleet))) == 1:
+    if (nodes := len(engine_command.place(fleet))) == 1:
         return ["    HF_TOKEN=... docker compose -f compose/compose.yaml up -d"]
     return [
         f"{nodes} nodes: fill in compose/nodes.env, copy the folder to each, and there (here node 0)",
@@ -43,12 +43,12 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return engine.router_words(fleet)
+    return engine_command.router_words(fleet)
 
 
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    nodes = engine.place(fleet)
-    name = engine.llm_label(fleet)
+    nodes = engine_command.place(fleet)
+    name = engine_command.llm_label(fleet)
     if len(nodes) == 1:
         services = _services(fleet, nodes[0], max_model_len, shared_network=False)
         urls = {worker.name: f"http://{worker.name}:{HTTP_PORT}" for worker in nodes[0].workers}
@@ -68,7 +68,7 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     about = "The router; start it on any host that reaches the nodes."
     files["router.yaml"] = _file(about, f"{name}-router", _routers(fleet, nodes, urls), cache=False)
     files["nodes.env"] = "# The address of each node, as the other nodes reach it.\n" + "".join(
-        f"# {node.gpu.gpus_per_node} x {engine.one_line(node.gpu.name)}\nNODE_{index}=\n"
+        f"# {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.name)}\nNODE_{index}=\n"
         for index, node in enumerate(nodes)
     )
     return files
@@ -81,17 +81,17 @@ def _file(about: str, name: str, services: Document, *, cache: bool = True) -> s
     return f"# {about}\n" + to_yaml(document)
 
 
-def _about(node: Node) -> str:
+def _about(node: DeployedNode) -> str:
     workers = ", ".join(worker.name for worker in node.workers)
-    about = f"A node with {node.gpu.gpus_per_node} x {engine.one_line(node.gpu.base)}: {workers}."
-    return f"{about}\n{engine.power_note(node.gpu)}" if engine.is_capped(node.gpu) else about
+    about = f"A node with {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.base)}: {workers}."
+    return f"{about}\n{engine_command.power_note(node.gpu)}" if engine_command.is_capped(node.gpu) else about
 
 
 def _address(node: int) -> str:
     return f"${{NODE_{node}:?set NODE_{node} in nodes.env}}"
 
 
-def _services(fleet: Fleet, node: Node, max_model_len: int, *, shared_network: bool) -> Document:
+def _services(fleet: Fleet, node: DeployedNode, max_model_len: int, *, shared_network: bool) -> Document:
     return {
         worker.name: _service(fleet, worker, slot, max_model_len, shared_network=shared_network)
         for slot, worker in enumerate(node.workers)
@@ -99,17 +99,17 @@ def _services(fleet: Fleet, node: Node, max_model_len: int, *, shared_network: b
 
 
 def _service(
-    fleet: Fleet, worker: Placed, slot: int, max_model_len: int, *, shared_network: bool
+    fleet: Fleet, worker: PlacedWorker, slot: int, max_model_len: int, *, shared_network: bool
 ) -> Document:
     gpu = worker.pool.type.gpu
     port = HTTP_PORT + 1 + slot if shared_network else HTTP_PORT
-    args = [*engine.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
+    args = [*engine_command.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
     environment = {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": HF_HOME}
     if worker.pool.role != "mixed":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
     service: Document = {
-        "image": engine.image(worker.pool.type),
+        "image": engine_command.image(worker.pool.type),
         "entrypoint": ["vllm", "serve"],
         "command": [arg.replace("$", "$$") for arg in args],  # compose would read $ as a variable
         "environment": environment,
@@ -121,13 +121,13 @@ def _service(
             "interval": "10s",
             "timeout": "5s",
             "retries": 3,
-            "start_period": f"{engine.START_S}s",
+            "start_period": f"{engine_command.START_S}s",
         },
     }
     if shared_network:
         service["network_mode"] = "host"
     devices = [str(device) for device in worker.devices]
-    if engine.is_rocm(gpu):
+    if engine_command.is_rocm(gpu):
         environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)
         service |= {
             "devices": ["/dev/kfd", "/dev/dri"],
@@ -140,11 +140,11 @@ def _service(
     return service
 
 
-def _routers(fleet: Fleet, nodes: list[Node], urls: dict[str, str]) -> Document:
+def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> Document:
     workers = [worker for node in nodes for worker in node.workers]
     services: Document = {}
-    for number, (name, roles) in enumerate(engine.routers(fleet).items()):
-        args = engine.router_policy_args(fleet, roles)
+    for number, (name, roles) in enumerate(engine_command.routers(fleet).items()):
+        args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
             own = [f'"{urls[worker.name]}"' for worker in workers if worker.pool.role == role]
             if role == "mixed":
@@ -152,8 +152,8 @@ def _routers(fleet: Fleet, nodes: list[Node], urls: dict[str, str]) -> Document:
             else:
                 args += [word for url in own for word in (f"--{role}", url)]
         services[name] = {
-            "image": engine.ROUTER_IMAGE,
-            "command": engine.router_command(args),
+            "image": engine_command.ROUTER_IMAGE,
+            "command": engine_command.router_command(args),
             "ports": [f"{HTTP_PORT + 100 * number}:{HTTP_PORT}"],
             "restart": "unless-stopped",
         }

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.manifests import engine, kubernetes, lws
-from planner.manifests.engine import HTTP_PORT
+from planner.manifests import engine_command, kubernetes, lws
+from planner.manifests.engine_command import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, Document
 
-ENGINE = f"vLLM {engine.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
+ENGINE = f"vLLM {engine_command.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
 MAX_ROLES = 10
 
 
@@ -27,7 +27,7 @@ def steps(fleet: Fleet) -> list[str]:
     return [
         f"    {kubernetes.SECRET}",
         "    kubectl apply -f disaggregatedset.yaml",
-        f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
+        f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",
         "",
         "Needs the LeaderWorkerSet controller, installed with `--set enableDisaggregatedSet=true`, and the "
         "GPU operator. Not beside kubernetes.yaml or lws.yaml: same names.",
@@ -36,20 +36,20 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return engine.router_words(fleet)
+    return engine_command.router_words(fleet)
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
-    pools = fleet.running
+    pools = fleet.running_pools
     if any(pool.role == "mixed" for pool in pools):
         raise InputError("disaggregatedset: holds prefill and decode pools only, found a mixed one; take lws")
     if len(pools) > MAX_ROLES:
         raise InputError(f"disaggregatedset: holds at most {MAX_ROLES} pools, found {len(pools)}; take lws")
-    app = engine.llm_label(fleet)
+    app = engine_command.llm_label(fleet)
     roles: list[Document] = []
     budgets: list[Document] = []
-    for name, pool in zip(engine.pool_labels(fleet), pools, strict=True):
+    for name, pool in zip(engine_command.pool_labels(fleet), pools, strict=True):
         labels = kubernetes.labels_of(fleet, name, pool)
         roles.append({"name": name, "spec": lws.group_spec(fleet, pool, labels, max_model_len)})
         budgets.append(kubernetes.budget(labels))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.manifests import engine, kubernetes
+from planner.manifests import engine_command, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.policies import DYNAMO, ROUTING, answer
+from planner.policies import DYNAMO, ROUTING, find_router_difference
 
 DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
@@ -52,12 +52,13 @@ def routing(fleet: Fleet) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
-    engine.plain_name(fleet, "dynamo")
-    engine.without_ranks(fleet, "dynamo", on_nodes=False)
-    engine.without_offload(fleet, "dynamo")
-    if len(fleet.running) >= MAX_COMPONENTS:
+    engine_command.plain_name(fleet, "dynamo")
+    engine_command.without_ranks(fleet, "dynamo", on_nodes=False)
+    engine_command.without_offload(fleet, "dynamo")
+    if len(fleet.running_pools) >= MAX_COMPONENTS:
         raise InputError(
-            f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found {len(fleet.running)}"
+            f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found "
+            f"{len(fleet.running_pools)}"
         )
     graphs = []
     for name, own in graph_pools(fleet).items():
@@ -75,25 +76,28 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
     """Name of a graph -> its pools, each with the name of its component."""
-    pools = list(zip(engine.pool_labels(fleet, length=COMPONENT_NAME), fleet.running, strict=True))
-    found = {}
+    pools = list(
+        zip(engine_command.pool_labels(fleet, length=COMPONENT_NAME), fleet.running_pools, strict=True)
+    )
+    pools_by_graph = {}
     for kind in ("disagg", "agg"):
         if own := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:
-            found[_graph_name(fleet, kind, own)] = own
-    return found
+            pools_by_graph[_graph_name(fleet, kind, own)] = own
+    return pools_by_graph
 
 
 def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
     """As much of the LLM's name as its components leave: one of several nodes counts twice, and `-ldr`."""
     longest = max(
-        len(name) if engine.nodes_of(pool.type) == 1 else 2 * len(name) + len("-ldr") for name, pool in pools
+        len(name) if engine_command.nodes_of(pool.type) == 1 else 2 * len(name) + len("-ldr")
+        for name, pool in pools
     )
     room = MAX_NAMES - max(longest, len("frontend")) - len(f"-{kind}")
-    return f"{engine.label(engine.llm_label(fleet), length=room)}-{kind}"
+    return f"{engine_command.label(engine_command.llm_label(fleet), length=room)}-{kind}"
 
 
 def _router_mode(fleet: Fleet) -> str:
-    return answer(ROUTING[fleet.policies.routing], DYNAMO).name
+    return find_router_difference(ROUTING[fleet.policies.routing], DYNAMO).name
 
 
 def _frontend(fleet: Fleet) -> Document:
@@ -114,14 +118,15 @@ def _frontend(fleet: Fleet) -> Document:
 
 
 def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
-    if engine.is_rocm(pool.type.gpu):
+    if engine_command.is_rocm(pool.type.gpu):
         raise InputError(
-            f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has {engine.one_line(pool.type.gpu.name)}"
+            f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has "
+            f"{engine_command.one_line(pool.type.gpu.name)}"
         )
-    engine.without_adapters(fleet, "dynamo", "loads adapters by its own API")
-    told = engine.settings(pool, fleet, max_model_len)
-    told.pop("data-parallel-size-local", None)  # the operator's
-    args = ["--model", fleet.llm.name, *engine.to_args(told)]
+    engine_command.without_adapters(fleet, "dynamo", "loads adapters by its own API")
+    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    engine_settings.pop("data-parallel-size-local", None)  # the operator's
+    args = ["--model", fleet.llm.name, *engine_command.to_args(engine_settings)]
     if pool.role != "mixed":
         args += ["--disaggregation-mode", pool.role]
     main = {
@@ -135,7 +140,7 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
     if meeting := kubernetes.nixl_environment(pool):
         main["env"] = meeting
     template: Document = {"spec": {**kubernetes.placement(fleet, pool), "containers": [main]}}
-    if engine.is_capped(pool.type.gpu):
+    if engine_command.is_capped(pool.type.gpu):
         template["metadata"] = {"annotations": {kubernetes.POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}}
     component: Document = {
         "name": name,
@@ -143,6 +148,6 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         "replicas": pool.count,
         "podTemplate": template,
     }
-    if (nodes := engine.nodes_of(pool.type)) > 1:
+    if (nodes := engine_command.nodes_of(pool.type)) > 1:
         component["multinode"] = {"nodeCount": nodes}
     return component

@@ -21,7 +21,7 @@ from planner.policies import (
     LONGEST_MATCH,
     NEAR_MATCH,
     ROUTING,
-    answer,
+    find_router_difference,
 )
 
 Document = dict[str, Any]
@@ -38,14 +38,14 @@ _PICKERS = ("random-picker",)
 
 def profile(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
     """The plugins for one of the simulator's routings, or in its place, in order, the picker last."""
-    plugins = answer(ROUTING[routing], router).name.split(", ")
+    plugins = find_router_difference(ROUTING[routing], router).name.split(", ")
     return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
 
 
 def config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
     policies, role = fleet.policies, "prefill" if is_pair else "mixed"
-    front = [pool for pool in fleet.running if pool.role == role]
+    front = [pool for pool in fleet.running_pools if pool.role == role]
     parameters: Document = {
         NEAR_MATCH: {"peakPrefillThroughput": round(min(map(_prefill_tokens_per_s, front)))}
     }

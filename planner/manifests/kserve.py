@@ -12,9 +12,9 @@ import shlex
 
 from planner.domain import Gpu
 from planner.fleet import Fleet, Pool
-from planner.manifests import endpoint_picker, engine, kubernetes
+from planner.manifests import endpoint_picker, engine_command, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.policies import GATEWAY, KSERVE, ROUTING, answer
+from planner.policies import GATEWAY, KSERVE, ROUTING, find_router_difference
 
 KSERVE_VERSION = "0.21.0"
 LLM_D_VERSION = "v0.9.0"  # the image in the presets of KSERVE_VERSION
@@ -33,7 +33,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     lines = [f"    {kubernetes.SECRET}", "    kubectl apply -f kserve.yaml", "    kubectl get llmisvc"]
-    if len(engine.services(fleet, "kserve")) > 1:
+    if len(engine_command.services(fleet, "kserve")) > 1:
         lines += ["", "Each service has an address of its own; put a balancer in front of them."]
     return lines
 
@@ -48,11 +48,11 @@ def routing(fleet: Fleet) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The service account of the token, and one LLMInferenceService per service."""
-    engine.on_one_node(fleet, "kserve")
-    engine.without_ranks(fleet, "kserve")
-    engine.without_offload(fleet, "kserve")
-    name, app = engine.hub_name(fleet, "kserve"), engine.llm_label(fleet)
-    found = engine.services(fleet, "kserve")
+    engine_command.on_one_node(fleet, "kserve")
+    engine_command.without_ranks(fleet, "kserve")
+    engine_command.without_offload(fleet, "kserve")
+    name, app = engine_command.hub_name(fleet, "kserve"), engine_command.llm_label(fleet)
+    pools_by_service = engine_command.services(fleet, "kserve")
     account: Document = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -60,7 +60,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
         "secrets": [{"name": kubernetes.SECRET_NAME}],
     }
     services: list[Document] = []
-    for label, (pool, prefill) in found.items():
+    for label, (pool, prefill) in pools_by_service.items():
         spec: Document = {
             "model": {"uri": f"hf://{name}", "name": name},
             **_workload(fleet, pool, max_model_len),
@@ -72,7 +72,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
             {
                 "apiVersion": "serving.kserve.io/v1alpha2",
                 "kind": "LLMInferenceService",
-                "metadata": {"name": app if len(found) == 1 else f"{app}-{label}"},
+                "metadata": {"name": app if len(pools_by_service) == 1 else f"{app}-{label}"},
                 "spec": spec,
             }
         )
@@ -80,7 +80,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
-    return not is_pair and answer(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
+    return not is_pair and find_router_difference(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
 
 
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
@@ -93,12 +93,14 @@ def _router(fleet: Fleet, *, is_pair: bool) -> Document:
 
 
 def _image(gpu: Gpu) -> str:
-    return f"ghcr.io/llm-d/llm-d-{'rocm' if engine.is_rocm(gpu) else 'cuda'}:{LLM_D_VERSION}"
+    return f"ghcr.io/llm-d/llm-d-{'rocm' if engine_command.is_rocm(gpu) else 'cuda'}:{LLM_D_VERSION}"
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    told = engine.settings(pool, fleet, max_model_len)
-    args = engine.to_args({key: value for key, value in told.items() if key not in _KSERVE_TELLS})
+    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    args = engine_command.to_args(
+        {key: value for key, value in engine_settings.items() if key not in _KSERVE_TELLS}
+    )
     main = {
         "name": "main",
         "image": _image(pool.type.gpu),
@@ -107,14 +109,14 @@ def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},
         ],
         "resources": kubernetes.resources(pool),
-        "startupProbe": {"periodSeconds": 10, "failureThreshold": engine.START_S // 10},
+        "startupProbe": {"periodSeconds": 10, "failureThreshold": engine_command.START_S // 10},
     }
     return {
         "replicas": pool.count,
         "parallelism": {"tensor": pool.type.tp},
         "template": {
             **kubernetes.placement(fleet, pool),
-            "serviceAccountName": f"{engine.llm_label(fleet)}-hub",
+            "serviceAccountName": f"{engine_command.llm_label(fleet)}-hub",
             "containers": [main],
         },
     }

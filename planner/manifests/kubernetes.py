@@ -12,10 +12,10 @@ from typing import Any
 
 from planner.domain import Gpu
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool, Role
-from planner.io.files import to_yaml
-from planner.manifests import engine, kv_store
-from planner.manifests.engine import HTTP_PORT, NIXL_PORT
+from planner.manifests import engine_command, kv_store
+from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
 
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
@@ -24,7 +24,7 @@ SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
 # no worker more than the plan has GPUs for, even while a new version rolls out
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
-ENGINE = f"vLLM {engine.VLLM_VERSION}"
+ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
 # the ranks of a worker talk through shared memory, of which a pod has 64 MB by itself
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # of the owner of a store, beside its blocks
@@ -47,7 +47,7 @@ def steps(fleet: Fleet) -> list[str]:
     return [
         f"    {SECRET}",
         "    kubectl apply -f kubernetes.yaml",
-        f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
+        f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",
         "",
         "Needs the GPU operator (device plugin and feature discovery, which labels the nodes).",
     ]
@@ -55,27 +55,27 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return engine.router_words(fleet)
+    return engine_command.router_words(fleet)
 
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
     """YAML to be applied with kubectl."""
-    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f {name}\n"
+    about = f"# {engine_command.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f {name}\n"
     return about + "---\n".join(map(to_yaml, documents))
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
-    engine.on_one_node(fleet, "kubernetes")
+    engine_command.on_one_node(fleet, "kubernetes")
     pools: list[Document] = []
-    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
+    for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = labels_of(fleet, name, pool)
         pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), budget(labels)]
     return [*pools, *_store(fleet), *router(fleet)]
 
 
 def labels_of(fleet: Fleet, name: str, pool: Pool) -> Document:
-    app = engine.llm_label(fleet)
+    app = engine_command.llm_label(fleet)
     return {APP: app, PART: f"{app}-{name}", ROLE: f"{pool.role}"}
 
 
@@ -85,17 +85,17 @@ def node_labels(gpu: Gpu) -> Document:
     key = key if equals else "nvidia.com/gpu.product"
     if not (_LABEL_NAME.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
         raise InputError(
-            f"GPU {engine.one_line(gpu.name)}: node_selector: expected a value of the node label "
+            f"GPU {engine_command.one_line(gpu.name)}: node_selector: expected a value of the node label "
             f"nvidia.com/gpu.product, or LABEL=VALUE, found {gpu.node_selector[:200]!r}"
         )
     selector: Document = {key: value}
-    if engine.is_capped(gpu):
+    if engine_command.is_capped(gpu):
         selector[POWER_LIMIT] = f"{gpu.power_w:g}"
     return selector
 
 
 def resource_of(gpu: Gpu) -> str:
-    return "amd.com/gpu" if engine.is_rocm(gpu) else "nvidia.com/gpu"
+    return "amd.com/gpu" if engine_command.is_rocm(gpu) else "nvidia.com/gpu"
 
 
 def expanded(args: list[str]) -> list[str]:
@@ -129,21 +129,21 @@ def shared_memory(fleet: Fleet, pool: Pool) -> Document:
 
 
 def _offload_gib(fleet: Fleet, pool: Pool) -> int:
-    return -(-engine.cpu_bytes(pool, fleet) // 2**30)
+    return -(-engine_command.cpu_bytes(pool, fleet) // 2**30)
 
 
 def asking_memory(fleet: Fleet, pool: Pool, main: Document) -> Document:
     """The container, which asks for the CPU memory of its KV blocks, where it has any."""
     if not (size_gib := _offload_gib(fleet, pool)):
         return main
-    asked = main["resources"]
-    requests = {**asked["requests"], "memory": f"{SHM_GIB + size_gib}Gi"}
-    return {**main, "resources": {**asked, "requests": requests}}
+    main_resources = main["resources"]
+    requests = {**main_resources["requests"], "memory": f"{SHM_GIB + size_gib}Gi"}
+    return {**main, "resources": {**main_resources, "requests": requests}}
 
 
 def resources(pool: Pool) -> Document:
     """The GPUs of one pod: a worker's share of one node."""
-    gpus = {resource_of(pool.type.gpu): str(pool.type.gpus // engine.nodes_of(pool.type))}
+    gpus = {resource_of(pool.type.gpu): str(pool.type.gpus // engine_command.nodes_of(pool.type))}
     return {"limits": gpus, "requests": dict(gpus)}
 
 
@@ -154,7 +154,7 @@ def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
     return {
         "name": "vllm",
-        "image": engine.image(pool.type),
+        "image": engine_command.image(pool.type),
         "command": ["vllm", "serve"],
         "args": args,
         "env": environment(pool),
@@ -168,7 +168,7 @@ def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document
 def probes(*, port: str = "http") -> Document:
     health = {"httpGet": {"path": "/health", "port": port}}
     return {
-        "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine.START_S // 10},
+        "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10},
         "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 3},
         "livenessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
@@ -188,15 +188,16 @@ def placement(fleet: Fleet, pool: Pool) -> Document:
 def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
     """Whether another pool caps the same GPU, so that this one must avoid those nodes."""
     gpu = pool.type.gpu
-    return not engine.is_capped(gpu) and any(
-        other.type.gpu.base == gpu.base and engine.is_capped(other.type.gpu) for other in fleet.running
+    return not engine_command.is_capped(gpu) and any(
+        other.type.gpu.base == gpu.base and engine_command.is_capped(other.type.gpu)
+        for other in fleet.running_pools
     )
 
 
 def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
     """A pod template around the container `main`."""
     metadata: Document = {"labels": labels}
-    if engine.is_capped(pool.type.gpu):
+    if engine_command.is_capped(pool.type.gpu):
         metadata["annotations"] = {POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}
     return {
         "metadata": metadata,
@@ -210,7 +211,7 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
 
 
 def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
-    args = [*engine.engine_args(pool, fleet, max_model_len), "--port", str(HTTP_PORT)]
+    args = [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(HTTP_PORT)]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -225,7 +226,7 @@ def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> 
 
 
 def _store_name(fleet: Fleet) -> str:
-    return f"{engine.llm_label(fleet)}-{kv_store.NAME}"
+    return f"{engine_command.llm_label(fleet)}-{kv_store.NAME}"
 
 
 def _with_store(fleet: Fleet, pool: Pool, template: Document) -> Document:
@@ -243,7 +244,7 @@ def _store(fleet: Fleet) -> list[Document]:
     """The store of KV blocks that all workers have: its master and the owner of the memory in one pod."""
     if not (size := kv_store.size_bytes(fleet)):
         return []
-    name, app = _store_name(fleet), engine.llm_label(fleet)
+    name, app = _store_name(fleet), engine_command.llm_label(fleet)
     labels = {APP: app, PART: name, ROLE: kv_store.NAME}
     metadata = {"name": name, "labels": labels}
     memory = f"{-(-size // 2**30) + STORE_SPARE_GIB}Gi"
@@ -251,14 +252,14 @@ def _store(fleet: Fleet) -> list[Document]:
     port = {"name": "master", "containerPort": kv_store.MASTER_PORT}
     master = {
         "name": "master",
-        "image": engine.IMAGE,
+        "image": engine_command.IMAGE,
         "command": kv_store.master_args(),
         "ports": [port],
         "readinessProbe": {"tcpSocket": {"port": "master"}, "periodSeconds": 5},
     }
     owner = {
         "name": "owner",
-        "image": engine.IMAGE,
+        "image": engine_command.IMAGE,
         "command": kv_store.owner_args(size, "$(POD_IP)", STORE_PROTOCOL),
         "env": [address],
         "resources": {"requests": {"cpu": "4", "memory": memory}, "limits": {"memory": memory}},
@@ -316,8 +317,8 @@ def budget(labels: Document) -> Document:
 
 def router(fleet: Fleet) -> list[Document]:
     """The routers, and their right to watch pods."""
-    app = engine.llm_label(fleet)
-    routers = [_router(fleet, app, name, roles) for name, roles in engine.routers(fleet).items()]
+    app = engine_command.llm_label(fleet)
+    routers = [_router(fleet, app, name, roles) for name, roles in engine_command.routers(fleet).items()]
     return [*_discovery(app), *(document for documents in routers for document in documents)]
 
 
@@ -343,7 +344,7 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
     labels = {APP: app, PART: name, ROLE: "router"}
     metadata = {"name": name, "labels": labels}
     args = [
-        *engine.router_policy_args(fleet, roles),
+        *engine_command.router_policy_args(fleet, roles),
         "--service-discovery",
         "--service-discovery-namespace",
         '"$POD_NAMESPACE"',
@@ -355,8 +356,8 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
         args += [flag, f"{APP}={app}", f"{ROLE}={role}"]
     container = {
         "name": "router",
-        "image": engine.ROUTER_IMAGE,
-        "command": engine.router_command(args),
+        "image": engine_command.ROUTER_IMAGE,
+        "command": engine_command.router_command(args),
         "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
         "ports": [{"name": "http", "containerPort": HTTP_PORT}],
         "resources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},

@@ -46,11 +46,14 @@ def refuse(fleet: Fleet, target: str) -> None:
 
 def connector(fleet: Fleet) -> Document:
     """What workers that have the store are told of it; of several TP degrees also how blocks are cut."""
-    told: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
-    degrees = sorted({pool.type.tp for pool in fleet.running if serves(fleet, pool)})
+    connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    degrees = sorted({pool.type.tp for pool in fleet.running_pools if serves(fleet, pool)})
     if len(degrees) > 1:
-        told["kv_connector_extra_config"] = {"enable_store_tp_lcm": True, "prefill_tp_sizes": degrees}
-    return told
+        connector_config["kv_connector_extra_config"] = {
+            "enable_store_tp_lcm": True,
+            "prefill_tp_sizes": degrees,
+        }
+    return connector_config
 
 
 def config(master: str, protocol: str) -> str:

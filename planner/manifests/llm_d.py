@@ -13,17 +13,18 @@ guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d)
 from __future__ import annotations
 
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
-from planner.io.files import to_yaml
-from planner.manifests import endpoint_picker, engine, kubernetes
-from planner.manifests.engine import HTTP_PORT, NIXL_PORT
+from planner.manifests import endpoint_picker, engine_command, kubernetes
+from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
 from planner.manifests.kubernetes import Document
 
 CHART_VERSION, ROUTER_VERSION = "v0.4.12", "v0.10.0"
 ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
 PLUGINS_FILE = "plan.yaml"
 ENGINE = (
-    f"vLLM {engine.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and llm-d-router-standalone "
+    f"vLLM {engine_command.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and "
+    "llm-d-router-standalone "
     f"{ROUTER_VERSION}"
 )
 BEHIND_SIDECAR_PORT = 8200
@@ -34,12 +35,12 @@ _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX *
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """llm-d/POOL.values.yaml for every pool, and llm-d/router.values.yaml."""
     files = {}
-    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
+    for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         about = (
             f"# helm install {_release(fleet, name)} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
         )
-        if engine.is_capped(pool.type.gpu):
-            about += engine.power_note(pool.type.gpu) + "\n"
+        if engine_command.is_capped(pool.type.gpu):
+            about += engine_command.power_note(pool.type.gpu) + "\n"
         files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
     about = (
         f"# helm install {_release(fleet, 'router')} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
@@ -54,7 +55,7 @@ def router_values(fleet: Fleet) -> Document:
     return {
         "router": {
             "extraServicePorts": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}],
-            "modelServers": {"matchLabels": {"llm-d.ai/model": engine.llm_label(fleet)}},
+            "modelServers": {"matchLabels": {"llm-d.ai/model": engine_command.llm_label(fleet)}},
             "epp": {
                 "replicas": 1,
                 "pluginsConfigFile": PLUGINS_FILE,
@@ -72,7 +73,7 @@ def steps(fleet: Fleet) -> list[str]:
         *(
             f"    helm install {_release(fleet, name)} llm-d-modelservice/llm-d-modelservice --version "
             f"{CHART_VERSION} -f llm-d/{name}.values.yaml"
-            for name in engine.pool_labels(fleet)
+            for name in engine_command.pool_labels(fleet)
         ),
         f"    helm install {_release(fleet, 'router')} {ROUTER_CHART} --version {ROUTER_VERSION} "
         "-f llm-d/router.values.yaml",
@@ -87,39 +88,39 @@ def routing(fleet: Fleet) -> str:
 
 
 def _release(fleet: Fleet, name: str) -> str:
-    return f"{engine.llm_label(fleet)}-{name}"
+    return f"{engine_command.llm_label(fleet)}-{name}"
 
 
 def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The values of one pool's release: the chart calls mixed workers decode workers too."""
-    if len(engine.routers(fleet)) > 1:
+    if len(engine_command.routers(fleet)) > 1:
         raise InputError(
             "llm-d: its router serves pairs or mixed pools, found both under one LLM; take kubernetes"
         )
-    name, gpu = engine.hub_name(fleet, "llm-d"), pool.type.gpu
+    name, gpu = engine_command.hub_name(fleet, "llm-d"), pool.type.gpu
     if pool.type.pp > 1:
         raise InputError(
             f"llm-d: the chart counts TP and DP alone as GPUs, found PP {pool.type.pp}; take lws"
         )
-    nodes = engine.nodes_of(pool.type)
+    nodes = engine_command.nodes_of(pool.type)
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
             "llm-d: the chart cannot keep a pool off nodes, and another pool caps "
-            f"{engine.one_line(gpu.base)}; take kubernetes"
+            f"{engine_command.one_line(gpu.base)}; take kubernetes"
         )
     own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
     port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
-    args = kubernetes.expanded([*engine.engine_args(pool, fleet, max_model_len), "--port", str(port)])
+    args = kubernetes.expanded([*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(port)])
     command = ["vllm", "serve"]
     if nodes > 1:
         args += ["--data-parallel-hybrid-lb", "--data-parallel-address", "$(LWS_LEADER_ADDRESS)"]
-        command = ["sh", "-c", _START.format(ranks=engine.local_ranks(pool.type)), "vllm"]
+        command = ["sh", "-c", _START.format(ranks=engine_command.local_ranks(pool.type)), "vllm"]
     ports = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
     main: Document = {
         "name": "vllm",
-        "image": engine.image(pool.type),
+        "image": engine_command.image(pool.type),
         "modelCommand": "custom",
         "command": command,
         "args": args,
@@ -136,7 +137,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "parallelism": {
             "tensor": pool.type.tp,
             "data": pool.type.dp,
-            "dataLocal": engine.local_ranks(pool.type),
+            "dataLocal": engine_command.local_ranks(pool.type),
             "workers": nodes,
         },
         "nodeSelector": kubernetes.node_labels(gpu),
@@ -150,9 +151,12 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "uri": f"hf://{name}",
             "size": f"{_volume_gib(fleet)}Gi",
             "authSecretName": kubernetes.SECRET_NAME,
-            "labels": {"llm-d.ai/inference-serving": "true", "llm-d.ai/model": engine.llm_label(fleet)},
+            "labels": {
+                "llm-d.ai/inference-serving": "true",
+                "llm-d.ai/model": engine_command.llm_label(fleet),
+            },
         },
-        "accelerator": {"type": "amd" if engine.is_rocm(gpu) else "nvidia"},
+        "accelerator": {"type": "amd" if engine_command.is_rocm(gpu) else "nvidia"},
         "multinode": nodes > 1,
         "routing": {
             "servicePort": HTTP_PORT,

@@ -9,11 +9,11 @@ objects are those of plain Kubernetes; pods that run --headless have no role, so
 from __future__ import annotations
 
 from planner.fleet import Fleet, Pool
-from planner.manifests import engine, kubernetes
-from planner.manifests.engine import HTTP_PORT
+from planner.manifests import engine_command, kubernetes
+from planner.manifests.engine_command import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, ROLE, Document
 
-ENGINE = f"vLLM {engine.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or newer)"
+ENGINE = f"vLLM {engine_command.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or newer)"
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -26,7 +26,7 @@ def steps(fleet: Fleet) -> list[str]:
     return [
         f"    {kubernetes.SECRET}",
         "    kubectl apply -f lws.yaml",
-        f"    kubectl port-forward service/{engine.llm_label(fleet)}-router {HTTP_PORT}",
+        f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",
         "",
         "Needs the LeaderWorkerSet controller and the GPU operator. Not beside kubernetes.yaml: same names.",
     ]
@@ -34,13 +34,13 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return engine.router_words(fleet)
+    return engine_command.router_words(fleet)
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
     pools: list[Document] = []
-    for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True):
+    for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = kubernetes.labels_of(fleet, name, pool)
         group = {
             "apiVersion": "leaderworkerset.x-k8s.io/v1",
@@ -54,8 +54,8 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
     """The spec of a LeaderWorkerSet with one group per worker of `pool`."""
-    nodes = engine.nodes_of(pool.type)
-    args = kubernetes.expanded(engine.engine_args(pool, fleet, max_model_len))
+    nodes = engine_command.nodes_of(pool.type)
+    args = kubernetes.expanded(engine_command.engine_args(pool, fleet, max_model_len))
     template: Document = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
     serving = [*args, "--port", str(HTTP_PORT)]
     if nodes == 1:

@@ -7,14 +7,14 @@ hands the KV connector's parameters from one to the other.
 from __future__ import annotations
 
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
-from planner.io.files import to_yaml
-from planner.manifests import engine, kubernetes
+from planner.manifests import engine_command, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.policies import ROUTING, STACK, STACK_PAIRS, answer
+from planner.policies import ROUTING, STACK, STACK_PAIRS, find_router_difference
 
 CHART_VERSION = "0.1.12"
-ENGINE = f"vLLM {engine.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
+ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
 CPUS, MEMORY = 8, "32Gi"
 LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
@@ -39,7 +39,7 @@ def steps(fleet: Fleet) -> list[str]:
     return [
         "    helm repo add vllm https://vllm-project.github.io/production-stack",
         f"    {kubernetes.SECRET}",
-        f"    helm install {engine.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
+        f"    helm install {engine_command.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
         "-f production-stack.values.yaml",
         "",
         "The router's image is the chart's, by the tag `latest`: pin it with routerSpec.tag.",
@@ -52,7 +52,7 @@ def routing(fleet: Fleet) -> str:
         lost = "; the plan's hits are not kept" if fleet.policies.prefix_cache else ""
         return f"its {_routing_logic(fleet)}, which takes prefill and decode workers in turns{lost}."
     row = ROUTING[fleet.policies.routing]
-    if row.needs_caches and not answer(row, STACK).is_lacking:
+    if row.needs_caches and not find_router_difference(row, STACK).is_lacking:
         return "its prefixaware, which follows the longest match, whatever the load."
     if fleet.policies.prefix_cache:
         return "round robin: nothing there weighs prefixes against load, so the plan's hits are not kept."
@@ -61,22 +61,22 @@ def routing(fleet: Fleet) -> str:
 
 def values(fleet: Fleet, max_model_len: int) -> Document:
     """The chart's values."""
-    engine.on_one_node(fleet, "production-stack")
-    if len(engine.routers(fleet)) > 1:
+    engine_command.on_one_node(fleet, "production-stack")
+    if len(engine_command.routers(fleet)) > 1:
         raise InputError(
             "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
         )
-    probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine.START_S // 10}
-    gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in fleet.running}
+    probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10}
+    gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in fleet.running_pools}
     models = [
         _model(fleet, name, pool, max_model_len)
-        for name, pool in zip(engine.pool_labels(fleet), fleet.running, strict=True)
+        for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True)
     ]
     return {
         "servingEngineSpec": {
             "runtimeClassName": "",
             "strategy": kubernetes.ONE_AT_A_TIME,
-            "startupProbe": {**probe, "httpGet": {"path": "/health", "port": engine.HTTP_PORT}},
+            "startupProbe": {**probe, "httpGet": {"path": "/health", "port": engine_command.HTTP_PORT}},
             "tolerations": [t for gpu in gpus.values() for t in kubernetes.tolerations(gpu)],
             "modelSpec": models,
         },
@@ -93,7 +93,7 @@ def _roles(fleet: Fleet) -> list[str]:
     """Which pools prefill and which decode."""
     words: list[str] = []
     for role in ("prefill", "decode"):
-        pools = zip(engine.pool_labels(fleet), fleet.running, strict=True)
+        pools = zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True)
         if own := [name for name, pool in pools if pool.role == role]:
             words += [f"--{role}-model-labels", ",".join(own)]
     return words
@@ -101,19 +101,20 @@ def _roles(fleet: Fleet) -> list[str]:
 
 def _routing_logic(fleet: Fleet) -> str:
     router = STACK_PAIRS if fleet.is_disaggregated else STACK
-    return answer(ROUTING[fleet.policies.routing], router).name
+    return find_router_difference(ROUTING[fleet.policies.routing], router).name
 
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
     gpu = pool.type.gpu
-    engine.without_offload(fleet, "production-stack")
-    told = engine.settings(pool, fleet, max_model_len)
-    if engine.served_model_len(fleet, max_model_len) >= LARGEST_VALUE:
+    engine_command.without_offload(fleet, "production-stack")
+    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    if engine_command.served_model_len(fleet, max_model_len) >= LARGEST_VALUE:
         raise InputError(
-            f"production-stack: Helm garbles max-model-len {told['max-model-len']} (1e+06); take kubernetes"
+            f"production-stack: Helm garbles max-model-len {engine_settings['max-model-len']} (1e+06); "
+            "take kubernetes"
         )
-    extra = {key: value for key, value in told.items() if key not in _CHART_VALUES}
-    repository, _, tag = engine.image(pool.type).rpartition(":")
+    extra = {key: value for key, value in engine_settings.items() if key not in _CHART_VALUES}
+    repository, _, tag = engine_command.image(pool.type).rpartition(":")
     labels = kubernetes.node_labels(gpu)
     expressions: list[Document] = [{"key": k, "operator": "In", "values": [v]} for k, v in labels.items()]
     if kubernetes.keeps_off_capped(fleet, pool):
@@ -122,7 +123,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
         "name": name,
         "repository": repository,
         "tag": tag,
-        "modelURL": engine.plain_name(fleet, "production-stack"),
+        "modelURL": engine_command.plain_name(fleet, "production-stack"),
         "replicaCount": pool.count,
         "requestCPU": CPUS,
         "requestMemory": MEMORY,
@@ -131,12 +132,12 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
         "shmSize": f"{kubernetes.SHM_GIB}Gi",
         "hf_token": {"secretName": kubernetes.SECRET_NAME, "secretKey": kubernetes.SECRET_KEY},
         "vllmConfig": {
-            **{value: told[key] for key, value in _CHART_VALUES.items()},
-            "extraArgs": engine.to_args(extra),
+            **{value: engine_settings[key] for key, value in _CHART_VALUES.items()},
+            "extraArgs": engine_command.to_args(extra),
         },
         "env": kubernetes.nixl_environment(pool),
         "nodeSelectorTerms": [{"matchExpressions": expressions}],
     }
-    if engine.is_capped(gpu):
+    if engine_command.is_capped(gpu):
         model["podAnnotations"] = {kubernetes.POWER_LIMIT: f"{gpu.power_w:g}"}
     return model

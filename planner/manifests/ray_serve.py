@@ -9,11 +9,11 @@ import re
 
 from planner.domain import Gpu
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
-from planner.io.files import to_yaml
-from planner.manifests import engine, kubernetes
+from planner.manifests import engine_command, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.policies import RAY_SERVE, ROUTING, Routing, answer
+from planner.policies import RAY_SERVE, ROUTING, Routing, find_router_difference
 
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
@@ -40,7 +40,9 @@ _ACCELERATORS = {
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """ray-serve.yaml: for `serve deploy`."""
-    about = f"# {engine.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   serve deploy ray-serve.yaml\n"
+    about = (
+        f"# {engine_command.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   serve deploy ray-serve.yaml\n"
+    )
     return {"ray-serve.yaml": about + to_yaml(document(fleet, max_model_len))}
 
 
@@ -52,30 +54,34 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         "Workers have the environment of `ray start` on their node: HF_TOKEN belongs there.",
     ]
-    unknown = {pool.type.gpu.name for pool in fleet.running if accelerator(pool.type.gpu) is None}
+    unknown = {pool.type.gpu.name for pool in fleet.running_pools if accelerator(pool.type.gpu) is None}
     if unknown:
         lines += [
             "",
-            f"Ray has no name for {', '.join(sorted(map(engine.one_line, unknown)))}: any GPU may be taken.",
+            f"Ray has no name for {', '.join(sorted(map(engine_command.one_line, unknown)))}: any GPU "
+            "may be taken.",
         ]
     return lines
 
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    said = [f"{pool.role} by {answer(_asked(fleet, pool), RAY_SERVE).name}" for pool in fleet.running]
-    return f"Ray Serve, {', '.join(dict.fromkeys(said))}."
+    router_lines = [
+        f"{pool.role} by {find_router_difference(_planned_router(fleet, pool), RAY_SERVE).name}"
+        for pool in fleet.running_pools
+    ]
+    return f"Ray Serve, {', '.join(dict.fromkeys(router_lines))}."
 
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
     """The serve config. Applications share a cluster, so with several each has its prefix."""
-    engine.without_ranks(fleet, "ray-serve")
-    engine.without_offload(fleet, "ray-serve")
-    app = engine.llm_label(fleet)
-    found = engine.services(fleet, "ray-serve")
+    engine_command.without_ranks(fleet, "ray-serve")
+    engine_command.without_offload(fleet, "ray-serve")
+    app = engine_command.llm_label(fleet)
+    pools_by_service = engine_command.services(fleet, "ray-serve")
     applications = []
-    for label, (pool, prefill) in found.items():
-        name, prefix = (app, "/") if len(found) == 1 else (f"{app}-{label}", f"/{label}")
+    for label, (pool, prefill) in pools_by_service.items():
+        name, prefix = (app, "/") if len(pools_by_service) == 1 else (f"{app}-{label}", f"/{label}")
         own = _config(fleet, pool, max_model_len)
         builder = "build_openai_app"
         args: Document = {"llm_configs": [own]}
@@ -98,11 +104,13 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
             "ray-serve: cannot keep a pool off nodes, and another pool caps "
-            f"{engine.one_line(pool.type.gpu.base)}; take kubernetes"
+            f"{engine_command.one_line(pool.type.gpu.base)}; take kubernetes"
         )
-    engine.without_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
-    told = engine.settings(pool, fleet, max_model_len)
-    kwargs = {key.replace("-", "_"): value for key, value in told.items() if key != "served-model-name"}
+    engine_command.without_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
+    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    kwargs = {
+        key.replace("-", "_"): value for key, value in engine_settings.items() if key != "served-model-name"
+    }
     config: Document = {
         "model_loading_config": {"model_id": fleet.llm.name, "model_source": fleet.llm.name},
         "deployment_config": {"num_replicas": pool.count},
@@ -117,12 +125,12 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
     """The class for the plan's policy for `pool`, or in its place; None: Ray's default."""
-    asked = _asked(fleet, pool)
-    found = answer(asked, RAY_SERVE)
-    if found.name not in _CLASSES:
+    router_name = _planned_router(fleet, pool)
+    deployed_router = find_router_difference(router_name, RAY_SERVE)
+    if deployed_router.name not in _CLASSES:
         return None
-    router: Document = {"request_router_class": _CLASSES[found.name]}
-    if asked.needs_caches and not found.is_lacking:
+    router: Document = {"request_router_class": _CLASSES[deployed_router.name]}
+    if router_name.needs_caches and not deployed_router.is_lacking:
         router["request_router_kwargs"] = {
             "imbalanced_threshold": fleet.policies.balance_requests,
             "match_rate_threshold": fleet.policies.cache_threshold_frac,
@@ -130,6 +138,6 @@ def _router(fleet: Fleet, pool: Pool) -> Document | None:
     return router
 
 
-def _asked(fleet: Fleet, pool: Pool) -> Routing:
+def _planned_router(fleet: Fleet, pool: Pool) -> Routing:
     policies = fleet.policies
     return ROUTING[policies.decode_routing if pool.role == "decode" else policies.routing]

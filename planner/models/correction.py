@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import InputError
-from planner.models.forms import CORRECTED, Compiled, Floats
+from planner.models.foreign_forms import CORRECTED, Compiled, Floats
 
 # The lengths l of the covariance are counted in doublings, the last two in kinds of step.
 LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
@@ -73,7 +73,7 @@ class CorrectedFormula:
             raise InputError(f"corrected: context_step is {self.context_step:g}, must be a whole number >= 1")
 
     @property
-    def anchors(self) -> Floats:
+    def measured_steps(self) -> Floats:
         """The measured steps that r rests on, (m, 5)."""
         return np.column_stack([self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills])
 
@@ -82,32 +82,32 @@ class CorrectedFormula:
         overflows, and the field that decides it.
         """
         with np.errstate(over="ignore"):
-            seconds = self.step_s(self.anchors)
+            seconds = self.step_s(self.measured_steps)
         return (float(seconds.min()) if np.isfinite(seconds).all() else -np.inf), "weights"
 
     def step_s(self, X: Floats) -> Floats:
         """Seconds of steps (n, 5), columns N, A_p, D, K, P."""
         X = in_context_steps(X, self.context_step)
-        anchors, weights = coordinates(self.anchors), np.array(self.weights)
+        anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
         chunks = np.split(X, range(_CHUNK, len(X), _CHUNK))
-        r = np.concatenate([covariance(coordinates(chunk), anchors) @ weights for chunk in chunks])
+        r = np.concatenate([step_covariance(step_coordinates(chunk), anchors) @ weights for chunk in chunks])
         return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
-    def slowed(self, prefill: float, decode: float) -> CorrectedFormula:
+    def with_power_cap(self, prefill: float, decode: float) -> CorrectedFormula:
         """The same engine power-capped: compute takes `prefill` times as long, floor and KV `decode`."""
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))
         )
 
-    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         """The form as the kernel reads it.
 
         Steps of decodes alone become a table of exp(r) by decodes and mean context. For other steps the
         kernel sums over the measured steps, and factors that are the same for all steps of a kind are
         multiplied into the weights here.
         """
-        anchors, weights = coordinates(self.anchors), np.array(self.weights)
+        anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
         eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
         apart = np.abs(np.log2(eights)[:, None] - anchors[None, :, 0])
         own = np.concatenate([[0.0], OWN_SHARE * np.exp(-apart / OWN_LENGTH) @ weights])
@@ -115,16 +115,16 @@ class CorrectedFormula:
         knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)
         batch, none = np.arange(most_decodes + 1.0), np.zeros(most_decodes + 1)
         batch[0] = 1.0  # A step of 0 decodes does not occur; 1 avoids log2(0).
-        of_batch = coordinates(np.column_stack([batch, none, batch, none, none]))
-        by_batch = _product(of_batch, anchors, (0, 1, 3, 4, 5, 6)) * weights
+        of_batch = step_coordinates(np.column_stack([batch, none, batch, none, none]))
+        by_batch = _covariance_product(of_batch, anchors, (0, 1, 3, 4, 5, 6)) * weights
         of_context = np.column_stack([np.log2(knots)] * len(LENGTHS))
-        by_context = _product(of_context, anchors, (2,))
+        by_context = _covariance_product(of_context, anchors, (2,))
         rows = np.ceil(batch / 8).astype(int)
         decode = np.exp(by_batch @ by_context.T + own[rows, None])
 
         kinds = np.array([[0.0] * 5 + [1, 0], [0.0] * 5 + [1, 1]])  # prefills alone, prefills and decodes
-        alone = weights * _product(kinds[:1], anchors, (1, 2, 5, 6))[0]
-        both = weights * _product(kinds[1:], anchors, (5, 6))[0]
+        alone = weights * _covariance_product(kinds[:1], anchors, (1, 2, 5, 6))[0]
+        both = weights * _covariance_product(kinds[1:], anchors, (5, 6))[0]
         steps = np.column_stack([anchors[:, :5] * _SCALES[:5], alone, both])
         return Compiled(
             CORRECTED,
@@ -153,7 +153,7 @@ def formula_s(X: Floats, formula: Floats) -> Floats:
     return np.asarray(dense + a * pairs + b * decodes + d * kv_tokens)
 
 
-def coordinates(X: Floats) -> Floats:
+def step_coordinates(X: Floats) -> Floats:
     """The coordinates z of the steps, (n, 7)."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     return np.column_stack(
@@ -169,13 +169,15 @@ def coordinates(X: Floats) -> Floats:
     ).astype(float)
 
 
-def covariance(z: Floats, others: Floats) -> Floats:
+def step_covariance(z: Floats, others: Floats) -> Floats:
     """The covariance k between the rows of z and of others, (n, m)."""
     apart = np.abs(z[:, None, 0] - others[None, :, 0])
-    return np.asarray(_product(z, others, range(len(LENGTHS))) + OWN_SHARE * np.exp(-apart / OWN_LENGTH))
+    return np.asarray(
+        _covariance_product(z, others, range(len(LENGTHS))) + OWN_SHARE * np.exp(-apart / OWN_LENGTH)
+    )
 
 
-def _product(z: Floats, others: Floats, which: Iterable[int]) -> Floats:
+def _covariance_product(z: Floats, others: Floats, which: Iterable[int]) -> Floats:
     """The factors of k's first term that belong to these coordinates, multiplied: (n, m)."""
     exponent, product = 0.0, 1.0
     for i in which:

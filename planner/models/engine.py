@@ -35,11 +35,11 @@ class HostTime:
             if not 0 <= (value := getattr(self, f"{key}_s")) < math.inf:
                 raise InputError(f"{key} is {value:g} s, must be a number >= 0")
 
-    def at(self, tp: int) -> tuple[float, float]:
+    def per_step_s(self, tp: int) -> tuple[float, float]:
         """Seconds per step and per sequence with `tp` GPUs."""
         return self.step_s + self.log2_tp_s * math.log2(tp), self.sequence_s
 
-    def longer(self, share: float) -> HostTime:
+    def with_longer_times(self, share: float) -> HostTime:
         """The same host if all of its time were longer by this share."""
         factor = 1 + share
         return HostTime(self.step_s * factor, self.sequence_s * factor, self.log2_tp_s * factor)
@@ -71,13 +71,13 @@ class Engine:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
 
     @property
-    def unhidden(self) -> HostTime:
+    def unhidden_time(self) -> HostTime:
         """What the engine adds to a step that takes the GPUs longer than the host."""
         return self.rest if self.async_scheduling else self.host
 
-    def longer(self, share: float) -> Engine:
+    def with_longer_host(self, share: float) -> Engine:
         """The same engine if its host took longer by this share."""
-        return replace(self, host=self.host.longer(share), rest=self.rest.longer(share))
+        return replace(self, host=self.host.with_longer_times(share), rest=self.rest.with_longer_times(share))
 
     @property
     def title(self) -> str:

@@ -51,7 +51,7 @@ class KvBeside:
     def is_any(self) -> bool:
         return self.constant_blocks > 0 or self.window_ratio > 0
 
-    def blocks(self, tokens: int) -> int:
+    def sequence_blocks(self, tokens: int) -> int:
         """The KV blocks of a sequence with this many tokens, beside its ceil(tokens / 16)."""
         own = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
         return self.constant_blocks + math.ceil(self.window_ratio * own)
@@ -71,7 +71,7 @@ class KvLayout:
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
     """The layout of all layers on one GPU of a TP group."""
     if any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups):
-        return _compressed(llm)
+        return _compressed_layout(llm)
     states: Counter[StateAttention] = Counter()
     caches: Counter[GroupedAttention | LatentAttention] = Counter()
     for group in llm.layer_groups:
@@ -80,7 +80,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         elif isinstance(group.attention, GroupedAttention | LatentAttention) and llm.kv_layer_bytes(
             group.attention
         ):
-            caches[_cached(group.attention)] += group.count
+            caches[_cache_kind(group.attention)] += group.count
     if not caches:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
@@ -122,7 +122,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     return KvLayout(page_bytes / page_blocks, beside)
 
 
-def _compressed(llm: Llm) -> KvLayout:
+def _compressed_layout(llm: Llm) -> KvLayout:
     """The layout with compressed attention: every GPU keeps all of the cache, because one vector serves all
     heads.
 
@@ -140,7 +140,7 @@ def _compressed(llm: Llm) -> KvLayout:
     return KvLayout(block_bytes, KvBeside(math.ceil(beside_bytes / block_bytes)))
 
 
-def _cached(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
+def _cache_kind(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
     """The attention reduced to what its cache depends on, so that equal caches compare equal."""
     if isinstance(attention, LatentAttention):
         return attention

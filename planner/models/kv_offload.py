@@ -42,7 +42,7 @@ class KvOffload:
         if not self.bandwidth_bytes_per_s > 0:
             raise InputError(f"kv_offload: bandwidth is {self.bandwidth_bytes_per_s:g} B/s, must be > 0")
 
-    def tokens(self, llm: Llm, tp: int) -> int:
+    def kv_tokens(self, llm: Llm, tp: int) -> int:
         """KV tokens that the memory of one worker, or the shared store, holds beside those on its GPUs."""
         copies = 1 if all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups) else tp
         gpus = 1 if self.is_shared else tp

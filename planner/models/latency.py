@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError
-from planner.models.forms import FIVE, Compiled
-from planner.models.spread import Spread
+from planner.models.foreign_forms import FIVE, Compiled
+from planner.models.spread import StepTimeSpread
 
 Array = npt.NDArray[np.float64]
 Kind = Literal["kernels", "steps", "derived", "roofline", "given"]
@@ -69,7 +69,9 @@ class StepLatency:
     uncertainty_frac: float | None = None
     kind: Kind = "given"
     m_s: float = 0.0  # Additional seconds per KV token read by decodes in steps with prefills.
-    spread: Spread | None = None  # The spread of other engines' times around these; None where unknown.
+    spread: StepTimeSpread | None = (
+        None  # The spread of other engines' times around these; None where unknown.
+    )
     joint_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -129,7 +131,7 @@ class StepLatency:
     ) -> Array:
         """Seconds of a step with N, A_p, D, K and P as in the module's docstring; broadcasts."""
         return np.asarray(
-            _along(np.asarray(tokens), self.knots_tokens, self.f_s)
+            _interpolate_knots(np.asarray(tokens), self.knots_tokens, self.f_s)
             + self.a_s * np.asarray(pairs)
             + self.b_s * np.asarray(decodes)
             + (self.d_s + self.m_s * (np.asarray(prefills) > 0)) * np.asarray(kv_tokens)
@@ -137,7 +139,7 @@ class StepLatency:
             + self.h_s
         )
 
-    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and the rest."""
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
         return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),))
@@ -154,7 +156,7 @@ class StepLatency:
         """Seconds of experts for this many tokens of all ranks."""
         if not self.joint_s:
             return np.zeros_like(np.asarray(tokens, dtype=float))
-        return _along(np.asarray(tokens, dtype=float), self.knots_tokens, self.joint_s)
+        return _interpolate_knots(np.asarray(tokens, dtype=float), self.knots_tokens, self.joint_s)
 
     def of_all(self, dp: int) -> StepLatency:
         """A lower bound on the steps of `dp` ranks, as a function of their summed tokens, pairs, decodes and
@@ -173,7 +175,7 @@ class StepLatency:
             x.append(tokens)
             y.append(seconds)
         knots = sorted({*self.knots_tokens, *(dp * tokens for tokens in x)})
-        f_s = _along(np.array(knots) / dp, tuple(x), tuple(y)) + self.joint_at(np.array(knots))
+        f_s = _interpolate_knots(np.array(knots) / dp, tuple(x), tuple(y)) + self.joint_at(np.array(knots))
         return replace(
             self,
             knots_tokens=tuple(knots),
@@ -196,7 +198,7 @@ class StepLatency:
         )
         return np.asarray(chunks_s + self.a_s * n * (n + 1) / 2)
 
-    def longer(self, share: float) -> StepLatency:
+    def with_longer_steps(self, share: float) -> StepLatency:
         """The same engine with every step longer by this share, as the fit's own error allows."""
         factor = 1 + share
         return replace(
@@ -211,18 +213,20 @@ class StepLatency:
             joint_s=tuple(joint * factor for joint in self.joint_s),
         )
 
-    def within(self, z_prefill: float, z_decode: float) -> StepLatency:
+    def at_spread(self, z_prefill: float, z_decode: float) -> StepLatency:
         """The same engine this many standard deviations of its spread above the medians."""
         if self.spread is None:
             return self
-        return self.scaled(self.spread.prefill.at(z_prefill), self.spread.decode.at(z_decode))
+        return self.scale_times(
+            self.spread.prefill.at_sigmas(z_prefill), self.spread.decode.at_sigmas(z_decode)
+        )
 
-    def slowed(self, prefill: float, decode: float) -> StepLatency:
+    def with_power_cap(self, prefill: float, decode: float) -> StepLatency:
         """The same engine on a power-capped GPU (Splitwise section III-G)."""
         basis = f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap"
-        return replace(self.scaled(prefill, decode), basis=basis)
+        return replace(self.scale_times(prefill, decode), basis=basis)
 
-    def scaled(self, prefill: float, decode: float) -> StepLatency:
+    def scale_times(self, prefill: float, decode: float) -> StepLatency:
         """The same engine with compute and memory slowed apart.
 
         Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
@@ -257,14 +261,14 @@ class StepsOfRanks:
     latency: StepLatency
     dp: int
 
-    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
-        of_rank = self.latency.of_rank.compiled(most_tokens, most_decodes)
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        of_rank = self.latency.of_rank.compile_for_kernel(most_tokens, most_decodes)
         joint_s = self.latency.joint_at(np.arange(self.dp * most_tokens + 1, dtype=float))
         tables = (*of_rank.tables, joint_s)
         return replace(of_rank, tables=tables, widths=tuple(len(table) for table in tables))
 
 
-def _along(tokens: Array, knots_tokens: tuple[float, ...], values_s: tuple[float, ...]) -> Array:
+def _interpolate_knots(tokens: Array, knots_tokens: tuple[float, ...], values_s: tuple[float, ...]) -> Array:
     """Piecewise linear interpolation, with the last slope beyond the last knot, constant below the first."""
     knots, values = np.array(knots_tokens), np.array(values_s)
     slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])

@@ -172,12 +172,12 @@ class CompressedAttention:
     def parameters(self, hidden: int) -> float:
         queries = (hidden + self.heads * self.head_dim) * self.q_rank
         output = self.output_rank * (self.heads * self.head_dim + self.output_groups * hidden)
-        compressors = 2 * hidden * self.overlap * (self.head_dim + self.index_dim) if self.ratio else 0
+        compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
         index = self.index_heads * (self.index_dim * self.q_rank + hidden)
         return float(queries + hidden * self.head_dim + output + compressors + index)
 
     @property
-    def overlap(self) -> int:
+    def overlap_factor(self) -> int:
         """2 with an index, where a vector also covers the tokens before its own; else 1."""
         return 2 if self.index_heads else 1
 
@@ -202,7 +202,7 @@ class CompressedAttention:
     @property
     def sequence_bytes(self) -> float:
         """Bytes a sequence keeps beside: its window, and uncompressed tokens in 32 bits."""
-        waiting = self.overlap**2 * self.ratio * 2 * (self.head_dim + self.index_dim) * 4.0
+        waiting = self.overlap_factor**2 * self.ratio * 2 * (self.head_dim + self.index_dim) * 4.0
         return self.window_tokens * self.vector_bytes + waiting
 
     @property

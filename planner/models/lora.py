@@ -25,7 +25,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.llm import GroupedAttention, Llm
 from planner.models.memory import Memory
-from planner.models.roofline import calibration
+from planner.models.roofline import calibration_of
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # The values that vLLM accepts as --max-lora-rank.
 MODULES = (
@@ -69,7 +69,7 @@ class LoraCost:
         """Seconds that one token with an adapter adds to a step, where the adapter is in its slot."""
         return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
 
-    def longer(self, share: float) -> LoraCost:
+    def with_longer_times(self, share: float) -> LoraCost:
         """The same cost with every step and every load longer by this share."""
         times = {
             field.name: getattr(self, field.name) * (1 + share)
@@ -102,7 +102,7 @@ class Lora:
         if self.max_rank not in RANKS:
             ranks = ", ".join(map(str, RANKS))
             raise InputError(f"max_rank is {self.max_rank}, must be one of {ranks}, as vLLM demands")
-        if self.count < 1:
+        if self.adapter_count < 1:
             raise InputError("adapters is 0, must be at least 1; drop lora to serve the LLM alone")
         if self.max_cpu_loras < self.max_loras:
             raise InputError(
@@ -113,10 +113,10 @@ class Lora:
             raise InputError(f"targets: {unknown[0]!r} is none of {', '.join(MODULES)}")
 
     @property
-    def count(self) -> int:
+    def adapter_count(self) -> int:
         return self.adapters if isinstance(self.adapters, int) else len(self.adapters)
 
-    def has(self, module: str) -> bool:
+    def has_module(self, module: str) -> bool:
         return self.targets is None or module in self.targets
 
 
@@ -127,16 +127,16 @@ class LoraSlots:
     lora: Lora
     cost: LoraCost
 
-    def longer(self, share: float) -> LoraSlots:
-        return replace(self, cost=self.cost.longer(share))
+    def with_longer_times(self, share: float) -> LoraSlots:
+        return replace(self, cost=self.cost.with_longer_times(share))
 
-    def instant(self) -> LoraSlots:
+    def without_cost(self) -> LoraSlots:
         """Slots for all adapters at no cost, for a lower bound on step times."""
         none = dict.fromkeys((field.name for field in fields(LoraCost)), 0.0)
-        lora = replace(self.lora, max_loras=self.lora.count, max_cpu_loras=self.lora.count)
+        lora = replace(self.lora, max_loras=self.lora.adapter_count, max_cpu_loras=self.lora.adapter_count)
         return LoraSlots(lora, LoraCost(**none))
 
-    def beside(self, use: Memory) -> Memory:
+    def add_to_memory(self, use: Memory) -> Memory:
         """The memory use of one GPU with the slots added."""
         return replace(use, weight_bytes=use.weight_bytes + self.lora.max_loras * self.cost.slot_bytes)
 
@@ -153,16 +153,16 @@ class _Module:
     visited_frac: float = 1.0  # The share of the matrices that one token visits.
 
 
-def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> LoraSlots:
+def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> LoraSlots:
     """LoRA on a worker of `tp` GPUs. Raises InputError for LLMs whose layers in vLLM are not modelled."""
-    _check(lora, llm)
+    _check_llm(lora, llm)
     rank_bytes = VALUE_BYTES * lora.max_rank
-    efficiency = calibration(llm, gpu).efficiency
+    efficiency = calibration_of(llm, gpu).efficiency
     bytes_per_s = gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac / gpu.decode_slowdown
     flops_per_s = gpu.dense_flops_per_s * efficiency.gemm_frac / gpu.prefill_slowdown
     slot = kernels = read = experts = token_values = token_flops = loaded = visited = 0.0
-    for each in _modules(llm, tp, ep):
-        if not lora.has(each.name):
+    for each in _modules_of(llm, tp, ep):
+        if not lora.has_module(each.name):
             continue
         values = each.count * (each.a_values + each.b_values)
         slot += values
@@ -177,8 +177,8 @@ def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> Lo
             token_values += each.count * (each.a_values + 2 * each.b_values) * each.visited_frac
     on_disk = sum(
         each.count * (each.a_values + each.b_values)
-        for each in _modules(llm, 1, False)
-        if lora.has(each.name) and each.name not in RARE
+        for each in _modules_of(llm, 1, False)
+        if lora.has_module(each.name) and each.name not in RARE
     )
     cost = LoraCost(
         slot_bytes=rank_bytes * slot,
@@ -190,10 +190,10 @@ def slots_of(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> Lo
         load_s=rank_bytes * loaded / lora.link_bytes_per_s,
         disk_s=rank_bytes * on_disk / lora.disk_bytes_per_s,
     )
-    return LoraSlots(lora, cost.longer(lora.longer_frac))
+    return LoraSlots(lora, cost.with_longer_times(lora.longer_frac))
 
 
-def _check(lora: Lora, llm: Llm) -> None:
+def _check_llm(lora: Lora, llm: Llm) -> None:
     for group in llm.layer_groups:
         attention = group.attention
         if attention is not None and (
@@ -207,14 +207,14 @@ def _check(lora: Lora, llm: Llm) -> None:
             raise InputError(
                 f"lora: {llm.name} has experts of a width of their own, whose adapters nobody counts yet"
             )
-    if lora.has("lm_head") and llm.vocab > MOST_VOCAB:
+    if lora.has_module("lm_head") and llm.vocab > MOST_VOCAB:
         raise InputError(
             f"lora: {llm.name} has {llm.vocab} words, and vLLM puts LoRA on an output head of at most "
             f"{MOST_VOCAB}; give targets without lm_head"
         )
 
 
-def _modules(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
+def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
     hidden = llm.hidden
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, GroupedAttention):

@@ -65,7 +65,7 @@ class Memory:
         return max(blocks, 0) * KV_BLOCK_TOKENS
 
 
-def memory(
+def worker_memory(
     llm: Llm,
     gpu: Gpu,
     tp: int,
@@ -166,7 +166,7 @@ def kv_cache_tokens(
     dp: int = 1,
 ) -> int:
     """The KV tokens of one worker, or of each of its ranks, in whole blocks; 0 if its weights do not fit."""
-    return memory(
+    return worker_memory(
         llm,
         gpu,
         tp,
@@ -178,7 +178,7 @@ def kv_cache_tokens(
     ).kv_tokens
 
 
-def fits(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:
+def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:
     """Whether a worker holds the weights and at least this many KV tokens, with vLLM's usual settings."""
     return kv_cache_tokens(llm, gpu, tp, dp=dp) >= least_kv_tokens
 

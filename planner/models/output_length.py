@@ -39,7 +39,7 @@ class OutputTable(NamedTuple):
     outputs: Floats  # (2 n,)
     sums: Floats  # (2 n,)
 
-    def expected(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
+    def expected_tokens(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
         """The mean output of requests that have made this many tokens and go on.
 
         The mean is over the prompts of the same bucket where one of their outputs was longer, else over all
@@ -121,7 +121,7 @@ def synthetic_buckets(
     return predicted
 
 
-def features(trace: Trace) -> Floats:
+def length_features(trace: Trace) -> Floats:
     """What a trace says of each request when it arrives, (n, 5) in the order of FEATURES.
 
     `first_block` is the id of the prompt's first block, and `seen_tokens` the length of the prefix that an

@@ -14,7 +14,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.errors import ExtrapolationError, InputError
-from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, features, output_table
+from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, length_features, output_table
 from planner.traffic.trace import Trace
 
 
@@ -54,13 +54,13 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"output length: asked beyond {generated.max():g} tokens, the longest output fitted has "
                 f"{self.longest_:g}; fit on longer ones, or with beyond='extrapolate'"
             )
-        return self.table_.expected(X[:, 0], generated)
+        return self.table_.expected_tokens(X[:, 0], generated)
 
 
 class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """TetriInfer's classifier of output lengths, on what a trace offers instead of the prompt's words.
 
-    X (n, 5): `planner.models.output_length.features`.   y (n,): buckets of output length.
+    X (n, 5): `planner.models.output_length.length_features`.   y (n,): buckets of output length.
     Gradient-boosted trees; a request beyond the fitted range counts as the nearest within.
     """
 
@@ -103,10 +103,10 @@ class LengthAccuracy:
     majority_frac: float
     within_one_frac: float
     fitted: int
-    held_out: int
+    later: int
 
 
-def held_out_accuracy(
+def later_accuracy(
     trace: Trace,
     model: BucketClassifier | None = None,
     *,
@@ -117,7 +117,7 @@ def held_out_accuracy(
     first = round(fitted_frac * len(trace))
     if not 0 < first < len(trace):
         raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
-    X, y = features(trace), bucket_of(trace.output_tokens, bucket_tokens)
+    X, y = length_features(trace), bucket_of(trace.output_tokens, bucket_tokens)
     fitted = clone(BucketClassifier() if model is None else model).fit(X[:first], y[:first])
     predicted, truth = fitted.predict(X[first:]), y[first:]
     return LengthAccuracy(
@@ -125,5 +125,5 @@ def held_out_accuracy(
         majority_frac=float((fitted.majority_ == truth).mean()),
         within_one_frac=float((np.abs(predicted - truth) <= 1).mean()),
         fitted=first,
-        held_out=len(truth),
+        later=len(truth),
     )

@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.domain import Gpu
 from planner.errors import CatalogError, ExtrapolationError, InputError
-from planner.io.files import read_yaml, repository_dir
+from planner.files.checked_files import read_yaml, repository_dir
 from planner.models.latency import Array
 from planner.models.llm import Llm
 from planner.models.memory import active_weight_bytes
@@ -68,12 +68,12 @@ class Power:
 
     def draw_frac(self, compute_utilisation: float | Array, memory_utilisation: float | Array) -> Array:
         """The share of the board's limit that a step draws; it never falls with either utilisation."""
-        asked = (
+        uncapped_frac = (
             self.floor_frac
             + self.memory_frac * np.asarray(memory_utilisation)
             + self.compute_frac * np.asarray(compute_utilisation)
         )
-        return np.asarray(np.minimum(asked, self.top_frac))
+        return np.asarray(np.minimum(uncapped_frac, self.top_frac))
 
     def busy_w(
         self,
@@ -85,10 +85,10 @@ class Power:
         kv_tokens: float | Array = 0.0,
     ) -> Array:
         """Watts of one of `gpus` GPUs during a step of N tokens whose decodes attend to K tokens."""
-        share = self.of(gpu).draw_frac(*utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens))
+        share = self.of_gpu(gpu).draw_frac(*step_utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens))
         return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
 
-    def of(self, gpu: Gpu) -> Power:
+    def of_gpu(self, gpu: Gpu) -> Power:
         """The same model with the numbers of this GPU, where it has its own."""
         if gpu.base not in self.measured:
             return self
@@ -103,7 +103,7 @@ class Power:
         return min(share * gpu.board_w, gpu.power_w)
 
 
-def utilisations(
+def step_utilisations(
     llm: Llm,
     gpu: Gpu,
     gpus: int,
@@ -164,7 +164,7 @@ def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
     return 1 + (PREFILL_SLOWDOWN_AT_LOWEST - 1) * lost, 1.0
 
 
-def capped(gpu: Gpu, power_w: float) -> Gpu:
+def cap_gpu(gpu: Gpu, power_w: float) -> Gpu:
     """`gpu` under a power limit of this many Watts, as a catalog row "gpu@350W" would have it."""
     prefill, decode = cap_slowdowns(power_w / gpu.board_w)
     if power_w == gpu.board_w:

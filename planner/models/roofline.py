@@ -4,10 +4,10 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
 
     f(N) = ( (weights read / bandwidth)^p + (GEMM FLOPs of N tokens / FLOP rate)^p )^(1/p)
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
-           + two all-reduces of N tokens per layer          planner/models/parallel.py
+           + two all-reduces of N tokens per layer          planner/models/parallelism.py
            + a fixed time per layer                         kernels start one after another
     a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention
-    d    = KV bytes of a token / bandwidth           d + m beside prefills: planner/models/parallel.py
+    d    = KV bytes of a token / bandwidth           d + m beside prefills: planner/models/parallelism.py
     b, e = the output projection of one row
 
 p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between. In a mixture of
@@ -32,7 +32,7 @@ import numpy as np
 
 from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
-from planner.io.files import read_yaml, repository_dir
+from planner.files.checked_files import read_yaml, repository_dir
 from planner.models.all2all import (
     EXPERT_LAUNCHES_S,
     HIGH_THROUGHPUT,
@@ -52,7 +52,7 @@ from planner.models.llm import (
     StateAttention,
 )
 from planner.models.memory import touched_experts
-from planner.models.parallel import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
+from planner.models.parallelism import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
 
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
 
@@ -95,18 +95,18 @@ class Calibration:
     decode_mape_frac: Mapping[str, float]
 
 
-def calibration(llm: Llm, gpu: Gpu) -> Calibration:
+def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
     """The calibration of the format in which this GPU multiplies this LLM's weights."""
-    rate, row = _rate(llm.weights, gpu), "bf16"
+    rate, row = _flops_rate(llm.weights, gpu), "bf16"
     if WEIGHT_BYTES[llm.weights] < 1:
         row = "nvfp4" if rate == gpu.fp4_flops_per_s else "w4a16"
     elif rate != gpu.dense_flops_per_s:
         row = "fp8"
-    return _calibrations()[row]
+    return _read_calibrations()[row]
 
 
 @cache
-def _calibrations() -> dict[str, Calibration]:
+def _read_calibrations() -> dict[str, Calibration]:
     path = repository_dir("catalogs") / "roofline.yaml"
     known = {field.name for field in fields(Efficiency)}
 
@@ -127,7 +127,7 @@ def _calibrations() -> dict[str, Calibration]:
         ) from None
 
 
-def _rate(weights: str, gpu: Gpu) -> float:
+def _flops_rate(weights: str, gpu: Gpu) -> float:
     """FLOP/s at which a GPU multiplies weights of this format."""
     if weights in IN_8_BITS:
         return gpu.fp8_flops_per_s or gpu.dense_flops_per_s
@@ -138,11 +138,11 @@ def _rate(weights: str, gpu: Gpu) -> float:
 
 def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
     """The joint FLOP/s of parts in several formats, each with its number of parameters."""
-    rates = {_rate(weights, gpu) for weights, _ in parts}
+    rates = {_flops_rate(weights, gpu) for weights, _ in parts}
     if len(rates) == 1:
         return rates.pop()
     return sum(parameters for _, parameters in parts) / sum(
-        parameters / _rate(weights, gpu) for weights, parameters in parts
+        parameters / _flops_rate(weights, gpu) for weights, parameters in parts
     )
 
 
@@ -159,7 +159,7 @@ def roofline(
     nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
     basis = "roofline (no measurement)"
     if efficiency is None:
-        known, of = calibration(llm, gpu), "dense" if llm.experts == 1 else "mixture"
+        known, of = calibration_of(llm, gpu), "dense" if llm.experts == 1 else "mixture"
         efficiency = known.efficiency
         # The calibration has no dense LLM in 4 bits with 16-bit arithmetic, so the mixtures' error stands in.
         if of not in known.prefill_mape_frac:
@@ -190,7 +190,7 @@ def roofline(
         joint_s = np.maximum.accumulate(experts_s)
         experts_s, communication_s = joint_s, (1 - share) * communication_s
     f_s = _dense_s(llm, gpu, tp, tokens, efficiency) + experts_s + activations_s + communication_s
-    attention = _attention(llm, gpu, tp, efficiency)
+    attention = _attention_times(llm, gpu, tp, efficiency)
     row_s = 2 * llm.vocab * llm.hidden / flops_per_s
     return StepLatency(
         knots_tokens=KNOTS_TOKENS,
@@ -254,7 +254,7 @@ class _Attention:
     token_s: float
 
 
-def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
+def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
     """The attention times, with full windows and an index that chooses all tokens: upper bounds."""
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
@@ -292,7 +292,7 @@ def _attention(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attentio
     )
 
 
-def _both_s(
+def _read_and_multiply_s(
     gpu: Gpu,
     gpus: int,
     read: float | Array,
@@ -318,7 +318,7 @@ def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency)
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
     fracs = efficiency.bandwidth_frac, efficiency.gemm_frac, efficiency.overlap
     return (
-        _both_s(gpu, tp, dense_bytes + head_bytes, every_token, tokens, fracs)
+        _read_and_multiply_s(gpu, tp, dense_bytes + head_bytes, every_token, tokens, fracs)
         + llm.layers * efficiency.layer_s
     )
 
@@ -331,7 +331,7 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
         if (block := group.feed_forward) is None or block.experts == 1:
             continue
         parameters = group.count * block.expert_parameters(llm.hidden)
-        time_s += _both_s(
+        time_s += _read_and_multiply_s(
             gpu,
             gpus,
             touched_experts(block, tokens) * parameters * llm.bytes_per_weight(block.weights),
@@ -343,8 +343,8 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
     return time_s
 
 
-def transferred(
-    latency: StepLatency, measured: StepLatency, asked: StepLatency, *, basis: str
+def transfer_fit(
+    latency: StepLatency, measured: StepLatency, target: StepLatency, *, basis: str
 ) -> StepLatency:
     """A fit of one (GPU, TP) carried over to another by the ratio of their rooflines, `measured` and
     `target`.
@@ -353,17 +353,17 @@ def transferred(
     not explain (mostly the host) stays. What grows with the step grows by the ratio of the rooflines.
     """
     knots = np.array(latency.knots_tokens)
-    growth = np.diff(asked.step_s(knots)) / np.diff(measured.step_s(knots))
-    floor_s = latency.f_s[0] + float(asked.step_s(knots[0]) - measured.step_s(knots[0]))
+    growth = np.diff(target.step_s(knots)) / np.diff(measured.step_s(knots))
+    floor_s = latency.f_s[0] + float(target.step_s(knots[0]) - measured.step_s(knots[0]))
     rises_s = np.diff(latency.f_s) * growth
     return replace(
         latency,
         f_s=tuple((floor_s + np.concatenate(([0.0], np.cumsum(rises_s)))).tolist()),
-        a_s=latency.a_s * asked.a_s / measured.a_s,
-        b_s=latency.b_s * asked.b_s / measured.b_s,
-        d_s=latency.d_s * asked.d_s / measured.d_s,
-        e_s=latency.e_s * asked.e_s / measured.e_s,
-        m_s=max(latency.m_s * asked.d_s / measured.d_s, asked.m_s),
+        a_s=latency.a_s * target.a_s / measured.a_s,
+        b_s=latency.b_s * target.b_s / measured.b_s,
+        d_s=latency.d_s * target.d_s / measured.d_s,
+        e_s=latency.e_s * target.e_s / measured.e_s,
+        m_s=max(latency.m_s * target.d_s / measured.d_s, target.m_s),
         basis=basis,
         mape_frac=None,
         kind="derived",

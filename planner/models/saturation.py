@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.models.forms import DistServeSteps, StepForm
+from planner.models.foreign_forms import DistServeSteps, StepForm
 from planner.models.latency import StepLatency
 
 SATURATED_FRAC = 0.95

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import InputError
-from planner.models.forms import SPECULATIVE, Compiled
+from planner.models.foreign_forms import SPECULATIVE, Compiled
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
@@ -84,21 +84,21 @@ class Speculation:
         return 1 + self.tokens
 
     @property
-    def accepted(self) -> tuple[float, ...]:
+    def accepted_fracs(self) -> tuple[float, ...]:
         """The acceptance of all drafts up to each one, P_1 .. P_k."""
         return tuple(np.cumprod(self.acceptance).tolist())
 
     @property
     def mean_tokens(self) -> float:
         """The mean tokens that a step yields per sequence: the accepted length, with the LLM's own token."""
-        return 1.0 + sum(self.accepted)
+        return 1.0 + sum(self.accepted_fracs)
 
     @property
     def has_weights(self) -> bool:
         return self.method not in WEIGHTLESS
 
     @property
-    def drafter(self) -> tuple[str, str | None] | None:
+    def drafter_key(self) -> tuple[str, str | None] | None:
         """Method and model of a drafter with KV of its own, alike in prefill and decode workers."""
         return (self.method, self.model) if self.has_weights else None
 
@@ -126,15 +126,15 @@ class SpeculativeSteps:
         again_s = float(latency.step_s(rows, 0.0, rows, read, 0.0)) - latency.h_s
         return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
 
-    def compiled(self, most_tokens: int, most_decodes: int) -> Compiled:
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and other numbers."""
         latency, speculation = self.latency, self.speculation
-        plain = latency.compiled(most_tokens, most_decodes)
+        plain = latency.compile_for_kernel(most_tokens, most_decodes)
         numbers = (*plain.numbers, latency.h_s, speculation.tokens, speculation.draft_frac)
         return Compiled(SPECULATIVE, (*numbers, speculation.draft_s), plain.tables, plain.widths)
 
 
-def bounding(latency: StepLatency, speculation: Speculation | None) -> StepLatency:
+def least_token_times(latency: StepLatency, speculation: Speculation | None) -> StepLatency:
     """Step times that are a lower bound for each token of a decode, for all bounds on work.
 
     A token that leaves was one of the step's tokens, and cost f, a and b as such. KV is read once for up to 1
@@ -145,7 +145,7 @@ def bounding(latency: StepLatency, speculation: Speculation | None) -> StepLaten
     return replace(latency, d_s=latency.d_s / speculation.most_tokens, m_s=0.0)
 
 
-def conditional(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
+def conditional_acceptance(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
     """The a_i of `tokens` drafts from mean accepted lengths, measured apart for 1, 2, ... drafts.
 
     P_i is what the i-th draft added to the length. Measurements scatter while P never rises, so neighbours
@@ -178,7 +178,7 @@ class Drafter:
     kv_bytes_per_token: float = 0.0
     draft_frac: float = 0.0
 
-    def beside(self, use: Memory, llm: Llm, tp: int) -> Memory:
+    def add_to_memory(self, use: Memory, llm: Llm, tp: int) -> Memory:
         """The memory use of one GPU with the drafter added, split over GPUs as the LLM is."""
         if not self.weight_bytes:
             return use

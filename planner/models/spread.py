@@ -15,7 +15,7 @@ from planner.errors import InputError
 
 # The share of all cases that lie between `low` and `high`.
 WITHIN_FRAC = 0.9
-Z = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)
+INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)
 MOST_FACTOR = 10.0
 
 
@@ -32,23 +32,23 @@ class Factor:
         if not 0 <= self.log_sd <= math.log(MOST_FACTOR):
             raise InputError(f"log_sd is {self.log_sd:g}, must be 0 to {math.log(MOST_FACTOR):.2g}")
 
-    def at(self, z: float) -> float:
+    def at_sigmas(self, z: float) -> float:
         """The factor `z` standard deviations above the median."""
         return self.median * math.exp(z * self.log_sd)
 
     @property
     def low(self) -> float:
         """The factor below which 5 % of cases lie."""
-        return self.at(-Z)
+        return self.at_sigmas(-INTERVAL_SIGMAS)
 
     @property
     def high(self) -> float:
         """The factor above which 5 % of cases lie."""
-        return self.at(Z)
+        return self.at_sigmas(INTERVAL_SIGMAS)
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class StepTimeSpread:
     """The factors on prefills and decodes; `is_own` marks those of this engine's own runs."""
 
     prefill: Factor
@@ -57,7 +57,7 @@ class Spread:
     is_own: bool = False
 
     @classmethod
-    def calibrated(cls, uncertainty_frac: float) -> Spread:
+    def calibrated(cls, uncertainty_frac: float) -> StepTimeSpread:
         """The spread after a calibration: its standard error on both factors."""
         factor = Factor(1.0, uncertainty_frac)
         return cls(factor, factor, "standard error of its calibration", is_own=True)

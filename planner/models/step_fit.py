@@ -69,10 +69,10 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         if not (y > self.host_s).all():
             raise InputError(f"step table: t_s is {y.min():g}, must be > {self.host_s:g} (the host's share)")
         knots = _knots_with_data(self.knots_tokens, X[:, 0])
-        columns, weight = _columns(X, knots), equal_shares(X) / y
-        solution = _nonnegative(columns, y - self.host_s, weight)
+        columns, weight = _design_columns(X, knots), equal_shares(X) / y
+        solution = _solve_nonnegative(columns, y - self.host_s, weight)
         if solution[-1] < LEAST_MIXED_FRAC * solution[-3]:
-            solution = np.append(_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
+            solution = np.append(_solve_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
 
         floor, slopes, (a, b, d, e, m) = solution[0], solution[1 : len(knots)], solution[len(knots) :]
         floor = max(floor, _QUICKEST_STEP_S)
@@ -92,14 +92,14 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         return self
 
     def predict(self, X: Array) -> Array:
-        return self.latency_.step_s(*profiled(self, X).T)
+        return self.latency_.step_s(*check_profiled(self, X).T)
 
     def errors_by_regime(self, X: Array, y: Array) -> dict[str, Errors]:
         """Errors on these rows, which should not be those of the fit; see `held_out_errors`."""
         return errors_by_regime(X, y, self.predict(X))
 
 
-def profiled(model: Any, X: Array) -> Array:
+def check_profiled(model: Any, X: Array) -> Array:
     """Check that `model` is fitted and return the steps to predict.
 
     Raises ExtrapolationError for steps beyond those of the fit (`x_max_`), unless `beyond` is "extrapolate".
@@ -115,7 +115,7 @@ def profiled(model: Any, X: Array) -> Array:
     return X
 
 
-def held_out_errors(
+def cross_validated_errors(
     model: PiecewiseLinearStepLatency, X: Array, y: Array, *, folds: int = 5, seed: int = 0
 ) -> dict[str, Errors]:
     """Errors by regime on steps held out of the fit: all repeats of a step fall into the same fold."""
@@ -165,13 +165,13 @@ def equal_shares(X: Array) -> Array:
     return np.asarray(1 / np.sqrt(rows[kind]))
 
 
-def _columns(X: Array, knots: Array) -> Array:
+def _design_columns(X: Array, knots: Array) -> Array:
     """The columns that the intercept, f's slopes, a, b, d, e and m are multiplied with."""
     ramps = np.clip(X[:, :1] - knots[:-1], 0.0, np.diff(knots))
     return np.hstack([np.ones((len(X), 1)), ramps, X[:, 1:], X[:, 3:4] * (X[:, 4:] > 0)])
 
 
-def _nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
+def _solve_nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
     # Pairs reach 1e9 and prompts 8, so columns are scaled before solving.
     scale = np.maximum(columns.max(axis=0), 1e-30)
     most = 100 * columns.shape[1]
@@ -219,12 +219,12 @@ def least_absolute(
     each = y if scale is None else scale
     A, b = csr_array(X / each[:, None]), y / each
     errors = eye_array(n)
-    found = linprog(
+    solution = linprog(
         np.concatenate([np.zeros(k), np.ones(n)]),
         A_ub=vstack([hstack([A, -errors]), hstack([-A, -errors])]),
         b_ub=np.concatenate([b, -b]),
         bounds=[*(bounds or [(0.0, None)] * k), *[(0.0, None)] * n],
     )
-    if not found.success:
-        raise InputError(f"the constants cannot be fitted ({found.message})")
-    return np.asarray(found.x[:k])
+    if not solution.success:
+        raise InputError(f"the constants cannot be fitted ({solution.message})")
+    return np.asarray(solution.x[:k])

@@ -25,14 +25,14 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InfeasibleError
 from planner.fleet import WorkerType
-from planner.models.families.aladdin import AladdinGpus, AladdinKv, AladdinSteps
+from planner.models.families.aladdin_form import AladdinGpus, AladdinKv, AladdinSteps
 
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS_TOKENS = (64, 256, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class WorkerSize:
     """What a worker of so many GPUs gives: tokens per second and GPU, by memory and by the limit."""
 
     gpus: int
@@ -61,9 +61,9 @@ def decode_times(worker: WorkerType) -> AladdinSteps:
     return AladdinSteps(beyond="extrapolate").fit(X, worker.latency.step_s(*X.T))
 
 
-def sizes(
+def worker_sizes_of(
     workers: Sequence[WorkerType], input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, tpot_s: float
-) -> tuple[Size, ...]:
+) -> tuple[WorkerSize, ...]:
     """Eq. 6 for workers of one GPU type, by number of GPUs; those without room for a request are left out.
 
     A request's context is its prompt and half of its output, on average. Raises InfeasibleError if no worker
@@ -74,7 +74,7 @@ def sizes(
     context_tokens = float(np.mean(np.asarray(input_tokens)) + np.mean(np.asarray(output_tokens)) / 2)
     roomy = sorted((w for w in workers if w.kv_tokens >= request_tokens), key=lambda w: w.gpus)
     times = {worker.gpus: decode_times(worker) for worker in roomy}
-    found = []
+    worker_sizes = []
     for worker in roomy:
         batch = worker.kv_tokens / request_tokens
         step = times[worker.gpus]
@@ -86,8 +86,10 @@ def sizes(
         most = (tpot_s - step.c3_s_) / (step.c2_s_ + step.k2_s_ * context_tokens)
         if most >= 1:
             per_gpu = 1 / worker.gpus
-            found.append(Size(worker.gpus, batch, most, per_gpu * batch / step_s, per_gpu * most / tpot_s))
-    if not found:
+            worker_sizes.append(
+                WorkerSize(worker.gpus, batch, most, per_gpu * batch / step_s, per_gpu * most / tpot_s)
+            )
+    if not worker_sizes:
         raise InfeasibleError(
             f"no worker has room for a request of {request_tokens:.0f} tokens and decodes within "
             f"{tpot_s:g} s; allow more time or more GPUs",
@@ -95,7 +97,7 @@ def sizes(
             constraint="tpot",
             relaxation="more time, or more GPUs per worker",
         )
-    return tuple(found)
+    return tuple(worker_sizes)
 
 
 def _decode_s(step: AladdinSteps, batch: float, context_tokens: float) -> float:

@@ -9,13 +9,21 @@ from typing import Any
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
-from planner.papers.goodput import TOLERANCE_FRAC, Goodput, Steady, Traffic, highest, poisson, residences
-from planner.papers.vidur import most_rps
-from planner.simulator.metrics import value_s
+from planner.papers.goodput import (
+    TOLERANCE_FRAC,
+    Goodput,
+    Steady,
+    Traffic,
+    bisect_highest,
+    count_residences,
+    poisson_traffic,
+)
+from planner.papers.vidur_search import most_rps
 from planner.simulator.replay import Simulation
-from planner.traffic.scaling import Asked
-from planner.traffic.trace import Trace, spread
-from planner.units import finite, show_s
+from planner.simulator.slo_verdict import value_s
+from planner.traffic.scaling import RateRequest
+from planner.traffic.trace import Trace, spread_stamps
+from planner.units import finite_or_none, show_s
 
 LEAST_REQUESTS = 100  # The lowest rate keeps at least so many requests of a trace.
 LOWEST_RPS = 1e-4
@@ -37,7 +45,7 @@ class FleetGoodput:
     @property
     def residences(self) -> float:
         """Mean residences of a request that the run lasts."""
-        return residences(self.run)
+        return count_residences(self.run)
 
     @property
     def is_short(self) -> bool:
@@ -60,7 +68,7 @@ def fleet_goodput(
     fleet: Fleet,
     requests: Trace,
     slo: Slo,
-    asked: Asked | None = None,
+    traffic_request: RateRequest | None = None,
     *,
     seeds: int = 3,
     tolerance_frac: float = TOLERANCE_FRAC,
@@ -71,10 +79,10 @@ def fleet_goodput(
     `requests` with coarse stamps not yet spread. Raises InfeasibleError where no rate is kept.
     """
     traffic: Traffic
-    if asked is None:
-        traffic, lowest_rps = poisson(spread(requests, seed=0)), LOWEST_RPS
+    if traffic_request is None:
+        traffic, lowest_rps = poisson_traffic(spread_stamps(requests, seed=0)), LOWEST_RPS
     else:
-        traffic = _replayed(requests, asked)
+        traffic = _replayed(requests, traffic_request)
         lowest_rps = LEAST_REQUESTS / requests.duration_s if requests.duration_s else 0.0
         lowest_rps = max(lowest_rps, LOWEST_RPS)
     rule = Steady(slo, traffic, seeds)
@@ -85,49 +93,52 @@ def fleet_goodput(
         watch(rate_rps, holds)
         return holds
 
-    found = highest(
+    rate = bisect_highest(
         carries, guess_rps=most_rps(fleet, requests) / 4, tolerance_frac=tolerance_frac, lowest_rps=lowest_rps
     )
-    run = rule.run(fleet, found.rate_rps or lowest_rps)
-    answer = FleetGoodput(fleet, found, rule, asked is None, run)
-    if not found.rate_rps:
+    run = rule.run(fleet, rate.rate_rps or lowest_rps)
+    answer = FleetGoodput(fleet, rate, rule, traffic_request is None, run)
+    if not rate.rate_rps:
         raise _none_kept(answer)
     return answer
 
 
-def document(found: FleetGoodput) -> dict[str, Any]:
+def goodput_document(goodput: FleetGoodput) -> dict[str, Any]:
     """What `plan goodput --json` prints."""
-    rate_rps, gpus = found.goodput.rate_rps, found.fleet.gpus
+    rate_rps, gpus = goodput.goodput.rate_rps, goodput.fleet.gpus
     return {
         "rate_rps": rate_rps,
-        "fails_rps": finite(found.goodput.fails_rps),
-        "rates_tried": found.goodput.rates,
-        "seeds": found.rule.seeds,
-        "arrivals": "poisson" if found.is_poisson else "trace",
+        "fails_rps": finite_or_none(goodput.goodput.fails_rps),
+        "rates_tried": goodput.goodput.rates,
+        "seeds": goodput.rule.seeds,
+        "arrivals": "poisson" if goodput.is_poisson else "trace",
         "gpus": gpus,
         "gpu_rate_rps": rate_rps / gpus,
-        "usd_per_1000_requests": found.usd_per_1000_requests,
-        "requests": len(found.run.arrival_s),
-        "residences": found.residences,
+        "usd_per_1000_requests": goodput.usd_per_1000_requests,
+        "requests": len(goodput.run.arrival_s),
+        "residences": goodput.residences,
         "slo": [
-            {"limit": limit.name, "limit_s": limit.limit_s, "simulated_s": finite(value)}
-            for limit, value in found.values_s.items()
+            {"limit": limit.name, "limit_s": limit.limit_s, "simulated_s": finite_or_none(value)}
+            for limit, value in goodput.values_s.items()
         ],
     }
 
 
-def _replayed(requests: Trace, asked: Asked) -> Traffic:
+def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
     def replayed(rate_rps: float, least: int, seed: int) -> Trace:
-        return Asked(rate_rps, asked.how, asked.part).of(spread(requests, seed=seed), seed=seed)
+        return RateRequest(rate_rps, traffic_request.how, traffic_request.part).of(
+            spread_stamps(requests, seed=seed), seed=seed
+        )
 
     return replayed
 
 
-def _none_kept(found: FleetGoodput) -> InfeasibleError:
-    values = found.values_s
-    worst = max(values, key=lambda limit: (finite(values[limit]) or 0.0) / limit.limit_s)
+def _none_kept(goodput: FleetGoodput) -> InfeasibleError:
+    values = goodput.values_s
+    worst = max(values, key=lambda limit: (finite_or_none(values[limit]) or 0.0) / limit.limit_s)
     return InfeasibleError(
-        f"the fleet keeps the SLO at no rate down to {found.goodput.fails_rps:.3g} requests/s: {worst.name} "
+        f"the fleet keeps the SLO at no rate down to {goodput.goodput.fails_rps:.3g} requests/s: "
+        f"{worst.name} "
         f"is {show_s(values[worst])} there, promised {show_s(worst.limit_s)}; relax the SLO, or take other "
         "workers",
         kind="latency",

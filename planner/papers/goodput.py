@@ -27,8 +27,8 @@ import numpy as np
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.simulator.metrics import judge, measured
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
+from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace
 
 TOLERANCE_FRAC = 0.02
@@ -39,7 +39,7 @@ Traffic = Callable[[float, int, int], Trace]
 """Requests at a rate [requests/s]: at least about so many of them if it can, for a seed."""
 
 
-class Rule(Protocol):
+class GoodputRule(Protocol):
     """When a fleet carries a rate, and a run that shows it, every gap between tokens recorded."""
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool: ...
@@ -56,7 +56,7 @@ class Goodput:
     rates: int
 
 
-def poisson(lengths: Trace) -> Traffic:
+def poisson_traffic(lengths: Trace) -> Traffic:
     """Poisson arrivals of requests drawn from a trace, the two lengths of each together."""
     if lengths.after.size:
         raise InputError(
@@ -73,7 +73,7 @@ def poisson(lengths: Trace) -> Traffic:
     return traffic
 
 
-def residences(simulation: Simulation) -> float:
+def count_residences(simulation: Simulation) -> float:
     """How many mean residences of a request fit into the part of a run that counts."""
     e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == 0)]
     start_s, end_s = simulation.window_s
@@ -95,9 +95,9 @@ class Steady:
 
     def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
         """One long run, with every gap between tokens."""
-        found = self._long_run(lambda trace: simulate(fleet, trace, record=True), rate_rps, 0)
-        assert found is not None
-        return found
+        long_run = self._long_run(lambda trace: simulate(fleet, trace, record=True), rate_rps, 0)
+        assert long_run is not None
+        return long_run
 
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
         def kept(trace: Trace) -> Simulation | None:
@@ -117,7 +117,7 @@ class Steady:
         trace = self.traffic(rate_rps, requests, seed)
         while (simulation := simulated(trace)) is not None:
             requests *= 2
-            if residences(simulation) >= self.residences or requests > MOST_REQUESTS:
+            if count_residences(simulation) >= self.residences or requests > MOST_REQUESTS:
                 break
             longer = self.traffic(rate_rps, requests, seed)
             if len(longer) == len(trace):
@@ -155,8 +155,8 @@ class FirstRequests:
         )
 
 
-def goodput(
-    rule: Rule,
+def find_goodput(
+    rule: GoodputRule,
     fleet: Fleet,
     *,
     guess_rps: float = 1.0,
@@ -164,7 +164,7 @@ def goodput(
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
     """The highest rate `fleet` carries, to a relative tolerance; 0 if it is below `lowest_rps`."""
-    return highest(
+    return bisect_highest(
         lambda rate_rps: rule.carries(fleet, rate_rps),
         guess_rps=guess_rps,
         tolerance_frac=tolerance_frac,
@@ -172,7 +172,7 @@ def goodput(
     )
 
 
-def highest(
+def bisect_highest(
     carries: Callable[[float], bool],
     *,
     guess_rps: float = 1.0,

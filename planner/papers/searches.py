@@ -9,16 +9,16 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from planner.documents.catalog import Catalog
-from planner.documents.task import Task
+from planner.documents.task import PlanQuestion
 from planner.domain import Gpu, Metric
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.papers import distserve, splitwise, vidur
-from planner.papers.goodput import Steady, goodput, highest, poisson
-from planner.search.options import OBJECTIVE_UNITS, weight
+from planner.papers import distserve_search, splitwise_search, vidur_search
+from planner.papers.goodput import Steady, bisect_highest, find_goodput, poisson_traffic
+from planner.search.problem.options import OBJECTIVE_UNITS, weight
 from planner.traffic.trace import Trace
-from planner.units import finite, show_s
+from planner.units import finite_or_none, show_s
 
 MACHINE_TP = 8
 MOST_MACHINES = 256
@@ -45,7 +45,7 @@ class PaperQuestion:
     `lengths` are the trace, of which arrivals count nowhere: they are Poisson at `rate_rps`.
     """
 
-    task: Task
+    task: PlanQuestion
     catalog: Catalog
     lengths: Trace
     rate_rps: float
@@ -69,30 +69,32 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
         raise InputError(
             f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one there"
         )
-    (gpu,) = task.gpus(known)
+    (gpu,) = task.priced_gpus(known)
     llm = known.llm(task.llm)
     within = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
-    setting = distserve.Setting(llm, Policies(), task.network, within)
-    types = distserve.instance_types(llm, gpu, known, nodes=question.nodes)
-    rules = distserve.steady_rules(task.slo, poisson(question.lengths), seeds=question.seeds)
-    apart = distserve.high_affinity(
+    setting = distserve_search.Setting(llm, Policies(), task.network, within)
+    types = distserve_search.instance_types(llm, gpu, known, nodes=question.nodes)
+    rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
+    apart = distserve_search.high_affinity(
         setting,
         types,
         types,
         rate_rps,
-        distserve.measured_by(rules.prefill),
-        distserve.measured_by(rules.decode),
+        distserve_search.measured_by(rules.prefill),
+        distserve_search.measured_by(rules.decode),
     )
-    pairs = distserve.low_affinity(
-        setting, types, types, rate_rps, distserve.measured_by(rules.whole), nodes=question.nodes
+    pairs = distserve_search.low_affinity(
+        setting, types, types, rate_rps, distserve_search.measured_by(rules.whole), nodes=question.nodes
     )
-    free = distserve.free_counts(setting, types, types, rate_rps, rules, apart.fleet)
+    free = distserve_search.free_counts(setting, types, types, rate_rps, rules, apart.fleet)
     fleets = {
         "Algorithm 1: phases apart": apart.fleet,
         "Algorithm 2: pairs in a node": pairs.fleet,
         "free counts": free,
     }
-    kept = {name: goodput(rules.whole, fleet, guess_rps=rate_rps).rate_rps for name, fleet in fleets.items()}
+    kept = {
+        name: find_goodput(rules.whole, fleet, guess_rps=rate_rps).rate_rps for name, fleet in fleets.items()
+    }
     rows = [
         {
             "search": name,
@@ -110,7 +112,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
         ],
         "neighbours": [
             {"carries": carries} | _fleet_json(fleet)
-            for fleet, carries in distserve.neighbours(free, rules.whole, rate_rps)
+            for fleet, carries in distserve_search.smaller_neighbours(free, rules.whole, rate_rps)
         ],
     }
     return PaperSearch(rows, document, free)
@@ -125,11 +127,13 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
         )
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
-    space = vidur.Space(budgets=(512, 2048, 8192), seats=(128, 256))
-    fleets = vidur.configurations(
-        known.llm(task.llm), task.gpus(known), known, space, total_gpus=gpus, least_kv_tokens=longest
+    space = vidur_search.Space(budgets=(512, 2048, 8192), seats=(128, 256))
+    fleets = vidur_search.configurations(
+        known.llm(task.llm), task.priced_gpus(known), known, space, total_gpus=gpus, least_kv_tokens=longest
     )
-    rows = vidur.search(fleets, Steady(task.slo, poisson(lengths), question.seeds), lengths)
+    rows = vidur_search.search_configurations(
+        fleets, Steady(task.slo, poisson_traffic(lengths), question.seeds), lengths
+    )
     if not rows[0].rate_rps:
         raise InfeasibleError(
             f"none of {len(fleets)} configurations keeps the SLO at any rate; relax it, or take other GPUs",
@@ -137,10 +141,10 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             constraint="slo",
             relaxation="a looser limit",
         )
-    on = [vidur.frontier(rows, i) for i in (0, 1)]
+    on = [vidur_search.pareto_configurations(rows, i) for i in (0, 1)]
     shown = [row for row in rows if row is rows[0] or row in on[0] or row in on[1]]
 
-    def line(row: vidur.SearchedConfiguration) -> dict[str, Any]:
+    def line(row: vidur_search.SearchedConfiguration) -> dict[str, Any]:
         names = ("TTFT", "TBT")
         return {
             "configuration": row.name,
@@ -157,8 +161,8 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
                 "name": row.name,
                 "rate_rps": row.rate_rps,
                 "requests_per_usd": row.requests_per_usd,
-                "ttft_p90_s": finite(row.values_s[0]),
-                "tbt_p99_s": finite(row.values_s[1]),
+                "ttft_p90_s": finite_or_none(row.values_s[0]),
+                "tbt_p99_s": finite_or_none(row.values_s[1]),
                 "on_ttft_frontier": row in on[0],
                 "on_tbt_frontier": row in on[1],
             }
@@ -180,12 +184,12 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     if task.objective == "throughput":
         return _most_of_designs(question)
     unit = OBJECTIVE_UNITS[task.objective]
-    asked = _Slowdowns(question)
-    found = sorted(
-        (row for design in _designs(task, known) if (row := _of_design(design, question, asked))),
+    slowdowns = _Slowdowns(question)
+    designs = sorted(
+        (row for design in _designs(task, known) if (row := _of_design(design, question, slowdowns))),
         key=lambda pair: float(pair[0][unit]),
     )
-    if not found:
+    if not designs:
         raise InfeasibleError(
             f"no design keeps the slowdowns at {question.rate_rps:g} requests/s with {MOST_MACHINES} "
             "machines a pool",
@@ -193,8 +197,8 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
             constraint="slowdowns",
             relaxation="looser slowdowns, or faster GPUs",
         )
-    rows = [row for row, _ in found]
-    return PaperSearch(rows, {"rate_rps": question.rate_rps, "designs": rows}, found[0][1])
+    rows = [row for row, _ in designs]
+    return PaperSearch(rows, {"rate_rps": question.rate_rps, "designs": rows}, designs[0][1])
 
 
 class _Slowdowns:
@@ -207,16 +211,18 @@ class _Slowdowns:
         self.limits = task.slowdowns.limits
 
         @cache
-        def judged(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise.Floats]]]:
+        def judged(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise_search.Floats]]]:
             return [
-                (trace, splitwise.alone_on(reference, trace)) for trace in _judged_traffic(question, rate_rps)
+                (trace, splitwise_search.alone_on(reference, trace))
+                for trace in _judged_traffic(question, rate_rps)
             ]
 
         self.judged = judged
 
     def keeps(self, fleet: Fleet, rate_rps: float) -> bool:
         return all(
-            splitwise.keeps(fleet, trace, self.limits, alone) for trace, alone in self.judged(rate_rps)
+            splitwise_search.keeps_slowdowns(fleet, trace, self.limits, alone)
+            for trace, alone in self.judged(rate_rps)
         )
 
 
@@ -230,34 +236,34 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
     }
     named = [(of, value) for of, value in limits.items() if value is not None]
     if len(named) != 1:
-        found = ", ".join(of for of, _ in named) or "none"
+        design_names = ", ".join(of for of, _ in named) or "none"
         raise InputError(
             "limits: splitwise looks for the most traffic within one of power, cost and gpus, "
-            f"found {found}; name one"
+            f"found {design_names}; name one"
         )
     ((of, budget),) = named
-    asked, llm, network = _Slowdowns(question), known.llm(task.llm), _own_links(task.network)
+    slowdowns, llm, network = _Slowdowns(question), known.llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, known):
         costs = [weight(type_, of) for type_ in (design.prompt, design.token) if type_]
         fleets = [
             design.fleet(llm, network, p, t)
-            for p, t in splitwise.even_splits(budget, costs, most=MOST_SPLITS)
+            for p, t in splitwise_search.even_splits(budget, costs, most=MOST_SPLITS)
             if max(p, t) <= MOST_MACHINES
         ]
         best, rate_rps = None, 0.0
         for fleet in fleets:
             least = rate_rps * (1 + RATE_TOLERANCE_FRAC)
-            if best is not None and not asked.keeps(fleet, least):
+            if best is not None and not slowdowns.keeps(fleet, least):
                 continue
-            found_here = highest(
-                partial(asked.keeps, fleet),
+            best_here = bisect_highest(
+                partial(slowdowns.keeps, fleet),
                 guess_rps=least or question.rate_rps,
                 tolerance_frac=RATE_TOLERANCE_FRAC,
                 lowest_rps=LOWEST_RATE_RPS,
             )
-            if found_here.rate_rps > rate_rps:
-                best, rate_rps = fleet, found_here.rate_rps
+            if best_here.rate_rps > rate_rps:
+                best, rate_rps = fleet, best_here.rate_rps
         if best is not None:
             rows.append((_design_row(design, best, {"requests/s": round(rate_rps, 2)}), best))
     if not rows:
@@ -280,41 +286,45 @@ def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
         raise InputError(
             f"{lengths.name}: every request has one token, splitwise judges those after the first"
         )
-    traffic = poisson(lengths.select(several))
+    traffic = poisson_traffic(lengths.select(several))
     return [traffic(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(question.seeds)]
 
 
-def _designs(task: Task, known: Catalog) -> list[splitwise.Design]:
+def _designs(task: PlanQuestion, known: Catalog) -> list[splitwise_search.MachineDesign]:
     """Machines of one kind for everything, and pairs of kinds, one for prompts and one for tokens."""
-    machines = [_machine(task, known, gpu) for gpu in task.gpus(known)]
-    designs = [splitwise.Design(machine.gpu.name, machine, None) for machine in machines]
+    machines = [_machine(task, known, gpu) for gpu in task.priced_gpus(known)]
+    designs = [splitwise_search.MachineDesign(machine.gpu.name, machine, None) for machine in machines]
     return designs + [
-        splitwise.Design(f"{p.gpu.name} + {t.gpu.name}", p, t) for p in machines for t in machines
+        splitwise_search.MachineDesign(f"{p.gpu.name} + {t.gpu.name}", p, t)
+        for p in machines
+        for t in machines
     ]
 
 
 def _of_design(
-    design: splitwise.Design, question: PaperQuestion, asked: _Slowdowns
+    design: splitwise_search.MachineDesign, question: PaperQuestion, slowdowns: _Slowdowns
 ) -> tuple[dict[str, Any], Fleet] | None:
     """The best counts of machines of this design, and their fleet; None where no counts hold."""
     task = question.task
     llm, network = question.catalog.llm(task.llm), _own_links(task.network)
     costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
-    found = splitwise.cheapest(
-        lambda p, t: asked.keeps(design.fleet(llm, network, p, t), question.rate_rps),
+    cheapest_counts = splitwise_search.find_cheapest_splits(
+        lambda p, t: slowdowns.keeps(design.fleet(llm, network, p, t), question.rate_rps),
         costs[0],
         costs[-1],
         most=MOST_MACHINES,
         splits=design.token is not None,
     )
-    if not found.counts:
+    if not cheapest_counts.counts:
         return None
-    fleet = design.fleet(llm, network, *found.counts[0])
-    row = _design_row(design, fleet, {OBJECTIVE_UNITS[task.objective]: found.value})
-    return row | {"as good": len(found.counts) - 1}, fleet
+    fleet = design.fleet(llm, network, *cheapest_counts.counts[0])
+    row = _design_row(design, fleet, {OBJECTIVE_UNITS[task.objective]: cheapest_counts.value})
+    return row | {"as good": len(cheapest_counts.counts) - 1}, fleet
 
 
-def _design_row(design: splitwise.Design, fleet: Fleet, answer: dict[str, Any]) -> dict[str, Any]:
+def _design_row(
+    design: splitwise_search.MachineDesign, fleet: Fleet, answer: dict[str, Any]
+) -> dict[str, Any]:
     counts = [pool.count for pool in fleet.pools] + [0]
     price = {"USD/h": round(fleet.price_usd_per_h, 2), "kW": round(fleet.power_w / 1000, 1)}
     return {"design": design.name, "prompt": counts[0], "token": counts[1]} | answer | price
@@ -325,13 +335,13 @@ def _own_links(network: Network) -> Network:
     return replace(network, is_shared=False)
 
 
-def _machine(task: Task, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
+def _machine(task: PlanQuestion, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
     """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to 2048 tokens a batch."""
     llm = known.llm(task.llm)
     kv_tokens = kv_cache_tokens(llm, gpu, tp, max_num_batched_tokens=2048, max_num_seqs=512)
     if not kv_tokens:
         raise InputError(f"{llm.name} does not fit a machine of {tp} x {gpu.name}; take larger GPUs")
-    machine = WorkerType(gpu, tp, known.latency(llm, gpu, tp), kv_tokens, 2048, 512).serving(llm)
+    machine = WorkerType(gpu, tp, known.step_latency(llm, gpu, tp), kv_tokens, 2048, 512).with_llm(llm)
     if machine.kv_beside.is_any:
         raise InputError(
             f"llm: {llm.name} has layers with windows or states, and Splitwise counts KV by tokens "
@@ -346,7 +356,7 @@ def _shape(fleet: Fleet) -> str:
     )
 
 
-def _needs_seconds(task: Task) -> None:
+def _needs_seconds(task: PlanQuestion) -> None:
     if task.slowdowns is not None:
         raise InputError(f"slo: needs limits in seconds here, found the relative preset {task.preset!r}")
 

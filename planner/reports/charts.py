@@ -19,6 +19,7 @@ from planner.reports.encoding import (
     Floats,
     colours,
     data,
+    distinguish_lines,
     labels,
     legend,
     rounded_all,
@@ -27,7 +28,6 @@ from planner.reports.encoding import (
     ticks,
     time_axis,
     time_unit,
-    told_apart,
 )
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
@@ -93,7 +93,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
     line = (
         alt.Chart(data(rows))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
-        .encode(x=x, y=y, **told_apart("name", names))
+        .encode(x=x, y=y, **distinguish_lines("name", names))
     )
     return alt.layer(line, *_limit_layers(limits, low, high, MUTED)).properties(width=WIDTH, height=HEIGHT)
 
@@ -151,7 +151,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     unit, factor = time_unit(edges_s[-1] - edges_s[0])
     rows: list[dict[str, Any]] = []
     first = 0
-    pools = fleet.running
+    pools = fleet.running_pools
     for pool in pools:
         workers = range(first, first + pool.count)
         first += pool.count
@@ -171,7 +171,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
                 axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
                 scale=alt.Scale(domain=[0, 1.02], nice=False),
             ),
-            **told_apart("pool", names),
+            **distinguish_lines("pool", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -208,7 +208,7 @@ def lengths_chart(trace: Trace) -> Any:
                 axis=alt.Axis(title="length [tokens]", format="~s", values=ticks(1, longest + 1)),
             ),
             y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
-            **told_apart("what", names),
+            **distinguish_lines("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -257,7 +257,7 @@ def windows_chart(
             y=alt.Y(
                 "y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1 if are_counts else alt.Undefined)
             ),
-            **told_apart("what", names),
+            **distinguish_lines("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -381,12 +381,12 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         ],
     )
     named = [row for row in rows if row["kind"] != "another"]
-    said = []
+    text = []
     for align, dx in (("left", 8), ("right", -8)):  # towards the middle, where there is room
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
         columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-        said += labels(table(**columns), align=align, dx=dx, limit=230) if side else []
-    return alt.layer(drawn, *said).properties(width=560, height=260)
+        text += labels(table(**columns), align=align, dx=dx, limit=230) if side else []
+    return alt.layer(drawn, *text).properties(width=560, height=260)
 
 
 def staircase_chart(
@@ -396,7 +396,7 @@ def staircase_chart(
     titles: tuple[str, str],
     *,
     loosest: float,
-    asked: tuple[float, float] | None = None,
+    requested: tuple[float, float] | None = None,
 ) -> Any:
     """A frontier: the value of each step between its corner and the next one's, a dot at every corner.
 
@@ -411,7 +411,7 @@ def staircase_chart(
             for corner, end, value in zip(corners, ends, values, strict=True)
         ]
     )
-    along = [*corners, loosest, *([asked[0]] if asked else [])]
+    along = [*corners, loosest, *([requested[0]] if requested else [])]
     margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
     x = alt.X(
         "x:Q",
@@ -434,9 +434,9 @@ def staircase_chart(
         ),
         *labels(table(x=list(corners), y=list(values), text=list(names)), align="left", dx=5, dy=-8),
     ]
-    if asked is not None:
+    if requested is not None:
         layers.append(
-            alt.Chart(table(x=[asked[0]], y=[asked[1]]))
+            alt.Chart(table(x=[requested[0]], y=[requested[1]]))
             .mark_point(color=VERMILLION, filled=False, size=110, strokeWidth=2.2, opacity=1)
             .encode(x="x:Q", y="y:Q")
         )

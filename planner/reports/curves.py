@@ -14,8 +14,8 @@ import numpy.typing as npt
 from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import run_seconds
-from planner.simulator.metrics import gaps_s, request_values_s
 from planner.simulator.replay import Simulation
+from planner.simulator.slo_verdict import gaps_s, request_values_s
 from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
@@ -83,15 +83,15 @@ def spread(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
     total = np.cumsum(seen)
     happened = int(np.searchsorted(values_s, np.inf))
     mean = float(values_s[:happened] @ seen[:happened] / total[happened - 1]) if happened else float("nan")
-    found = {"mean": mean}
+    values = {"mean": mean}
     for percentile_frac in PERCENTILES:
         name = percentile_name(percentile_frac)
         if not len(total):
-            found[name] = float("nan")
+            values[name] = float("nan")
             continue
         rank = total[-1] - allowed_above(percentile_frac, int(total[-1]))
-        found[name] = float(values_s[int(np.searchsorted(total, max(rank, 1)))])
-    return found
+        values[name] = float(values_s[int(np.searchsorted(total, max(rank, 1)))])
+    return values
 
 
 def _spread_of_many(values_s: Floats) -> dict[str, float]:
@@ -101,11 +101,11 @@ def _spread_of_many(values_s: Floats) -> dict[str, float]:
     values_s = np.nan_to_num(values_s, copy=False, nan=np.inf)
     happened = np.isfinite(values_s)
     count, total = int(happened.sum()), len(values_s)
-    found = {"mean": float(values_s.sum(where=happened) / count) if count else float("nan")}
+    values = {"mean": float(values_s.sum(where=happened) / count) if count else float("nan")}
     del happened
     at = {frac: nearest_rank(frac, total) - 1 for frac in PERCENTILES}
     values_s.partition(sorted(set(at.values())))
-    return found | {percentile_name(frac): float(values_s[place]) for frac, place in at.items()}
+    return values | {percentile_name(frac): float(values_s[place]) for frac, place in at.items()}
 
 
 def counted_spread(gaps: GapCounts) -> dict[str, float]:

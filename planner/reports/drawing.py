@@ -15,8 +15,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from planner.io.files import cached_text
-from planner.io.wants import is_limited, survives
+from planner.files.checked_files import cached_text
+from planner.files.wants import is_limited, survives_in_copy
 
 # As drawn for a light page, and the name of the CSS variable that takes its place in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
@@ -106,7 +106,7 @@ def _check_drawing() -> None:
     """
     import vl_convert
 
-    if is_limited() and not survives(lambda: vl_convert.vegalite_to_svg({"mark": "bar", "data": {}})):
+    if is_limited() and not survives_in_copy(lambda: vl_convert.vegalite_to_svg({"mark": "bar", "data": {}})):
         raise MemoryError
 
 
@@ -185,7 +185,7 @@ def _is_data_line(part: dict[str, Any]) -> bool:
 def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:
     mark, encoding = part["mark"], part["encoding"]
     if mark["type"] in ("bar", "point", "circle"):
-        return part | {"encoding": {"tooltip": {"value": _told(encoding, axes)}} | encoding}
+        return part | {"encoding": {"tooltip": {"value": _tooltip(encoding, axes)}} | encoding}
     if not _is_data_line(part):
         return part
     dash = {key: encoding.pop(key) for key in ("strokeDash",) if key in encoding}
@@ -202,7 +202,7 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         "mark": {"type": "point", "filled": True, "size": 55} | colour,
         "encoding": {
             "opacity": {"condition": {"param": f"near{k}", "empty": False, "value": 1}, "value": 0},
-            "tooltip": {"value": _told(encoding, axes)},
+            "tooltip": {"value": _tooltip(encoding, axes)},
         },
         "params": [{"name": f"near{k}", "select": near}],
     }
@@ -210,17 +210,17 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
     return data | {"encoding": encoding, "layer": [line, points]}
 
 
-def _told(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
+def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     """What the axes say of a point, with their units; the name of its line is the heading."""
-    told, datum = [], "(datum.datum || datum)"  # where the nearest counts, Vega gives the cell around a point
+    text, datum = [], "(datum.datum || datum)"  # where the nearest counts, Vega gives the cell around a point
     if "field" in encoding.get("color", {}):
-        told.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
+        text.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
     for channel in ("x", "y"):
         if "field" in encoding.get(channel, {}) and (title := axes[channel].get("title")):
             number = ".4~p" if axes[channel].get("format") == "%" else ",.4~r"
             value = f"{datum}[{json.dumps(encoding[channel]['field'])}]"
-            told.append(f"{json.dumps(title)}: format({value}, '{number}')")
-    return {"expr": f"{{{', '.join(told)}}}"}
+            text.append(f"{json.dumps(title)}: format({value}, '{number}')")
+    return {"expr": f"{{{', '.join(text)}}}"}
 
 
 def packed(text: str) -> str:

@@ -80,7 +80,7 @@ def dashes(names: Sequence[str]) -> Any:
     return alt.Scale(domain=list(names), range=[every[k % len(every)] for k in range(len(names))])
 
 
-def told_apart(field: str, names: Sequence[str]) -> dict[str, Any]:
+def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
     """Encodings of lines by the name in `field`: a colour and a dash for each, under one legend."""
     import altair as alt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.domain import Metric
 from planner.reports import charts, screen_charts
 from planner.reports.drawing import Figure
-from planner.search.bill import bill
-from planner.search.plan import Plan
+from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import bill_fleet
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
 NAMES = (*screen_charts.NAMES, *charts.METRIC_NAMES, "busy", "alternatives", "cost-and-power")
@@ -29,14 +29,14 @@ def beside(plan: Plan) -> list[Figure]:
         for metric in ALWAYS
         if metric not in promised
     ]
-    found = [figure for figure in drawn if figure is not None]
+    values = [figure for figure in drawn if figure is not None]
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
         caption = (
             "Share of the time in which the workers of each pool were in a step, however few requests were "
             "in it: a pool at 100 % is full only where its KV cache is, or requests wait."
         )
-        found.append(Figure("busy", busy, caption))
-    return found
+        values.append(Figure("busy", busy, caption))
+    return values
 
 
 def alternatives(plan: Plan) -> list[Figure]:
@@ -50,13 +50,13 @@ def alternatives(plan: Plan) -> list[Figure]:
     if len(bars) == 1 + bool(certificate.answers):
         return []
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
-    found = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
+    values = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
     fleets = {"this plan": plan.fleet} | {a.label: a.fleet for a in others if a.fleet is not None}
-    dots = {name: (bill(fleet).usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
+    dots = {name: (bill_fleet(fleet).usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
     if len(set(dots.values())) > 2:
         caption = (
             "The same fleets by cost and provisioned power: the plan is the square; a fleet has a name where "
             "no other is better in both."
         )
-        found.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
-    return found
+        values.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
+    return values

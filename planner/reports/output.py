@@ -18,33 +18,33 @@ import numpy as np
 
 from planner import manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
-from planner.documents.engine import engine_document
+from planner.documents.engine_file import engine_document
 from planner.documents.fits import latency_document
-from planner.documents.fleet import fleet_document
-from planner.documents.paid import KEYS as PAID_KEYS
+from planner.documents.fleet_file import fleet_document
+from planner.documents.gpu_payment import KEYS as PAID_KEYS
 from planner.documents.slo import slo_document
+from planner.files.checked_files import to_yaml
+from planner.files.column_files import release_memory
 from planner.fleet import Fleet
-from planner.io.columns import let_go
-from planner.io.files import to_yaml
-from planner.manifests.engine import image as image_of
-from planner.manifests.engine import undeployable
-from planner.manifests.engine import version as vllm_version
+from planner.manifests.engine_command import image as image_of
+from planner.manifests.engine_command import undeployable
+from planner.manifests.engine_command import version as vllm_version
 from planner.reports import figures
 from planner.reports.curves import counted_spread, spread
 from planner.reports.drawing import Figure, chart_png
-from planner.reports.facts import alternative_note, prices_text, sentence, sentences
-from planner.reports.prefixes import pool_document, warm_up_json
+from planner.reports.fact_sentences import alternative_note, prices_text, sentence, sentences
+from planner.reports.prefix_values import pool_document, warm_up_json
 from planner.reports.report import render as render_report
 from planner.reports.rows import router_rows
 from planner.reports.screen import targets_text
-from planner.search.bill import Bill
-from planner.search.plan import Plan
+from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
-from planner.simulator.metrics import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.replay import STATUS, Simulation
+from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.utilisation import PoolUse
-from planner.solvers.placement import Placement
-from planner.traffic.jsonlines import to_jsonl
+from planner.solvers.placement import NodePlacement
+from planner.traffic.json_lines import to_jsonl
 
 Document = dict[str, Any]
 
@@ -101,9 +101,9 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     }
 
 
-def pictures(found: Iterable[Figure]) -> dict[str, bytes]:
+def pictures(values: Iterable[Figure]) -> dict[str, bytes]:
     """Every chart as a PNG with its caption: path -> content."""
-    return {f"charts/{figure.name}.png": chart_png(figure) for figure in found}
+    return {f"charts/{figure.name}.png": chart_png(figure) for figure in values}
 
 
 def plan_yaml(plan: Plan) -> str:
@@ -147,7 +147,7 @@ def plan_yaml(plan: Plan) -> str:
         "engine": _engine(fleet),
         "latency": [
             {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
-            for pool in fleet.running
+            for pool in fleet.running_pools
         ],
         "prices_note": prices_text(plan.prices),
         "placement": placement_document(plan.placement),
@@ -187,12 +187,12 @@ def _per_million(plan: Plan) -> Document:
 
 
 def _throughput(plan: Plan) -> Document:
-    found = plan.throughput
-    return {} if found is None else {"throughput": dataclasses.asdict(found)}
+    values = plan.throughput
+    return {} if values is None else {"throughput": dataclasses.asdict(values)}
 
 
 def _prefixes(plan: Plan) -> Document:
-    return {"prefixes": [pool_document(found) for found in plan.prefixes]} if plan.prefixes else {}
+    return {"prefixes": [pool_document(values) for values in plan.prefixes]} if plan.prefixes else {}
 
 
 def _routers(plan: Plan) -> Document:
@@ -214,15 +214,15 @@ def _routers(plan: Plan) -> Document:
     }
 
 
-def placement_document(found: Placement | None) -> Document | None:
+def placement_document(values: NodePlacement | None) -> Document | None:
     """Which workers share nodes, and how few nodes could do at all."""
-    if found is None:
+    if values is None:
         return None
     return {
-        "nodes": {node.name: [str(part) for part in node.parts] for node in found.nodes},
-        "fewest_nodes": found.bound,
-        "is_optimal": found.is_optimal,
-        "cross_node_kv_frac": found.cross_frac,
+        "nodes": {node.name: [str(part) for part in node.parts] for node in values.nodes},
+        "fewest_nodes": values.bound,
+        "is_optimal": values.is_optimal,
+        "cross_node_kv_frac": values.cross_frac,
     }
 
 
@@ -243,7 +243,7 @@ def power_document(power: ExpectedPower | None) -> Document | None:
 
 
 def _images(fleet: Fleet) -> list[str]:
-    return sorted({image_of(pool.type) for pool in fleet.running})
+    return sorted({image_of(pool.type) for pool in fleet.running_pools})
 
 
 def _engine(fleet: Fleet) -> Document:
@@ -280,7 +280,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
             "notes": trace.notes,
             "measured_window_s": simulation.window_s,
         },
-        "latency": {pool.name: latency_document(pool.type.latency) for pool in plan.fleet.running},
+        "latency": {pool.name: latency_document(pool.type.latency) for pool in plan.fleet.running_pools},
         "prices": prices_text(plan.prices),
         "warnings": sentences(plan.warnings),
         "engine": {key: value for key, value in _engine(plan.fleet).items() if key in ("name", "version")},
@@ -335,14 +335,14 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     """
     inside = measured(simulation)
     several = inside & (simulation.output_tokens > 1)
-    let_go(simulation.output_tokens)
+    release_memory(simulation.output_tokens)
     finished = simulation.status == 0
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
     output_tokens = float(simulation.output_tokens.sum(where=finished))
     input_tokens = float(simulation.input_tokens.sum(where=finished))
     for column in (simulation.output_tokens, simulation.input_tokens):
-        let_go(column)
+        release_memory(column)
     document: Document = {
         "requests": len(simulation.arrival_s),
         "measured_requests": int(inside.sum()),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from planner.io.files import package_text
+from planner.files.checked_files import package_text
 from planner.reports.drawing import Figure, chart_spec, enlivened, packed, packed_vega, svg_of, themed
 
 _FIGURE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")

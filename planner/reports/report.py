@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.reports import answers, figures, rows, screen, screen_page, words
-from planner.reports.facts import percent, sentence, sentences
+from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
+from planner.reports.fact_sentences import percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, page, section, table
 from planner.reports.words import counted
-from planner.search.plan import Plan
+from planner.search.evidence.plan import Plan
 
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
@@ -48,7 +48,7 @@ def _stamp(plan: Plan) -> str:
 
 
 def _warnings(plan: Plan) -> list[str]:
-    return [f"{said[0].upper()}{said[1:]}." for said in sentences(plan.warnings)]
+    return [f"{text[0].upper()}{text[1:]}." for text in sentences(plan.warnings)]
 
 
 def _appendix(plan: Plan) -> str:
@@ -63,8 +63,12 @@ def _appendix(plan: Plan) -> str:
 
 
 def _answers(plan: Plan) -> str:
-    found = table(*answers.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,))
-    return found + "".join(f"<p class=note>{escape(line)}</p>" for line in answers.futures_lines(plan))
+    values = table(
+        *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
+    )
+    return values + "".join(
+        f"<p class=note>{escape(line)}</p>" for line in answer_sentences.futures_lines(plan)
+    )
 
 
 def _fleet(plan: Plan) -> str:
@@ -114,12 +118,12 @@ def _prefixes(plan: Plan) -> str:
 
 
 def _alternatives(plan: Plan) -> str:
-    said = bullets([f"{line[0].upper()}{line[1:]}." for line in screen.why(plan)])
+    text = bullets([f"{line[0].upper()}{line[1:]}." for line in screen.why(plan)])
     if not plan.alternatives:
-        return f"{said}<p>No other fleet was compared.</p>"
+        return f"{text}<p>No other fleet was compared.</p>"
     drawn = "".join(chart(figure, wide=True) for figure in figures.alternatives(plan))
     compared = table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
-    return f"{said}<div class=below>{compared}</div>{drawn}"
+    return f"{text}<div class=below>{compared}</div>{drawn}"
 
 
 def _proof(plan: Plan) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.manifests.engine import undeployable
-from planner.manifests.engine import version as vllm_version
-from planner.reports.answers import workers_text
+from planner.manifests.engine_command import undeployable
+from planner.manifests.engine_command import version as vllm_version
+from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
-from planner.reports.facts import (
+from planner.reports.fact_sentences import (
     drawn_text,
     percent,
     prices_text,
@@ -31,17 +31,17 @@ from planner.reports.words import (
     describe,
     limit_text,
     seconds_text,
-    unpriced,
+    unpriced_text,
     usd,
     value_text,
 )
-from planner.search.bill import Bill
-from planner.search.plan import Plan, served_s
+from planner.search.evidence.plan import Plan, served_s
+from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.metrics import InWindow, Verdict, measured
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
+from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
-from planner.units import clock, percentile_name, show_s
+from planner.units import percentile_name, show_clock, show_s
 
 
 def router_rows(plan: Plan) -> Rows:
@@ -86,7 +86,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
             f"{pool.count * pool.type.power_w / 1e3:,.1f}",
             f"{pool.count * pool.type.price_usd_per_h:,.2f}",
         )
-        for pool in fleet.running
+        for pool in fleet.running_pools
     ]
     head = (
         "Pool",
@@ -139,28 +139,28 @@ def promise_rows(slo: Slo, verdict: Verdict) -> Rows:
                 )
             )
     if slo.attainment_frac is not None:
-        needed, found = percent(slo.attainment_frac), percent(verdict.attainment_frac)
+        needed, values = percent(slo.attainment_frac), percent(verdict.attainment_frac)
         rows.append(
             (
                 f"{needed} of requests keep all limits at once",
                 "attainment",
                 needed,
-                found,
+                values,
                 "",
-                found,
+                values,
                 _verdict_word(verdict.attainment_holds),
             )
         )
         if (worst := verdict.attainment_worst) is not None:
-            found = percent(worst.kept_frac)
+            values = percent(worst.kept_frac)
             text = _worst_text(verdict, worst)
-            rows.append((text, "", "", found, "", found, _verdict_word(worst.holds)))
+            rows.append((text, "", "", values, "", values, _verdict_word(worst.holds)))
     return ("Promise", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
 
 
 def _worst_text(verdict: Verdict, worst: InWindow) -> str:
     many = counted(verdict.windows, "window")
-    return f"in the worst of {many}, from {clock(worst.start_s)} to {clock(worst.end_s)}"
+    return f"in the worst of {many}, from {show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
 
 
 def _margin(value_s: float, limit_s: float) -> str:
@@ -189,8 +189,8 @@ def percentile_rows(plan: Plan) -> Rows:
     )
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [
-        (name, *(f"{mark}{seconds_text(seconds)}" for seconds in found.values()))
-        for name, mark, found in spreads
+        (name, *(f"{mark}{seconds_text(seconds)}" for seconds in values.values()))
+        for name, mark, values in spreads
     ]
     return head, rows
 
@@ -211,7 +211,7 @@ def cost_rows(plan: Plan) -> Rows:
     if plan.trace.after.size:
         hours_s = served_s(plan.trace, plan.simulation)
         over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
-    found: list[tuple[str, ...]] = [
+    values: list[tuple[str, ...]] = [
         ("Price per hour", usd(price), how),
         *(
             [("By the GPU, per hour", usd(paid.by_gpu_usd_per_h), "those in use; not sold so here")]
@@ -228,17 +228,17 @@ def cost_rows(plan: Plan) -> Rows:
     if power is not None:
         at_rest = f"{percent(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
         month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
-        found += [
+        values += [
             ("Power, expected", _kw(power.mean_w), at_rest),
             (f"Energy per month of {HOURS_PER_MONTH}\u00a0h", month, "expected power all the time"),
         ]
     if power is not None and power.requests:
         share = "expected power, shared among the requests of the measured window"
-        found += [
+        values += [
             ("Energy per request", f"{power.request_j:,.0f} J", share),
             ("Energy per 1000 output tokens", f"{power.thousand_tokens_j:,.0f} J", share),
         ]
-    return ("Figure", "Value", "How we know"), found
+    return ("Figure", "Value", "How we know"), values
 
 
 def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
@@ -274,7 +274,7 @@ def usage_rows(plan: Plan) -> Rows:
     rows: list[tuple[str, ...]] = []
     uses = {use.pool: use for use in pool_uses(plan.fleet, simulation)}
     first = 0
-    for pool in plan.fleet.running:
+    for pool in plan.fleet.running_pools:
         workers = slice(first, first + pool.count)
         first += pool.count
         busy = simulation.worker_busy_s[workers] / span_s
@@ -324,16 +324,16 @@ def node_rows(plan: Plan) -> Rows:
     idle: dict[tuple[str, str], int] = {}
     gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
     for node in plan.placement.nodes if plan.placement else ():
-        held: dict[str, int] = {}
+        headroom: dict[str, int] = {}
         for part in node.parts:
             whole = "" if part.last - part.first + 1 == part.pp else f", stages {part.first} to {part.last}"
-            held[part.pool + whole] = held.get(part.pool + whole, 0) + 1
-        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in held.items()))
+            headroom[part.pool + whole] = headroom.get(part.pool + whole, 0) + 1
+        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in headroom.items()))
         alike[key] = alike.get(key, 0) + 1
         used = sum(len(part.gpus) for part in node.parts)
         idle[key] = gpus_per_node[row_of(node.kind)] - used
     rows: list[tuple[str, ...]] = [
-        (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
+        (kind, f"{count}", headroom, f"{idle[kind, headroom]}") for (kind, headroom), count in alike.items()
     ]
     return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
 
@@ -344,7 +344,7 @@ def repeat_rows(plan: Plan) -> Rows:
     names = list(dict.fromkeys(name for each in repeats for name in each.limits))
     few, most = (f"{100 * frac:.0f} %" for frac in (FEW_FRAC, MOST_FRAC))
     says = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
-    found: list[tuple[str, ...]] = [
+    values: list[tuple[str, ...]] = [
         (
             drawn_text(each),
             f"{each.kept} of {each.runs}",
@@ -354,7 +354,7 @@ def repeat_rows(plan: Plan) -> Rows:
         for each in repeats
     ]
     sure = f"{100 * CONFIDENCE_FRAC:.0f} % sure of"
-    return ("On", "SLO kept", sure, *(f"{name}, mean (most)" for name in names)), found
+    return ("On", "SLO kept", sure, *(f"{name}, mean (most)" for name in names)), values
 
 
 def _over_runs(value: Interval) -> str:
@@ -376,7 +376,7 @@ def prefix_rows(plan: Plan) -> Rows:
         "With one endless cache",
         "Prefill work saved, planned",
     )
-    found: list[tuple[str, ...]] = []
+    values: list[tuple[str, ...]] = []
     for pool in plan.prefixes:
         replicas = pool.plan.replication.placed.sum(axis=1)[1:]  # without the root, which holds no token
         shares = (
@@ -385,10 +385,10 @@ def prefix_rows(plan: Plan) -> Rows:
             pool.possible_hit_frac,
             pool.plan.prefill_saved_frac,
         )
-        found.append(
+        values.append(
             (pool.plan.pool.name, f"{(replicas > 0).sum():,}", f"{replicas.sum():,}", *map(_share, shares))
         )
-    return head, found
+    return head, values
 
 
 def alternative_rows(plan: Plan) -> Rows:
@@ -400,7 +400,7 @@ def alternative_rows(plan: Plan) -> Rows:
     rows: list[tuple[str, ...]] = [
         ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
     ]
-    if (paper := certificate.answer("on-paper")) is not None:
+    if (paper := certificate.find_answer("on-paper")) is not None:
         value = amount(certificate.value, certificate.unit)
         rows.append(("This plan on paper", workers_text(paper.workers), value, "", "as all that follow"))
     rows += [
@@ -409,7 +409,7 @@ def alternative_rows(plan: Plan) -> Rows:
             _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
-            unpriced(alternative, certificate.unit) or "; ".join(sentences(alternative.notes)),
+            unpriced_text(alternative, certificate.unit) or "; ".join(sentences(alternative.notes)),
         )
         for alternative in plan.alternatives
     ]
@@ -456,10 +456,10 @@ def source_rows(plan: Plan) -> Rows:
         f"{show_s(end_s)} of the trace"
     )
     memory = "the catalog's GPU memory less weights and activations, in blocks of 16"
-    found: list[tuple[str, ...]] = [
+    values: list[tuple[str, ...]] = [
         ("Traffic", "given", traffic),
         ("Prices", "catalog, or your own", prices_text(plan.prices)),
-        *(_step_times(pool) for pool in plan.fleet.running),
+        *(_step_times(pool) for pool in plan.fleet.running_pools),
         ("KV tokens of a worker", "computed", memory),
         ("Latencies, shares, load", "simulated", simulated),
         (
@@ -469,14 +469,14 @@ def source_rows(plan: Plan) -> Rows:
         ),
     ]
     if plan.power is not None:
-        found.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
+        values.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
     why = undeployable(plan.fleet)
-    found.append(
+    values.append(
         ("Deployment", "none", why)
         if why
         else ("Deployment", "rendered", f"for vLLM {vllm_version(plan.fleet)}")
     )
-    return ("Figure", "How", "From"), found
+    return ("Figure", "How", "From"), values
 
 
 def _step_times(pool: Pool) -> tuple[str, ...]:

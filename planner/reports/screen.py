@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from planner.documents.around import MORE_FRAC, Around, AtWorkers, Holds, Lost
 from planner.documents.facts import (
     HEADROOM_MOST_FRAC,
     HEADROOM_STEP_FRAC,
@@ -24,15 +23,16 @@ from planner.documents.facts import (
     NotCertified,
     TooFewKept,
 )
+from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, HeadroomFact, Lost
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
-from planner.reports.answers import workers_text
-from planner.reports.facts import decided_text, percent, router_text
+from planner.reports.answer_sentences import workers_text
+from planner.reports.fact_sentences import decided_text, percent, router_text
 from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, counted, describe, level0_line, listed, usd
-from planner.search.bill import Bill
-from planner.search.oracle import POOL_NAMES
-from planner.search.plan import Plan
-from planner.solvers.nodes import node_of
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.fleet_oracle import POOL_NAMES
+from planner.search.problem.bill import Bill
+from planner.solvers.whole_nodes import node_of
 from planner.units import percentile_name
 
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
@@ -70,12 +70,12 @@ def verdict(plan: Plan) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
-    said = [
+    text = [
         f"{_not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
         targets_text(plan),
         _how_sure(plan),
     ]
-    return " ".join(part for part in (*said, basis_text(plan.fleet)) if part)
+    return " ".join(part for part in (*text, basis_text(plan.fleet)) if part)
 
 
 def targets_text(plan: Plan) -> str:
@@ -98,19 +98,19 @@ def targets_text(plan: Plan) -> str:
     return f"{for_}; NOT kept on {listed(missed)}: --target NAME plans for one, --target each for all."
 
 
-def for_targets_text(found: ForTargets) -> str:
+def for_targets_text(values: ForTargets) -> str:
     """For instance "on kubernetes and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
-    if found.usd_per_h is None:
-        return f"none found on {listed(found.targets)}"
-    doubt = "" if found.status in ("certified", "on paper") else f", {found.status}"
-    return f"on {listed(found.targets)} {usd(found.usd_per_h)}/h, {workers_text(found.workers)}{doubt}"
+    if values.usd_per_h is None:
+        return f"none found on {listed(values.targets)}"
+    doubt = "" if values.status in ("certified", "on paper") else f", {values.status}"
+    return f"on {listed(values.targets)} {usd(values.usd_per_h)}/h, {workers_text(values.workers)}{doubt}"
 
 
 def _not_for_production(plan: Plan) -> str:
     """What comes before a fleet on paper where production was asked for and none was found."""
     is_on_paper = any(
-        isinstance(said, TooFewKept | IdleMisses) or (isinstance(said, NotCertified) and said.is_on_paper)
-        for said in plan.warnings
+        isinstance(text, TooFewKept | IdleMisses) or (isinstance(text, NotCertified) and text.is_on_paper)
+        for text in plan.warnings
     )
     return "NOT for production, on paper alone: " if is_on_paper else ""
 
@@ -127,14 +127,14 @@ def _how_sure(plan: Plan) -> str:
     room, kept = headroom_of(plan), None if answer is None else answer.kept_in
     parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
     if kept is not None and kept.futures:
-        parts.append(f"kept in {kept.kept} of {kept.futures} futures")
-    said = "; ".join(parts)
-    return f"{said[0].upper()}{said[1:]}." if said else ""
+        parts.append(f"kept in {kept.kept} of {kept.futures} scenarios")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def planned_answer(plan: Plan) -> Answered | None:
     """The answer that is written down; None where the plan is on paper alone."""
-    return plan.certificate.answer("production")
+    return plan.certificate.find_answer("production")
 
 
 def headroom_of(plan: Plan) -> Headroom | None:
@@ -144,8 +144,10 @@ def headroom_of(plan: Plan) -> Headroom | None:
         return answer.headroom
     if plan.certificate.around is None:
         return None
-    held = {each.strain: each.frac for each in plan.certificate.around.holds}
-    return Headroom(held["steps"], held["traffic"]) if {"steps", "traffic"} <= held.keys() else None
+    headroom = {each.strain: each.frac for each in plan.certificate.around.holds}
+    return (
+        Headroom(headroom["steps"], headroom["traffic"]) if {"steps", "traffic"} <= headroom.keys() else None
+    )
 
 
 def room_text(room: Headroom) -> str:
@@ -170,7 +172,7 @@ def bought_text(fleet: Fleet, paid: Bill) -> str:
     """For instance '3 nodes of 8 × h100-80g', whole nodes where these are sold; GPUs by their number."""
     parts = [f"{counted(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
     alone: dict[str, int] = {}
-    for pool in fleet.running:
+    for pool in fleet.running_pools:
         if node_of(pool.type.gpu) is None:
             gpu = pool.type.gpu.name
             alone[gpu] = alone.get(gpu, 0) + pool.count * pool.type.gpus
@@ -206,7 +208,7 @@ def paper_card(fleet: Fleet, paid: Bill) -> Card:
         "",
         f"{month_text(paid.usd_per_h)} per month",
         describe(fleet),
-        "kept on the traffic as it is written; no future was asked",
+        "kept on the traffic as it is written; no scenario was asked",
         "",
         "",
         is_plan=True,
@@ -237,12 +239,12 @@ def _kept_text(kept_in: KeptIn) -> str:
     if not kept_in.futures:
         return "no time was left to test it on futures"
     after = " after losing any one worker" if kept_in.after_loss else ""
-    return f"kept in {kept_in.kept} of {kept_in.futures} futures{after}"
+    return f"kept in {kept_in.kept} of {kept_in.futures} scenarios{after}"
 
 
 def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
-    said = against_text(paid, plan.bill.usd_per_h)
-    return f"{said}: it is the plan" if answer.workers == _workers(plan) and said == SAME_COST else said
+    text = against_text(paid, plan.bill.usd_per_h)
+    return f"{text}: it is the plan" if answer.workers == _workers(plan) and text == SAME_COST else text
 
 
 SAME_COST = "costs the same"
@@ -323,33 +325,33 @@ def _committed(plan: Plan) -> list[Glance]:
 
 
 STATUS_WORDS = {
-    "certified": "tested on futures that the search had not seen, step times with a measured spread",
-    "not certified": "the test on unseen futures or the step times do not say enough; see the warnings",
+    "certified": "tested on scenarios that the search had not seen, step times with a measured spread",
+    "not certified": "the test on unseen scenarios or the step times do not say enough; see the warnings",
     "on paper": "kept on the traffic as it is written; nothing is known of other traffic",
     "not for production": "no fleet was found for production; this is the cheapest on paper",
     "best found": "the search is NOT exhausted, the time limit came first: a cheaper fleet may exist",
 }
 
 
-def holds_of(plan: Plan) -> list[Holds]:
+def holds_of(plan: Plan) -> list[HeadroomFact]:
     """To how much more of each strain the plan holds, as far as it is known."""
-    room, found = headroom_of(plan), plan.certificate.around
-    if found is not None and found.holds:
-        return list(found.holds)
+    room, values = headroom_of(plan), plan.certificate.around
+    if values is not None and values.holds:
+        return list(values.holds)
     if room is None:
         return []
-    return [Holds("traffic", room.traffic_frac, ()), Holds("steps", room.steps_frac, ())]
+    return [HeadroomFact("traffic", room.traffic_frac, ()), HeadroomFact("steps", room.steps_frac, ())]
 
 
 def breaks_first(plan: Plan) -> Glance:
     """The loss that the plan does not stand, else what it holds with the least more of."""
-    found, held = plan.certificate.around, holds_of(plan)
-    if not held:
+    values, headroom = plan.certificate.around, holds_of(plan)
+    if not headroom:
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
-    first = min(held, key=lambda each: each.frac)
+    first = min(headroom, key=lambda each: each.frac)
     limit = f"{_named(first.missed)} is missed" if first.missed else "the SLO is missed"
     strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
-    losses = () if found is None else found.losses
+    losses = () if values is None else values.losses
     lost = next((each for each in losses if not each.holds), None)
     if lost is not None:
         missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
@@ -363,11 +365,11 @@ def breaks_first(plan: Plan) -> Glance:
 
 def _more_traffic(plan: Plan) -> Glance:
     """Whether this fleet carries it, asked as a plan for it would ask; else the command that prices it."""
-    found = plan.certificate.around
-    more = None if found is None else found.more_traffic
+    values = plan.certificate.around
+    more = None if values is None else values.more_traffic
     if more is None:
         return Glance(MORE_TRAFFIC, "not simulated", _priced_by(plan))
-    kept = f"kept in {more.kept} of {more.futures} futures with so much more" if more.futures else ""
+    kept = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
     if more.is_carried:
         if not kept:  # bursts fall otherwise: on paper a smaller fleet may hold with more traffic
             return Glance(MORE_TRAFFIC, "carried", "by this fleet, on the traffic as it is written")
@@ -389,19 +391,19 @@ def _priced_by(plan: Plan) -> str:
 
 def basis(plan: Plan) -> dict[str, Basis]:
     """What the figures rest on, and how each was obtained."""
-    found: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
+    values: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
     kinds: dict[Basis, list[str]] = {}
-    for pool in plan.fleet.running:
+    for pool in plan.fleet.running_pools:
         kinds.setdefault(_basis_of_steps(pool), []).append(pool.name)
     for steps, names in kinds.items():
-        found["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
-    found["KV memory"] = "estimated"
-    found["prices"] = "given" if not any(price.date for price in plan.prices) else "listed"
+        values["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
+    values["KV memory"] = "estimated"
+    values["prices"] = "given" if not any(price.date for price in plan.prices) else "listed"
     if plan.fleet.is_disaggregated:
-        found["the KV link"] = "given"
+        values["the KV link"] = "given"
     if plan.power is not None:
-        found["power"] = "estimated"
-    return found
+        values["power"] = "estimated"
+    return values
 
 
 def _basis_of_steps(pool: Pool) -> Basis:
@@ -412,7 +414,7 @@ def _basis_of_steps(pool: Pool) -> Basis:
 
 def basis_text(fleet: Fleet) -> str:
     """Whether step times were measured, in a short sentence for each basis."""
-    bases = {pool.name: _basis_of_steps(pool) for pool in fleet.running}
+    bases = {pool.name: _basis_of_steps(pool) for pool in fleet.running_pools}
     said = []
     for basis, text in BASIS_WORDS.items():
         names = [name for name, of in bases.items() if of == basis]
@@ -441,33 +443,33 @@ def _measured(plan: Plan) -> Glance:
 
 def why(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
-    certificate, found = plan.certificate, plan.certificate.around
-    said = []
-    fewer = None if found is None else _fewer(plan, found)
-    if found is not None and fewer is not None:
-        of = f"in {fewer.kept} of {found.futures} futures" if found.futures else "no more"
-        said.append(f"with {counted(fewer.workers, 'worker')} ({_counts(fewer)}) the SLO is kept {of}")
-    paper = certificate.answer("on-paper")
+    certificate, values = plan.certificate, plan.certificate.around
+    text = []
+    fewer = None if values is None else _fewer(plan, values)
+    if values is not None and fewer is not None:
+        of = f"in {fewer.kept} of {values.futures} scenarios" if values.futures else "no more"
+        text.append(f"with {counted(fewer.workers, 'worker')} ({_counts(fewer)}) the SLO is kept {of}")
+    paper = certificate.find_answer("on-paper")
     if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
-        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} futures"
+        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} scenarios"
         price = (
             "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
         )
-        said += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
-    return [*said, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
+        text += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
+    return [*text, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
 
 
 def _not_measured(plan: Plan) -> list[str]:
-    """How far off the step times are that futures draw, where nobody measured them on this fleet's GPUs."""
-    said = []
-    for spread in dict.fromkeys(pool.type.latency.spread for pool in plan.fleet.running):
+    """How far off the step times are that scenarios draw, where nobody measured them on this fleet's GPUs."""
+    text = []
+    for spread in dict.fromkeys(pool.type.latency.spread for pool in plan.fleet.running_pools):
         if spread is not None and not spread.is_own:
             ends = [f"{each.low:.2f} to {each.high:.2f}" for each in (spread.prefill, spread.decode)]
-            said.append(
+            text.append(
                 f"elsewhere prefills took {ends[0]} times as long as estimated and decodes {ends[1]} times, "
-                "and futures draw such times: `plan profile` on your GPUs narrows them"
+                "and scenarios draw such times: `plan profile` on your GPUs narrows them"
             )
-    return said
+    return text
 
 
 def _workers(plan: Plan) -> tuple[Any, ...]:
@@ -475,11 +477,11 @@ def _workers(plan: Plan) -> tuple[Any, ...]:
     return () if answer is None else answer.workers
 
 
-def _fewer(plan: Plan, found: Around) -> AtWorkers | None:
-    """The largest number of workers below the plan's that was simulated and is kept in too few futures."""
-    below = [at for at in found.at_workers if at.workers < plan.fleet.workers]
+def _fewer(plan: Plan, values: Around) -> AtWorkers | None:
+    """The largest number of workers below the plan's that was simulated and is kept in too few scenarios."""
+    below = [at for at in values.at_workers if at.workers < plan.fleet.workers]
     at = max(below, key=lambda at: at.workers, default=None)
-    few = max(found.futures, 1) - found.may_miss
+    few = max(values.futures, 1) - values.may_miss
     return at if at is not None and at.kept < few else None
 
 
@@ -494,7 +496,7 @@ def document(plan: Plan) -> dict[str, Any]:
     """The first screen as plain values, for whoever draws it: its texts, and the figures of its charts but
     those of the simulation.
     """
-    found, paid = plan.certificate.around, plan.bill
+    values, paid = plan.certificate.around, plan.bill
     room = headroom_of(plan)
     return {
         "verdict": verdict(plan),
@@ -508,14 +510,14 @@ def document(plan: Plan) -> dict[str, Any]:
         "rate_rps": plan.trace.rate_rps,
         "headroom_traffic_frac": None if room is None else room.traffic_frac,
         "headroom_steps_frac": None if room is None else room.steps_frac,
-        "workers": [] if found is None else [_at_workers(each) for each in found.at_workers],
+        "workers": [] if values is None else [_at_workers(each) for each in values.at_workers],
         "more_traffic": None
-        if found is None or found.more_traffic is None
-        else {"more_frac": MORE_FRAC, **asdict(found.more_traffic)},
-        "futures": 0 if found is None else found.futures,
-        "may_miss": 0 if found is None else found.may_miss,
+        if values is None or values.more_traffic is None
+        else {"more_frac": MORE_FRAC, **asdict(values.more_traffic)},
+        "futures": 0 if values is None else values.futures,
+        "may_miss": 0 if values is None else values.may_miss,
         "breaks": [asdict(each) for each in breaks(plan)],
-        "left_out": [] if found is None else list(found.left_out),
+        "left_out": [] if values is None else list(values.left_out),
     }
 
 
@@ -550,23 +552,23 @@ class Breaks:
 
 def breaks(plan: Plan) -> list[Breaks]:
     """What breaks the plan, the nearest first."""
-    found = plan.certificate.around
-    if found is None:
+    values = plan.certificate.around
+    if values is None:
         return sorted(map(_strained, holds_of(plan)), key=lambda each: each.frac)
-    rows = [*map(_strained, found.holds), *map(_lost, _worst(found.losses))]
+    rows = [*map(_strained, values.holds), *map(_lost, _worst(values.losses))]
     rows += [
         Breaks(f"price of {turn.gpu}", turn.more_frac, f"then “{turn.instead}” costs less", "price")
-        for turn in found.prices
+        for turn in values.prices
     ]
     return sorted(rows, key=lambda each: each.frac)
 
 
-def _strained(held: Holds) -> Breaks:
-    label = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}[held.strain]
-    said = f"then {_named(held.missed)} is missed" if held.missed else "then the SLO is missed"
-    if held.frac >= HEADROOM_MOST_FRAC:
-        said = "and still holds"
-    return Breaks(label, held.frac, f"{more_text(held.frac)}, {said}", "slo")
+def _strained(headroom: HeadroomFact) -> Breaks:
+    label = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}[headroom.strain]
+    text = f"then {_named(headroom.missed)} is missed" if headroom.missed else "then the SLO is missed"
+    if headroom.frac >= HEADROOM_MOST_FRAC:
+        text = "and still holds"
+    return Breaks(label, headroom.frac, f"{more_text(headroom.frac)}, {text}", "slo")
 
 
 def _worst(losses: Sequence[Lost]) -> list[Lost]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from planner.documents.around import AtWorkers
+from planner.documents.robustness_facts import AtWorkers
 from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
 from planner.reports.charts import HEIGHT, METRIC_NAMES, WIDTH, distribution_chart
 from planner.reports.curves import distribution, in_system, kv_blocks_at
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
-from planner.reports.encoding import data, labels, rounded_all, table, time_axis, time_unit, told_apart
-from planner.search.plan import Plan
+from planner.reports.encoding import data, distinguish_lines, labels, rounded_all, table, time_axis, time_unit
+from planner.search.evidence.plan import Plan
 from planner.simulator.replay import Simulation
 from planner.units import show_s
 
@@ -27,12 +27,12 @@ NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 def figures(plan: Plan) -> list[Figure]:
     """In the order in which they are read; what was not simulated is missing."""
-    found = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
-    return [*(figure for figure in found if figure is not None), *latencies(plan)]
+    values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
+    return [*(figure for figure in values if figure is not None), *latencies(plan)]
 
 
 def attainment(plan: Plan) -> Figure | None:
-    """Share within each limit against the number of workers, with a band over the futures."""
+    """Share within each limit against the number of workers, with a band over the scenarios."""
     import altair as alt
 
     around = plan.certificate.around
@@ -61,7 +61,7 @@ def attainment(plan: Plan) -> Figure | None:
         axis=alt.Axis(title="share within the limit", format="%", values=[0, 0.25, 0.5, 0.75, 1]),
         scale=alt.Scale(domain=[0, 1.16], nice=False),
     )
-    apart = told_apart("name", names)
+    apart = distinguish_lines("name", names)
     line = alt.Chart(data(rows)).mark_line(strokeWidth=2, point=True).encode(x=x, y=y, **apart)
     band = (
         alt.Chart(data(rows))
@@ -93,14 +93,15 @@ def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
     assert around is not None
     pools = " + ".join(around.pools)
     counts = ", ".join(" + ".join(map(str, each.counts)) for each in at) if len(around.pools) > 1 else ""
-    said = f"SLO attainment by number of workers{f' ({pools}: {counts})' if counts else ''}. "
+    text = f"SLO attainment by number of workers{f' ({pools}: {counts})' if counts else ''}. "
     if not around.futures:
         return (
-            said + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
+            text + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
         )
     needed = around.futures - around.may_miss
-    return said + (
-        f"Above: in how many of {around.futures} futures the SLO is kept. Line: the middle future; the band "
+    return text + (
+        f"Above: in how many of {around.futures} scenarios the SLO is kept. Line: the middle scenario; "
+        "the band "
         f"holds the best {needed}. Dotted: the shares that must be within; dashed: the plan."
     )
 
@@ -156,7 +157,7 @@ def kv_use(plan: Plan) -> Figure | None:
         return None
     at_s, unit, factor = _moments(plan)
     series, first = {}, 0
-    for pool in plan.fleet.running:
+    for pool in plan.fleet.running_pools:
         workers = range(first, first + pool.count)
         first += pool.count
         blocks = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
@@ -200,7 +201,7 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
         .encode(
             x=time_axis(unit, 6),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, format=form, tickCount=5), scale=scale),
-            **told_apart("what", names),
+            **distinguish_lines("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
     )
@@ -208,15 +209,15 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
 
 def breaks(plan: Plan) -> Figure | None:
     """A bar for everything that may grow, as far as the plan holds."""
-    found = screen.breaks(plan)
+    values = screen.breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
         "traffic as it is written."
     )
-    return Figure("breaks", breaks_chart(found), caption) if found else None
+    return Figure("breaks", breaks_chart(values), caption) if values else None
 
 
-def breaks_chart(found: Sequence[screen.Breaks]) -> Any:
+def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
     """A bar for each, with its text above it."""
     import altair as alt
 
@@ -227,7 +228,7 @@ def breaks_chart(found: Sequence[screen.Breaks]) -> Any:
             "kind": each.kind,
             "text": f"{each.label}: {_price_text(each)}{each.said}",
         }
-        for each in found
+        for each in values
     ]
     kinds = ["slo", "loss", "price"]
     base = alt.Chart(data(rows)).encode(
@@ -258,20 +259,20 @@ def _price_text(each: screen.Breaks) -> str:
 
 def latencies(plan: Plan) -> list[Figure]:
     """The distribution of what was promised, against its limits."""
-    found = []
+    values = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
         shown = " and ".join(f"{screen.limit_text(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
-        said = f"; the curve passes above the circle where {shown} is kept"
-        found.append(latency(plan.simulation, metric, limits, said))
-    return [figure for figure in found if figure is not None]
+        text = f"; the curve passes above the circle where {shown} is kept"
+        values.append(latency(plan.simulation, metric, limits, text))
+    return [figure for figure in values if figure is not None]
 
 
-def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], said: str) -> Figure | None:
+def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str) -> Figure | None:
     """The distribution of a latency, `said` in its caption; None where there are too few values to draw."""
     curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
     if len(curve.value_s) < 2:
         return None
     thinned = f" (one run of engine steps in {curve.every})" if curve.every > 1 else ""
-    caption = f"Distribution of the {METRIC_NAMES[metric]}{said}{thinned}."
+    caption = f"Distribution of the {METRIC_NAMES[metric]}{text}{thinned}."
     return Figure(metric, distribution_chart(curve, metric, limits), caption)

@@ -7,7 +7,7 @@ from html import escape
 
 from planner.reports import screen, screen_charts, words
 from planner.reports.page import chart, headline, unbroken
-from planner.search.plan import Plan
+from planner.search.evidence.plan import Plan
 
 LEFT_OUT = {
     "workers": "SLO attainment by number of workers",
@@ -21,43 +21,43 @@ LEFT_OUT = {
 def fragment(plan: Plan) -> str:
     """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/parts.css."""
     promised = f"<p class=note>{escape(words.promise(plan))}</p>"
-    said = [glance(screen.glance(plan)), cards(screen.cards(plan))]
-    return "\n".join([strip(screen.verdict(plan)), promised, *said, charts(plan)])
+    text = [glance(screen.glance(plan)), cards(screen.cards(plan))]
+    return "\n".join([strip(screen.verdict(plan)), promised, *text, charts(plan)])
 
 
-def strip(said: str, tag: str = "h1") -> str:
-    return f"<{tag} class=verdict>{unbroken(said)}</{tag}>"
+def strip(text: str, tag: str = "h1") -> str:
+    return f"<{tag} class=verdict>{unbroken(text)}</{tag}>"
 
 
-def glance(found: Sequence[screen.Glance]) -> str:
-    return headline([(each.name, each.value, each.note) for each in found])
+def glance(values: Sequence[screen.Glance]) -> str:
+    return headline([(each.name, each.value, each.note) for each in values])
 
 
-def cards(found: Sequence[screen.Card]) -> str:
-    return f"<ul class=cards>{''.join(map(_card, found))}</ul>"
+def cards(values: Sequence[screen.Card]) -> str:
+    return f"<ul class=cards>{''.join(map(_card, values))}</ul>"
 
 
 def _card(card: screen.Card) -> str:
     lines = [card.fleet, card.kept, card.holds, card.breaks]
-    said = "".join(f"<p>{unbroken(line[0].upper() + line[1:])}.</p>" for line in lines if line)
+    text = "".join(f"<p>{unbroken(line[0].upper() + line[1:])}.</p>" for line in lines if line)
     month = f" <span>{escape(card.month)}</span>" if card.month else ""
     return (
         f"<li{' class=chosen' if card.is_plan else ''}><h2>{escape(card.name)}"
         + (f" <span>{unbroken(card.difference)}</span>" if card.difference else "")
-        + f"</h2><p class=price>{unbroken(card.price)}{month}</p>{said}</li>"
+        + f"</h2><p class=price>{unbroken(card.price)}{month}</p>{text}</li>"
     )
 
 
 def charts(plan: Plan) -> str:
     """The charts in the order in which they are read, and what there was no time for."""
     drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
-    found = plan.certificate.around
-    if found is None:
-        said = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
-    elif found.left_out:
-        missing = ", ".join(LEFT_OUT[part] for part in found.left_out)
-        said = f"Not simulated, for want of time: {missing}; raise --time-limit."
+    values = plan.certificate.around
+    if values is None:
+        text = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
+    elif values.left_out:
+        missing = ", ".join(LEFT_OUT[part] for part in values.left_out)
+        text = f"Not simulated, for want of time: {missing}; raise --time-limit."
     else:
-        said = ""
-    note = f"<p class=note>{escape(said)}</p>" if said else ""
+        text = ""
+    note = f"<p class=note>{escape(text)}</p>" if text else ""
     return f"<div class=charts>{drawn}</div>{note}"

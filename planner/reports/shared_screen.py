@@ -9,7 +9,7 @@ from html import escape
 
 from planner.documents.facts import Headroom
 from planner.reports import charts, screen, screen_charts
-from planner.reports.answers import kept_text
+from planner.reports.answer_sentences import kept_text
 from planner.reports.drawing import Figure
 from planner.reports.page import chart
 from planner.reports.screen import MORE_TRAFFIC, STATUS_WORDS, Breaks, Card, Glance
@@ -17,24 +17,24 @@ from planner.reports.screen_page import cards as cards_html
 from planner.reports.screen_page import glance as glance_html
 from planner.reports.screen_page import strip
 from planner.reports.words import amount, counted, describe, listed, usd
-from planner.search.plan import Plan
-from planner.search.together import SharedPlan, Total
+from planner.search.evidence.plan import Plan
+from planner.search.several.several_llms import AnswerTotal, SharedPlan
 
 
 def verdict(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
-    said = [f"{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
+    text = [f"{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
     if missed := [name for name, one in plan.plans.items() if not one.verdict.holds]:
-        said.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
+        text.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
     targets = {name: screen.targets_text(one) for name, one in plan.plans.items()}
-    said += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
+    text += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
     if (sure := _how_sure(plan)) is not None:
-        said.append(sure)
-    return " ".join([*said, _basis_text(plan)])
+        text.append(sure)
+    return " ".join([*text, _basis_text(plan)])
 
 
 def _how_sure(plan: SharedPlan) -> str | None:
-    """To what every LLM holds, and in how many of its futures each is kept."""
+    """To what every LLM holds, and in how many of its scenarios each is kept."""
     rooms = [screen.headroom_of(one) for one in plan.plans.values()]
     parts = []
     if known := [room for room in rooms if room is not None]:
@@ -55,10 +55,10 @@ def _how_sure(plan: SharedPlan) -> str | None:
 
 
 def _basis_text(plan: SharedPlan) -> str:
-    said = {name: screen.basis_text(one.fleet) for name, one in plan.plans.items()}
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in said.items())
+    text = {name: screen.basis_text(one.fleet) for name, one in plan.plans.items()}
+    if len(set(text.values())) == 1:
+        return next(iter(text.values()))
+    return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in text.items())
 
 
 def glance(plan: SharedPlan) -> list[Glance]:
@@ -82,8 +82,8 @@ def _breaks_first(plan: SharedPlan) -> Glance:
 
 
 def _least(plan: Plan) -> float:
-    found = [each.frac for each in screen.breaks(plan) if each.kind == "slo" or not each.frac]
-    return min(found, default=math.inf)
+    values = [each.frac for each in screen.breaks(plan) if each.kind == "slo" or not each.frac]
+    return min(values, default=math.inf)
 
 
 def _more_traffic(plan: SharedPlan) -> Glance:
@@ -124,12 +124,12 @@ def cards(plan: SharedPlan) -> list[Card]:
     return [Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True)]
 
 
-def _card(plan: SharedPlan, total: Total, planned_usd_per_h: float) -> Card:
+def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
         why = f"no fleet of {listed(total.lacks)} within the limits was found"
         return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
-    answers = {llm: one.certificate.answer(total.name) for llm, one in plan.plans.items()}
+    answers = {llm: one.certificate.find_answer(total.name) for llm, one in plan.plans.items()}
     kept = [
         f"{llm} {kept_text(each.kept_in)}"
         for llm, each in answers.items()
@@ -151,7 +151,7 @@ def _card(plan: SharedPlan, total: Total, planned_usd_per_h: float) -> Card:
 
 def llm_cards(plan: SharedPlan) -> list[Card]:
     """Who gets what, and what it would take with all of the fleet for itself."""
-    found = []
+    values = []
     for name, one in plan.plans.items():
         value, alone = one.value, plan.alone[name]
         gives = "as alone" if value <= alone * (1 + 1e-9) else f"alone {amount(alone, plan.unit)} {plan.unit}"
@@ -162,19 +162,19 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         holds = "" if room is None else screen.holds_text(room)
         price = f"{amount(value, plan.unit)} {plan.unit}"
         fleet = f"{describe(one.fleet)}, of {one.fleet.llm.name}"
-        found.append(Card(name, price, gives, "", fleet, kept, holds, "", is_plan=False, is_of_llm=True))
-    return found
+        values.append(Card(name, price, gives, "", fleet, kept, holds, "", is_plan=False, is_of_llm=True))
+    return values
 
 
 def breaks(plan: SharedPlan) -> list[Breaks]:
     """What breaks any of them, the nearest first; no prices, which are of one fleet alone."""
-    found = [
+    values = [
         Breaks(f"{name}, {each.label}", each.frac, each.said, each.kind)
         for name, one in plan.plans.items()
         for each in screen.breaks(one)
         if each.kind != "price"
     ]
-    return sorted(found, key=lambda each: each.frac)
+    return sorted(values, key=lambda each: each.frac)
 
 
 def figures(plan: SharedPlan) -> list[Figure]:
@@ -195,12 +195,12 @@ def comparison(plan: SharedPlan) -> Figure:
 
 
 def _breaks_figure(plan: SharedPlan) -> Figure | None:
-    found = breaks(plan)
+    values = breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each every LLM holds, one at a time, on the "
         "traffic as it is written."
     )
-    return Figure("breaks", screen_charts.breaks_chart(found), caption) if found else None
+    return Figure("breaks", screen_charts.breaks_chart(values), caption) if values else None
 
 
 def texts(plan: SharedPlan, tag: str = "h1") -> str:
@@ -221,5 +221,5 @@ def _left_out(plan: SharedPlan) -> str:
         for name, one in plan.plans.items()
         if one.certificate.around is not None and one.certificate.around.left_out
     ]
-    said = f"Not all was simulated around {listed(missing)}, for want of time; raise --time-limit."
-    return f"<p class=note>{escape(said)}</p>" if missing else ""
+    text = f"Not all was simulated around {listed(missing)}, for want of time; raise --time-limit."
+    return f"<p class=note>{escape(text)}</p>" if missing else ""

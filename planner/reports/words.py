@@ -11,14 +11,14 @@ from planner.documents.certificate import Alternative, Certificate, Throughput
 from planner.documents.facts import RequestTooLong
 from planner.domain import Limit
 from planner.fleet import Fleet, Pool
-from planner.manifests.engine import is_capped
+from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
-from planner.reports.facts import percent, queue_text, sentences
-from planner.search.bill import Bill
-from planner.search.plan import Plan
+from planner.reports.fact_sentences import percent, queue_text, sentences
+from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
-from planner.simulator.metrics import Line
 from planner.simulator.replay import Simulation
+from planner.simulator.slo_verdict import Line
 from planner.units import show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -42,8 +42,8 @@ def answer(plan: Plan) -> str:
     month = paid.usd_per_h * HOURS_PER_MONTH
     carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
     price = f"{usd(paid.usd_per_h)} per hour, about {month:,.0f} USD per month"
-    said = "".join(f"; {line}" for line in bill_lines(paid))
-    return f"{carried}{describe(fleet)}: {price}{said}."
+    text = "".join(f"; {line}" for line in bill_lines(paid))
+    return f"{carried}{describe(fleet)}: {price}{text}."
 
 
 def commitment_rows(plan: Plan) -> Rows:
@@ -90,9 +90,9 @@ def promise(plan: Plan) -> str:
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."
 
 
-def flags(**asked: bool | None) -> list[str]:
+def flags(**requested: bool | None) -> list[str]:
     """Options without a value: `explain=True` is --explain; None and False leave one out."""
-    return [f"--{name.replace('_', '-')}" for name, is_set in asked.items() if is_set]
+    return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
 
 
 def command_line(
@@ -113,7 +113,7 @@ def command_line(
 
 def describe(fleet: Fleet) -> str:
     """For instance '4 prefill workers of 2 × h100-80g and 3 decode workers of 8 × a100-80g'."""
-    return listed([_describe_pool(pool) for pool in fleet.running])
+    return listed([_describe_pool(pool) for pool in fleet.running_pools])
 
 
 def _describe_pool(pool: Pool) -> str:
@@ -157,7 +157,7 @@ def policies_line(fleet: Fleet) -> str:
             f", hand-offs to decode workers by {policies.decode_routing}; KV blocks move at "
             f"{network.bandwidth_bytes_per_s / 1e9:g} GB/s, {network.transfer}"
         )
-    capped = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running if is_capped(pool.type.gpu)}
+    capped = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running_pools if is_capped(pool.type.gpu)}
     return f"{text}." + "".join(
         f" {name} means nvidia-smi -pl {gpu.power_w:g} on its nodes." for name, gpu in capped.items()
     )
@@ -169,7 +169,7 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
     if not rejected.any():
         return ""
     tokens = int((simulation.input_tokens + simulation.output_tokens)[rejected].max())
-    room = max(pool.type.kv_tokens for pool in fleet.running)
+    room = max(pool.type.kv_tokens for pool in fleet.running_pools)
     why = (
         f"the longest has {tokens:,} tokens, and the KV memory of the largest worker holds {room:,}"
         if tokens > room
@@ -231,16 +231,16 @@ def level0_line(certificate: Certificate) -> str:
     return f"{best}, as far as the search came; it was not exhausted in time"
 
 
-def throughput_line(found: Throughput) -> str:
+def throughput_line(values: Throughput) -> str:
     """The most traffic, in production beside that on paper."""
     assumed = "that more traffic is never easier to carry is assumed"
-    if found.on_paper_rps is None:
+    if values.on_paper_rps is None:
         none = "the search over one worker type per pool found none"
         return (
-            f"Most traffic within the limits: {_up_to(found.rate_rps, found.refuted_rps, none)}; {assumed}."
+            f"Most traffic within the limits: {_up_to(values.rate_rps, values.refuted_rps, none)}; {assumed}."
         )
-    most = _up_to(found.rate_rps, found.refuted_rps, "no fleet was found")
-    on_paper = _up_to(found.on_paper_rps, found.on_paper_refuted_rps, "none")
+    most = _up_to(values.rate_rps, values.refuted_rps, "no fleet was found")
+    on_paper = _up_to(values.on_paper_rps, values.on_paper_refuted_rps, "none")
     return (
         f"Most traffic within the limits that is kept in enough futures: {most}; {assumed}. "
         f"On paper: {on_paper}."
@@ -263,7 +263,7 @@ def proof_lines(plan: Plan) -> list[str]:
     lines = [
         f"Status: {plan.status}. On paper: {value} {unit}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
-        *(f"{said[0].upper()}{said[1:]}." for said in sentences(certificate.assumed)),
+        *(f"{text[0].upper()}{text[1:]}." for text in sentences(certificate.assumed)),
         "Fleets of several types per pool: "
         + (
             "every cheaper one was simulated and fails."
@@ -286,7 +286,7 @@ def proof_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def unpriced(alternative: Alternative, unit: str) -> str:
+def unpriced_text(alternative: Alternative, unit: str) -> str:
     """What is said of a kind of fleet that has no price: a bound is none. Empty where it has one."""
     if alternative.is_priced:
         return ""

@@ -14,21 +14,34 @@ from typing import Any, Literal
 
 import numpy as np
 
-from planner.calibrate.fitting import Fitted
-from planner.documents.fleet import fleet_document
+from planner.calibrate.fitting import FittedSteps
+from planner.documents.fleet_file import fleet_document
 from planner.domain import Slo, row_of
 from planner.fleet import Fleet
 from planner.models.engine import Engine
-from planner.runtime.as_served import Lengths, as_served, lengths
-from planner.runtime.as_served import notes as as_served_notes
-from planner.runtime.compare import Comparison, Measurement, Tolerances, compare
+from planner.runtime.as_served import ServedLengths, as_served, measure_lengths
+from planner.runtime.as_served import client_clock_notes as as_served_notes
 from planner.runtime.endpoint import Endpoint
 from planner.runtime.engine_clock import EngineTimes, engine_times
-from planner.runtime.enginelog import EngineLog, read_step_logs
+from planner.runtime.engine_log import EngineLog, read_step_logs
+from planner.runtime.live_replay import JournalFile
+from planner.runtime.measured_against_simulated import (
+    MeasuredComparison,
+    Measurement,
+    Tolerances,
+    compare_with_simulation,
+)
 from planner.runtime.own_clock import undisturbed
-from planner.runtime.replanned import Replanned, replanned
-from planner.runtime.replay import JournalFile
-from planner.runtime.stepfits import Correction, Steps, as_run, by_machine, corrected, corrections, steps
+from planner.runtime.replanned import Replanned, replan
+from planner.runtime.step_fits import (
+    FitCorrection,
+    Steps,
+    compare_steps,
+    correct_fits,
+    fits_by_machine,
+    fleet_as_run,
+    with_corrections,
+)
 from planner.traffic.trace import Trace
 
 EngineKind = Literal["vllm", "rehearsal", "endpoint"]
@@ -93,24 +106,24 @@ class Validation:
 
     wanted: Wanted
     measurement: Measurement
-    comparison: Comparison
+    comparison: MeasuredComparison
     steps: tuple[Steps, ...]
-    corrections: tuple[Correction, ...]
+    corrections: tuple[FitCorrection, ...]
     as_run: Fleet | None
-    after: Comparison | None
-    undisturbed: Comparison | None
-    by_client: Comparison | None
+    after: MeasuredComparison | None
+    undisturbed: MeasuredComparison | None
+    by_client: MeasuredComparison | None
     replanned: Replanned | None
-    fits: Mapping[str, Fitted]
+    fits: Mapping[str, FittedSteps]
     records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
-    lengths: Lengths | None = None  # asked for and served, of an endpoint
+    lengths: ServedLengths | None = None  # asked for and served, of an endpoint
     engine_times: EngineTimes | None = None
 
     @property
     def machine(self) -> Mapping[str, str]:
         """Where the last part was measured, which need not be where it is compared; empty if not noted."""
-        found: Mapping[str, str] = self.records[-1].get("machine", {}) if self.records else {}
-        return found
+        noted_machine: Mapping[str, str] = self.records[-1].get("machine", {}) if self.records else {}
+        return noted_machine
 
     @property
     def plan_fleet(self) -> Fleet:
@@ -123,11 +136,11 @@ class Validation:
         return self.comparison.measured_verdict.holds
 
 
-def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
+def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
     """The comparison of what lies in `out`."""
     file = JournalFile(out / "journal.jsonl", wanted.identity())
     logs = {}
-    for pool in wanted.fleet.running:
+    for pool in wanted.fleet.running_pools:
         for name in pool.worker_names:
             log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
             if len(log.steps):
@@ -136,30 +149,32 @@ def analyse(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
     records, trace, journal = tuple(file.records()), wanted.trace, file.read()
     served = None
     if wanted.endpoint is not None:
-        served = lengths(trace, journal)
+        served = measure_lengths(trace, journal)
         trace, journal = as_served(trace, journal)
-        said = as_served_notes(served, records, asked=len(wanted.trace), sent=len(trace))
-        wanted = replace(wanted, notes=(*wanted.notes, *said))
+        served_notes = as_served_notes(served, records, planned_requests=len(wanted.trace), sent=len(trace))
+        wanted = replace(wanted, notes=(*wanted.notes, *served_notes))
     run = Measurement(wanted.fleet, trace, journal, logs)
-    comparison = compare(run, wanted.fleet, wanted.slo, tolerances)
-    measured_steps = steps(run, wanted.fleet)
-    found = corrections(measured_steps, wanted.fleet)
+    comparison = compare_with_simulation(run, wanted.fleet, wanted.slo, tolerances)
+    measured_steps = compare_steps(run, wanted.fleet)
+    fit_corrections = correct_fits(measured_steps, wanted.fleet)
     after, again = None, None
-    if found:
-        fixed = corrected(wanted.fleet, found)
-        after = undisturbed(run, fixed, wanted.slo, tolerances) or compare(run, fixed, wanted.slo, tolerances)
+    if fit_corrections:
+        fixed = with_corrections(wanted.fleet, fit_corrections)
+        after = undisturbed(run, fixed, wanted.slo, tolerances) or compare_with_simulation(
+            run, fixed, wanted.slo, tolerances
+        )
         whole, traffic = wanted.plan or (wanted.fleet, wanted.trace)
-        again = replanned(whole, corrected(whole, found), traffic, wanted.slo)
+        again = replan(whole, with_corrections(whole, fit_corrections), traffic, wanted.slo)
     by_client = None
     if run.is_timed_by_engines:
-        by_client = compare(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
+        by_client = compare_with_simulation(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
     return Validation(
         wanted=wanted,
         measurement=run,
         comparison=comparison,
         steps=tuple(measured_steps),
-        corrections=tuple(found),
-        as_run=as_run(run, wanted.fleet),
+        corrections=tuple(fit_corrections),
+        as_run=fleet_as_run(run, wanted.fleet),
         after=after,
         undisturbed=undisturbed(run, wanted.fleet, wanted.slo, tolerances),
         by_client=by_client,
@@ -182,20 +197,20 @@ def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
     def deployed(engine: Engine) -> Engine:
         return replace(engine, version=ran["version"], async_scheduling=ran["async_scheduling"])
 
-    found = deployed(planned)
-    if found.title == planned.title:
+    deployed_engine = deployed(planned)
+    if deployed_engine.title == planned.title:
         return wanted
-    note = f"The plan counts on {planned.title}; deployed here, and predicted, is {found.title}."
+    note = f"The plan counts on {planned.title}; deployed here, and predicted, is {deployed_engine.title}."
     plan = wanted.plan and (wanted.plan[0].with_engines(deployed), wanted.plan[1])
     fleet = wanted.fleet.with_engines(deployed)
     return replace(wanted, fleet=fleet, plan=plan, notes=(*wanted.notes, note))
 
 
-def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, Fitted]:
+def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
     """One fit for each GPU and TP, by the steps of all pools on them."""
     source = "plan validate: the plan's fit, calibrated"
-    found = {}
-    for (gpu, tp), latency in by_machine(measured, fleet).items():
+    fits = {}
+    for (gpu, tp), latency in fits_by_machine(measured, fleet).items():
         name = row_of(gpu)
-        found[f"{name}-tp{tp}.yaml"] = Fitted(fleet.llm.name, name, tp, source, latency, {}, date=date)
-    return found
+        fits[f"{name}-tp{tp}.yaml"] = FittedSteps(fleet.llm.name, name, tp, source, latency, {}, date=date)
+    return fits

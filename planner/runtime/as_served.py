@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from planner.runtime.replay import Journal
+from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-CLUMPED_FRAC = 0.1  # of gaps between tokens that are nothing: tokens came in chunks
+MOST_CLUMPED_FRAC = 0.1  # of gaps between tokens that are nothing: tokens came in chunks
 AT_ONCE_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class ServedLengths:
     """Tokens that were asked for and that came, over the requests that finished. `prompt_error_frac` are the
     median and the largest relative error of a prompt's length, None where the endpoint does not count."""
 
-    asked_output_tokens: int
+    requested_output_tokens: int
     output_tokens: int
     prompt_error_frac: tuple[float, float] | None
     clumped_frac: float
@@ -32,7 +32,7 @@ class Lengths:
     def as_dict(self) -> dict[str, Any]:
         error = self.prompt_error_frac
         return {
-            "asked_output_tokens": self.asked_output_tokens,
+            "asked_output_tokens": self.requested_output_tokens,
             "output_tokens": self.output_tokens,
             "prompt_error_frac": None if error is None else {"median": error[0], "largest": error[1]},
             "tokens_with_the_one_before_frac": self.clumped_frac,
@@ -62,7 +62,7 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     return replace(chosen, input_tokens=inputs, output_tokens=outputs), Journal(parts, moved)
 
 
-def lengths(trace: Trace, journal: Journal) -> Lengths:
+def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
     """`trace` is what was to be sent."""
     finished = [one for one in journal.sent.values() if one.status == "finished"]
     counted = [one for one in finished if one.input_tokens]
@@ -71,7 +71,7 @@ def lengths(trace: Trace, journal: Journal) -> Lengths:
         errors = np.abs([one.input_tokens / trace.input_tokens[one.request] - 1 for one in counted])
         error = float(np.median(errors)), float(errors.max())
     gaps = np.concatenate([np.diff(one.token_s) for one in finished]) if finished else np.zeros(0)
-    return Lengths(
+    return ServedLengths(
         int(sum(trace.output_tokens[one.request] for one in finished)),
         sum(len(one.token_s) for one in finished),
         error,
@@ -79,37 +79,40 @@ def lengths(trace: Trace, journal: Journal) -> Lengths:
     )
 
 
-def notes(found: Lengths, records: Sequence[dict[str, Any]], *, asked: int, sent: int) -> tuple[str, ...]:
+def client_clock_notes(
+    answered: ServedLengths, records: Sequence[dict[str, Any]], *, planned_requests: int, sent: int
+) -> tuple[str, ...]:
     """What a reader must know of a measurement by the client's clock."""
-    said = [note for record in records for note in record.get("endpoint", {}).get("notes", ())]
-    if sent < asked:
-        said.append(f"The budget ended the run: {sent} of {asked} requests were sent.")
-    if found.output_tokens != found.asked_output_tokens:
-        said.append(
-            f"Answers had {found.output_tokens:,} tokens, and {found.asked_output_tokens:,} were asked "
+    sentences = [note for record in records for note in record.get("endpoint", {}).get("notes", ())]
+    if sent < planned_requests:
+        sentences.append(f"The budget ended the run: {sent} of {planned_requests} requests were sent.")
+    if answered.output_tokens != answered.requested_output_tokens:
+        sentences.append(
+            f"Answers had {answered.output_tokens:,} tokens, and {answered.requested_output_tokens:,} "
+            "were asked "
             "for; the prediction is for the answers that came."
         )
-    if (error := found.prompt_error_frac) is not None and error[1] > 0:
-        said.append(
+    if (error := answered.prompt_error_frac) is not None and error[1] > 0:
+        sentences.append(
             f"Prompts were off the traffic's length by {100 * error[0]:.1f} % at the median and "
             f"{100 * error[1]:.1f} % at most; the prediction is for the prompts that were sent."
         )
-    if found.clumped_frac > CLUMPED_FRAC:
-        said.append(
-            f"{100 * found.clumped_frac:.0f} % of tokens came together with the one before: gaps between "
+    if answered.clumped_frac > MOST_CLUMPED_FRAC:
+        sentences.append(
+            f"{100 * answered.clumped_frac:.0f} % of tokens came together with the one before: gaps between "
             "tokens (tbt) are those of chunks."
         )
     if any(record.get("endpoint", {}).get("answers_without_exact_tokens") for record in records):
-        said.append("The endpoint does not count each chunk's tokens: they are spread over the chunks.")
-    said += [
+        sentences.append("The endpoint does not count each chunk's tokens: they are spread over the chunks.")
+    sentences += [
         f"The engines' clock is missing: {clock['trouble']}"
         for record in records
         if (clock := record.get("engine_clock")) and "trouble" in clock
     ]
     trips = [trip for record in records if (trip := record.get("endpoint", {}).get("round_trip_s"))]
     if trips:
-        said.append(
+        sentences.append(
             f"A small answer took {1e3 * min(trips):.3g} ms from the endpoint to this client, which the "
             "measured times hold and the predicted ones do not."
         )
-    return tuple(dict.fromkeys(said))
+    return tuple(dict.fromkeys(sentences))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.runtime.endpoint import Answer, Endpoint
-from planner.runtime.replay import JournalFile
+from planner.runtime.endpoint import Endpoint, EndpointAnswer
+from planner.runtime.live_replay import JournalFile
 
 
 @dataclass(slots=True)
-class Budget:
+class SendingBudget:
     """`requests` and `usd` of the whole journal, earlier parts of the run included."""
 
     endpoint: Endpoint
@@ -45,7 +45,7 @@ class Budget:
         self.journal.write({"charged_usd": usd})
         return usd
 
-    def settle(self, charged_usd: float, answer: Answer) -> None:
+    def settle(self, charged_usd: float, answer: EndpointAnswer) -> None:
         """Charge what the answer really had, where it says so."""
         if not (answer.is_good and answer.input_tokens and answer.output_tokens):
             return
@@ -54,7 +54,7 @@ class Budget:
             self.usd += back_usd
             self.journal.write({"given_back_usd": back_usd})
 
-    def reached(self) -> str:
+    def describe_use(self) -> str:
         """The limits, for a sentence."""
         limits = []
         if self.endpoint.max_requests is not None:
@@ -63,17 +63,17 @@ class Budget:
             limits.append(f"{self.usd:.4g} of at most {self.endpoint.max_usd:g} USD")
         return " and ".join(limits)
 
-    def limits(self) -> list[float | None]:
+    def limit_values(self) -> list[float | None]:
         return [self.endpoint.max_requests, self.endpoint.max_usd]
 
 
 def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
     """Whether an earlier part ended because of the budget, and this one is no larger."""
-    asked = (endpoint.max_requests, endpoint.max_usd)
+    present_limits = (endpoint.max_requests, endpoint.max_usd)
     return any(
         all(
             now == then or (now is not None and then is not None and now <= then)
-            for now, then in zip(asked, row["budget_ended"], strict=True)
+            for now, then in zip(present_limits, row["budget_ended"], strict=True)
         )
         for row in journal.rows("budget_ended")
     )

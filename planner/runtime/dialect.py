@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.runtime.replay import prompt, trace_prompt
+from planner.runtime.live_replay import trace_prompt, unique_prompt
 from planner.traffic.trace import Trace
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
@@ -40,21 +40,21 @@ class Dialect:
     added_tokens: float = 0.0
 
     def body(self, model: str, put: list[int] | str, output_tokens: int, user: str = "") -> bytes:
-        asked: dict[str, Any] = {"model": model, "stream": True, self.limit: output_tokens}
+        document: dict[str, Any] = {"model": model, "stream": True, self.limit: output_tokens}
         if self.path == CHAT:
-            asked["messages"] = [{"role": "user", "content": put}]
+            document["messages"] = [{"role": "user", "content": put}]
         else:
-            asked["prompt"] = put
+            document["prompt"] = put
         if self.is_greedy:
-            asked["temperature"] = 0
+            document["temperature"] = 0
         if self.has_usage:
-            asked["stream_options"] = {"include_usage": True}
+            document["stream_options"] = {"include_usage": True}
         if self.fixes_length:
-            asked |= {"ignore_eos": True, "min_tokens": output_tokens}
-            asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            document |= {"ignore_eos": True, "min_tokens": output_tokens}
+            document["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if user:
-            asked["user"] = user
-        return json.dumps(asked).encode()
+            document["user"] = user
+        return json.dumps(document).encode()
 
     def words_for(self, tokens: float) -> int:
         """How many words come to so many tokens, what the endpoint adds among them."""
@@ -63,8 +63,8 @@ class Dialect:
     def prompt(self, tokens: int, number: int, seed: int) -> list[int] | str:
         """A prompt of so many tokens that shares its beginning with no other number's."""
         if self.by_ids:
-            return prompt(max(1, round(tokens - self.added_tokens)), number, seed)
-        return _text(self.words_for(tokens), (seed, number))
+            return unique_prompt(max(1, round(tokens - self.added_tokens)), number, seed)
+        return _random_words(self.words_for(tokens), (seed, number))
 
     def prompt_of(self, trace: Trace, request: int, seed: int, *, shares_prefixes: bool) -> list[int] | str:
         """That of a request of the trace; blocks that prompts share are equal in all of them."""
@@ -76,10 +76,13 @@ class Dialect:
             return ids[: max(1, round(tokens - self.added_tokens))]
         first, last = trace.prefix_offsets[request : request + 2]
         words, block = self.words_for(tokens), max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
-        shared = [_text(block, (seed, name % 2**64, block)) for name in trace.prefix_ids[first:last].tolist()]
+        shared = [
+            _random_words(block, (seed, name % 2**64, block))
+            for name in trace.prefix_ids[first:last].tolist()
+        ]
         text = " ".join(" ".join(shared).split(" ")[:words]) if shared else ""
         if (left := words - len(text.split())) > 0:
-            text = f"{text} {_text(left, (seed, request))}".strip()
+            text = f"{text} {_random_words(left, (seed, request))}".strip()
         return text
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +97,7 @@ class Dialect:
 
 
 @lru_cache(maxsize=10_000)
-def _text(words: int, seed: tuple[int, ...]) -> str:
+def _random_words(words: int, seed: tuple[int, ...]) -> str:
     return " ".join(WORDS[k] for k in np.random.default_rng(seed).integers(len(WORDS), size=words).tolist())
 
 

@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError, PlannerError
-from planner.runtime.door import is_loopback
+from planner.runtime.connection_limits import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0
@@ -103,10 +103,10 @@ class Endpoint:
     def client(self) -> aiohttp.ClientSession:
         """A session whose requests bear the key; each ends in bounded time."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return session(self.timeout_s, headers | {"Accept-Encoding": "identity"})
+        return open_session(self.timeout_s, headers | {"Accept-Encoding": "identity"})
 
 
-def session(timeout_s: float, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
+def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     return aiohttp.ClientSession(
         timeout=timeout,
@@ -125,24 +125,24 @@ def checked_url(url: str, option: str) -> str:
     except ValueError:
         is_whole = False
     if not is_whole or not url.isprintable() or " " in url:
-        raise InputError(f"{option}: expected an address such as https://host/v1, found {_shown(url)}")
+        raise InputError(f"{option}: expected an address such as https://host/v1, found {_shown_url(url)}")
     if parts.username is not None or parts.password is not None:
         raise InputError(f"{option}: a name or password in an address ends up in logs; use --api-key-env")
     if parts.query or parts.fragment:
-        raise InputError(f"{option}: expected an address without ? and #, found {_shown(url)}")
+        raise InputError(f"{option}: expected an address without ? and #, found {_shown_url(url)}")
     url = url.rstrip("/")
     for end in ("/chat/completions", "/completions", "/models") if option == "--url" else ():
         url = url.removesuffix(end)
     return f"{url}/v1" if option == "--url" and not urlsplit(url).path else url
 
 
-def _shown(url: str) -> str:
+def _shown_url(url: str) -> str:
     """Of an address that was refused: what may be a password is left out."""
     return repr(url.rpartition("@")[2].partition("?")[0][:SHOWN])
 
 
 @dataclass(slots=True)
-class Answer:
+class EndpointAnswer:
     """What came back. `code` is 0 where no HTTP status came; `trouble` is empty where all went well.
 
     `token_s` are the arrivals of tokens by `now_s`, `input_tokens` and `output_tokens` what the server says
@@ -163,7 +163,7 @@ class Answer:
         return not self.trouble
 
 
-def redirected(endpoint: Endpoint, answer: aiohttp.ClientResponse) -> str:
+def redirect_message(endpoint: Endpoint, answer: aiohttp.ClientResponse) -> str:
     where = endpoint.clean(answer.headers.get("Location", "nowhere"))
     return (
         f"HTTP {answer.status}: {endpoint.host} redirects to {where}; redirects are not followed, "
@@ -173,15 +173,15 @@ def redirected(endpoint: Endpoint, answer: aiohttp.ClientResponse) -> str:
 
 async def read_text(answer: aiohttp.ClientResponse, most_bytes: int = READ_BYTES) -> str:
     """The beginning of an answer that is no stream."""
-    found = bytearray()
+    beginning = bytearray()
     async for chunk in answer.content.iter_any():
-        found += chunk
-        if len(found) >= most_bytes:
+        beginning += chunk
+        if len(beginning) >= most_bytes:
             break
-    return bytes(found[:most_bytes]).decode(errors="replace")
+    return bytes(beginning[:most_bytes]).decode(errors="replace")
 
 
-async def put(
+async def post_request(
     client: aiohttp.ClientSession,
     endpoint: Endpoint,
     path: str,
@@ -191,10 +191,10 @@ async def put(
     now_s: Callable[[], float] = time.monotonic,
     name: str = "probe",
     timeout_s: float | None = None,
-) -> Answer:
+) -> EndpointAnswer:
     """POST `body`, which asks for a stream, and read it to its end. Failures are in the answer."""
     headers = {"Content-Type": "application/json", "X-Request-Id": name}
-    found, timeout_s = Answer(), timeout_s or endpoint.timeout_s
+    result, timeout_s = EndpointAnswer(), timeout_s or endpoint.timeout_s
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     asking = client.post(
         f"{endpoint.url}{path}",
@@ -205,33 +205,35 @@ async def put(
     )
     try:
         async with asking as answer:
-            found.code = answer.status
-            found.retry_after = endpoint.clean(answer.headers.get("Retry-After", ""))
+            result.code = answer.status
+            result.retry_after = endpoint.clean(answer.headers.get("Retry-After", ""))
             if 300 <= answer.status < 400:
-                found.trouble = redirected(endpoint, answer)
+                result.trouble = redirect_message(endpoint, answer)
             elif answer.status != 200:
-                found.trouble = f"HTTP {answer.status}: {endpoint.clean(said(await read_text(answer)))}"
+                result.trouble = (
+                    f"HTTP {answer.status}: {endpoint.clean(error_message(await read_text(answer)))}"
+                )
             elif "text/event-stream" not in (kind := answer.headers.get("Content-Type", "none")):
                 await read_text(answer)
-                found.trouble = f"no stream came, but {endpoint.clean(kind)}"
+                result.trouble = f"no stream came, but {endpoint.clean(kind)}"
             else:
-                await _Stream(found, endpoint, now_s, most_tokens).read(answer.content)
+                await _Stream(result, endpoint, now_s, most_tokens).read(answer.content)
     except TimeoutError:
-        found.trouble = f"no end within {timeout_s:g} s"
-        if not found.code:
-            found.trouble = (
+        result.trouble = f"no end within {timeout_s:g} s"
+        if not result.code:
+            result.trouble = (
                 f"no answer within {timeout_s:g} s, or no connection within {CONNECT_TIMEOUT_S:g} s"
             )
     except UNREADABLE as error:
-        found.trouble = unreachable(endpoint, error)
-    return found
+        result.trouble = connection_error_text(endpoint, error)
+    return result
 
 
-def unreachable(endpoint: Endpoint, error: BaseException) -> str:
+def connection_error_text(endpoint: Endpoint, error: BaseException) -> str:
     return endpoint.clean(f"{type(error).__name__}: {error}")
 
 
-def said(text: str) -> str:
+def error_message(text: str) -> str:
     """The message in a body of OpenAI's shape, else the body."""
     try:
         document = json.loads(text)
@@ -246,9 +248,9 @@ class _Stream:
     """Server-sent events of completions or chat completions into an `Answer`."""
 
     def __init__(
-        self, found: Answer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int
+        self, result: EndpointAnswer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int
     ) -> None:
-        self.found, self.endpoint, self.now_s, self.most_tokens = found, endpoint, now_s, most_tokens
+        self.result, self.endpoint, self.now_s, self.most_tokens = result, endpoint, now_s, most_tokens
         self.chunks: list[tuple[float, int]] = []  # when, and how many tokens
         self.tokens = 0
         self.counts_each = False  # the server says with each chunk how many tokens there are so far
@@ -266,11 +268,13 @@ class _Stream:
             if not isinstance(event, dict):
                 raise ValueError("an event of the stream is no JSON object")
             if event.get("error"):
-                self.found.trouble = f"error in the stream: {self.endpoint.clean(said(json.dumps(event)))}"
+                self.result.trouble = (
+                    f"error in the stream: {self.endpoint.clean(error_message(json.dumps(event)))}"
+                )
                 return
             self._take(event)
             if self.tokens > self.most_tokens + SPARE_TOKENS:
-                self.found.trouble = f"more tokens came than the {self.most_tokens} that were asked for"
+                self.result.trouble = f"more tokens came than the {self.most_tokens} that were asked for"
                 break
         self._finish()
 
@@ -279,11 +283,11 @@ class _Stream:
         usage = event.get("usage")
         counted = 0
         if isinstance(usage, dict):
-            self.found.input_tokens = _count(usage.get("prompt_tokens")) or self.found.input_tokens
-            counted = _count(usage.get("completion_tokens"))
-            self.found.output_tokens = counted or self.found.output_tokens
+            self.result.input_tokens = _token_count(usage.get("prompt_tokens")) or self.result.input_tokens
+            counted = _token_count(usage.get("completion_tokens"))
+            self.result.output_tokens = counted or self.result.output_tokens
         if isinstance(event.get("model"), str):
-            self.found.model = event["model"]
+            self.result.model = event["model"]
         self.has_ended |= any(choice.get("finish_reason") for choice in choices)
         if not choices:
             return
@@ -298,19 +302,19 @@ class _Stream:
             self.tokens += new
 
     def _finish(self) -> None:
-        found, told = self.found, self.found.output_tokens
-        if not found.trouble and not self.has_ended:
-            found.trouble = f"the stream broke off after {self.tokens} tokens"
-        if not found.trouble and not self.chunks:
-            found.trouble = "no token came"
+        result, counted_tokens = self.result, self.result.output_tokens
+        if not result.trouble and not self.has_ended:
+            result.trouble = f"the stream broke off after {self.tokens} tokens"
+        if not result.trouble and not self.chunks:
+            result.trouble = "no token came"
         times = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
-        found.is_exact = self.counts_each or told in (0, len(times))
-        if times and not found.is_exact and told <= self.most_tokens + SPARE_TOKENS:
-            times = [times[k * (len(times) - 1) // max(told - 1, 1)] for k in range(told)]
-        found.token_s = tuple(times)
+        result.is_exact = self.counts_each or counted_tokens in (0, len(times))
+        if times and not result.is_exact and counted_tokens <= self.most_tokens + SPARE_TOKENS:
+            times = [times[k * (len(times) - 1) // max(counted_tokens - 1, 1)] for k in range(counted_tokens)]
+        result.token_s = tuple(times)
 
 
-def _count(value: object) -> int:
+def _token_count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else 0
 
 

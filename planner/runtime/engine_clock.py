@@ -19,8 +19,8 @@ from typing import Any, Self
 import aiohttp
 
 from planner.errors import InputError
-from planner.imports.prometheus import HISTOGRAMS, Samples, samples_of, statistics
-from planner.runtime.endpoint import UNREADABLE, EndpointError, read_text, session
+from planner.importers.prometheus_scrape import HISTOGRAMS, Samples, histogram_statistics, samples_of
+from planner.runtime.endpoint import UNREADABLE, EndpointError, open_session, read_text
 
 SCRAPE_TIMEOUT_S = 20.0
 SCRAPE_BYTES = 64 * 2**20
@@ -44,7 +44,7 @@ class EngineClock:
     before: list[Samples] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
-        self.client = session(SCRAPE_TIMEOUT_S)
+        self.client = open_session(SCRAPE_TIMEOUT_S)
         return self
 
     async def __aexit__(
@@ -81,7 +81,7 @@ class EngineClock:
     async def _scrape(self, url: str, progress: Callable[[str], None]) -> Samples:
         if not is_engine(url):
             await self._settled(url, progress)
-        return summed(await self._rows(url), self.llm, url)
+        return sum_samples(await self._rows(url), self.llm, url)
 
     async def _settled(self, url: str, progress: Callable[[str], None]) -> None:
         """Wait until a Prometheus server has scraped the engines once more, by its own clock."""
@@ -103,11 +103,11 @@ class EngineClock:
     async def _rows(self, url: str) -> list[tuple[str, dict[str, str], float]]:
         if is_engine(url):
             return list(samples_of(await self._get(url), url))
-        found = []
+        rows = []
         for row in await self._query(url, QUERY):
             labels = {str(key): str(value) for key, value in row["metric"].items()}
-            found.append((labels.pop("__name__", ""), labels, float(row["value"][1])))
-        return found
+            rows.append((labels.pop("__name__", ""), labels, float(row["value"][1])))
+        return rows
 
     async def _query(self, url: str, query: str) -> Any:
         text = await self._get(f"{url.rstrip('/')}/api/v1/query", {"query": query})
@@ -143,7 +143,7 @@ def is_engine(url: str) -> bool:
     return url.endswith("/metrics")
 
 
-def summed(rows: Rows, llm: str, where: str) -> Samples:
+def sum_samples(rows: Rows, llm: str, where: str) -> Samples:
     """vLLM's samples summed over engines; where these serve several LLMs, of `llm` alone."""
     by_llm: dict[str, Samples] = {}
     for name, labels, value in rows:
@@ -182,11 +182,11 @@ def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | N
             total[name, le] = total.get((name, le), 0.0) + value
     if not total:
         return None
-    found = {}
+    times_s = {}
     for metric, histograms in HISTOGRAMS.items():
         for histogram in histograms:
-            if metric not in found and (one := statistics(total, histogram)):
-                found[metric] = one
+            if metric not in times_s and (one := histogram_statistics(total, histogram)):
+                times_s[metric] = one
     preemptions, looked_up, hits = (total.get((f"vllm:{name}", ""), 0.0) for name in COUNTERS)
     requests = int(total.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
-    return EngineTimes(requests, found, int(preemptions), hits / looked_up if looked_up else None)
+    return EngineTimes(requests, times_s, int(preemptions), hits / looked_up if looked_up else None)

@@ -22,9 +22,9 @@ from planner.simulator.caches import (
     show_prefix,
     take_prefix,
 )
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.flips import flip
 from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
+from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
@@ -190,9 +190,9 @@ def _leave(state, r, tokens, time_s):
     """Request r has left its worker, whatever became of it, after so many tokens of output."""
     request, w = state.requests[r], _worker_of(state, r)
     if tokens > 0:
-        asked, request.output_tokens = request.output_tokens, tokens
+        limit_tokens, request.output_tokens = request.output_tokens, tokens
         settle(state, r)
-        request.output_tokens = asked
+        request.output_tokens = limit_tokens
     if not _is_there(state, r):
         lose_prefix(state, r)
     else:
@@ -248,7 +248,7 @@ def _forget_believed(state, node):
 
 def _entries(sources):
     @entry_jit
-    def ask(fields, r, time_s, inputs, outputs, tenant, start, depth):
+    def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
         state = pointer_to(fields)
         request = state.requests[r]
         request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
@@ -259,7 +259,7 @@ def _entries(sources):
         _new_prompt(state, r, start, depth, tenant)
 
     @entry_jit
-    def tell(fields, event, r, number, time_s):
+    def note_event(fields, event, r, number, time_s):
         state = pointer_to(fields)
         if event == SEND and sources > 0:
             return _send(state, r, time_s)
@@ -285,7 +285,7 @@ def _entries(sources):
         return NONE
 
     @entry_jit
-    def sweep(fields, users, touched, first, end, forgets, found):
+    def sweep(fields, users, touched, first, end, forgets, free_nodes):
         state = pointer_to(fields)
         count = 0
         for node in range(first, end if sources > 0 else first):
@@ -293,17 +293,21 @@ def _entries(sources):
             if users[node] == 0 and (
                 _nobody_has(state, node) or (may_forget and _forget_believed(state, node))
             ):
-                found[count] = node
+                free_nodes[count] = node
                 count += 1
             touched[node] = 0
         return count
 
-    return ask, tell, sweep
+    return take_seat, note_event, sweep
 
 
-ask, tell, sweep = _entries(SOURCES)
-ask.__doc__ = "A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."
-tell.__doc__ = "An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."
+take_seat, note_event, sweep = _entries(SOURCES)
+take_seat.__doc__ = (
+    "A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."
+)
+note_event.__doc__ = (
+    "An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."
+)
 sweep.__doc__ = """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
 
 A node is unused where no request and no worker has it.

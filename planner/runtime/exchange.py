@@ -19,8 +19,8 @@ from aiohttp import web
 from planner.fleet import Fleet
 from planner.policies import QUEUE
 from planner.runtime.launch import WORKER_HEADER
-from planner.runtime.prefixes import CHARACTERS_PER_TOKEN, blocks_of, words_of
-from planner.runtime.routing import LiveFleet, priority
+from planner.runtime.live_routing import LiveFleet, priority_number
+from planner.runtime.prompt_blocks import CHARACTERS_PER_TOKEN, blocks_of, words_of
 from planner.runtime.upstream import REFUSAL_BYTES, SPARE_TOKENS, read_answer, read_limited
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -33,7 +33,7 @@ GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # by the head of what comes
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RoutedRequest:
     """A request as far as routing needs it."""
 
     id: str
@@ -58,7 +58,7 @@ class ClientGoneError(Exception):
 
 def read_request(
     request: web.Request, raw: bytes, fleet: Fleet, live: LiveFleet, longest_tokens: int
-) -> Asked:
+) -> RoutedRequest:
     """What `raw`, the body of `request`, asks of `fleet`; refuses what no engine could be asked."""
     try:
         body = json.loads(raw)
@@ -81,7 +81,7 @@ def read_request(
     given = request.headers.get("X-Request-Id", "")
     name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
     if QUEUE[fleet.policies.queue].rank is not None:
-        body["priority"] = priority(fleet.policies, inputs, outputs, time.monotonic(), longest_tokens)
+        body["priority"] = priority_number(fleet.policies, inputs, outputs, time.monotonic(), longest_tokens)
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
     tenant = _tenant(request, body) if live.is_by_tenant else ""
@@ -89,7 +89,7 @@ def read_request(
     choices = choices if isinstance(choices, int) and choices > 1 else 1
     # where a chat names no limit, an engine's is the context
     most = choices * (longest_tokens if limit is None else outputs) + SPARE_TOKENS
-    return Asked(name, request.path, body, raw, inputs, outputs, most, choices, blocks, tenant)
+    return RoutedRequest(name, request.path, body, raw, inputs, outputs, most, choices, blocks, tenant)
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
@@ -144,8 +144,8 @@ class Reply:
     """What goes back to the client; `response` is None until it has begun. `tokens` have come so far, by the
     events of the stream or the count in a whole answer."""
 
-    def __init__(self, request: web.Request, asked: Asked, start_s: float) -> None:
-        self.request, self.asked, self.start_s = request, asked, start_s
+    def __init__(self, request: web.Request, routed_request: RoutedRequest, start_s: float) -> None:
+        self.request, self.routed_request, self.start_s = request, routed_request, start_s
         self.response: web.StreamResponse | None = None
         self.prefilled_by = ""
         self.seat = -1
@@ -161,7 +161,7 @@ class Reply:
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
-        return {"X-Request-Id": self.asked.id, WORKER_HEADER: workers}
+        return {"X-Request-Id": self.routed_request.id, WORKER_HEADER: workers}
 
     async def begin(self, worker: str) -> None:
         headers = {"Content-Type": "text/event-stream", **self._headers(worker)}
@@ -197,8 +197,8 @@ class Reply:
         is_answer = upstream.status == 200
         body = await read_limited(upstream, worker, most_bytes if is_answer else REFUSAL_BYTES)
         if is_answer:
-            _, tokens = read_answer(body, worker, self.asked.most_tokens)
-            self.tokens = tokens or self.asked.output_tokens
+            _, tokens = read_answer(body, worker, self.routed_request.most_tokens)
+            self.tokens = tokens or self.routed_request.output_tokens
         self.response = web.Response(
             body=body,
             status=upstream.status,

@@ -64,7 +64,7 @@ class Signed:
 
 
 if __name__ in ("__main__", "__mp_main__"):
-    from planner.runtime.steplog import hook_vllm
+    from planner.runtime.step_log import hook_vllm
     from profiling.vllm_install import mend_cpu_wheel
 
     mend_cpu_wheel()

@@ -21,11 +21,19 @@ import numpy as np
 
 from planner.domain import Metric, Slo
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
-from planner.runtime.compare import Comparison, Measurement, Run, Tolerances, compared, one_part, outcomes
-from planner.runtime.enginelog import EngineLog, Served
-from planner.runtime.replay import Journal, Part, Sent
-from planner.runtime.stepfits import counts_others
-from planner.search.oracle import INSTANT, NO_LINK
+from planner.runtime.engine_log import EngineLog, EngineRequest
+from planner.runtime.live_replay import Journal, ReplayPart, Sent
+from planner.runtime.measured_against_simulated import (
+    MeasuredComparison,
+    Measurement,
+    Run,
+    Tolerances,
+    compare_part,
+    compare_parts,
+    outcomes_of_part,
+)
+from planner.runtime.step_fits import counts_others
+from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 
 GIVES: dict[Role, tuple[Metric, ...]] = {
     "mixed": get_args(Metric),
@@ -35,7 +43,9 @@ GIVES: dict[Role, tuple[Metric, ...]] = {
 _FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may be called so
 
 
-def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances) -> Comparison | None:
+def undisturbed(
+    run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
+) -> MeasuredComparison | None:
     """Each engine against a simulation of itself; None where engines keep no clock of their own, or where the
     fits count what others took of the machine.
 
@@ -43,7 +53,7 @@ def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
     """
     if counts_others(fleet):
         return None
-    pools = fleet.running
+    pools = fleet.running_pools
     watched = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
     parts = []
     for pool in pools:
@@ -52,9 +62,9 @@ def undisturbed(run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
                 return None
             for part in run.journal.parts:
                 if alone := _alone(run, fleet, pool, name, part):
-                    sides = one_part(*alone, watched)
+                    sides = compare_part(*alone, watched)
                     parts.append(tuple(_only(side, GIVES[pool.role]) for side in sides))
-    return compared(parts, watched, tolerances) if parts else None
+    return compare_parts(parts, watched, tolerances) if parts else None
 
 
 def stolen_frac(log: EngineLog, start_s: float) -> float:
@@ -64,12 +74,12 @@ def stolen_frac(log: EngineLog, start_s: float) -> float:
 
 
 def _alone(
-    run: Measurement, fleet: Fleet, pool: Pool, name: str, part: Part
-) -> tuple[Measurement, Part, Fleet] | None:
+    run: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
+) -> tuple[Measurement, ReplayPart, Fleet] | None:
     """One engine with the requests it had in `part`, as a run of its own; None if it had none."""
     sent = {
         sent.request: sent
-        for sent in outcomes(run, part)
+        for sent in outcomes_of_part(run, part)
         if name in sent.workers and sent.status == "finished"
     }
     if not sent:
@@ -92,16 +102,16 @@ def _alone(
             replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing),
         )
         logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _at_once(log.requests))
-    only = Part(part.part, start_s, tuple(sent))
+    only = ReplayPart(part.part, start_s, tuple(sent))
     moved: dict[int, Sent] = {request: replace(was, workers=workers) for request, was in sent.items()}
     own_fleet = replace(fleet, pools=pools, policies=policies, network=network)
     return Measurement(own_fleet, trace, Journal((only,), moved), logs), only, own_fleet
 
 
-def _at_once(requests: Mapping[str, Served]) -> dict[str, Served]:
+def _at_once(requests: Mapping[str, EngineRequest]) -> dict[str, EngineRequest]:
     """Prefills that took no time: each first token comes when the decode engine takes the request up."""
     return {
-        name: Served(one.scheduled_s, one.scheduled_s, np.array([one.scheduled_s]), 0, 0)
+        name: EngineRequest(one.scheduled_s, one.scheduled_s, np.array([one.scheduled_s]), 0, 0)
         for name, one in requests.items()
     }
 

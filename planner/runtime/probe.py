@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 import aiohttp
 import numpy as np
 
-from planner.io.values import nearest
-from planner.runtime.budget import Budget
+from planner.files.document_values import nearest_names
+from planner.runtime.budget import SendingBudget
 from planner.runtime.dialect import CHAT_DIALECTS, COMPLETION_DIALECTS, Dialect
 from planner.runtime.endpoint import (
     LIST_TIMEOUT_S,
     MODELS_BYTES,
     PROBE_TIMEOUT_S,
     UNREADABLE,
-    Answer,
     Endpoint,
+    EndpointAnswer,
     EndpointError,
-    put,
+    connection_error_text,
+    error_message,
+    post_request,
     read_text,
-    redirected,
-    said,
-    unreachable,
+    redirect_message,
 )
 
 PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16
@@ -41,7 +41,7 @@ MOST_BROKEN = 2  # answers of 500, which some servers give to a parameter they d
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbedEndpoint:
     """The endpoint as it is asked. `round_trip_s` is a small answer's over a connection that stands, None
     where the list of models is not given. `notes` are for the report."""
 
@@ -57,10 +57,12 @@ class Probing:
 
     client: aiohttp.ClientSession
     endpoint: Endpoint
-    budget: Budget
+    budget: SendingBudget
     sent: int = 0
 
-    async def find(self, planned: str, longest_tokens: int, progress: Callable[[str], None]) -> Found:
+    async def probe_endpoint(
+        self, planned: str, longest_tokens: int, progress: Callable[[str], None]
+    ) -> ProbedEndpoint:
         """`planned` is the plan's LLM, asked for where --model names none; `longest_tokens` those of the
         longest request. Raises EndpointError for what cannot be measured."""
         progress(f"asking {self.endpoint.host} what it serves")
@@ -74,24 +76,24 @@ class Probing:
         if answer.model and answer.model != model:
             notes.append(f"Asked for {model}, it names {self.endpoint.clean(answer.model)} in its answers.")
         if not dialect.by_ids:
-            dialect = await self._measured(model, dialect)
+            dialect = await self._with_word_lengths(model, dialect)
         if not answer.input_tokens:
             notes.append(
                 "The endpoint does not say how many tokens a prompt has: their lengths are not verified, and "
                 "the prediction takes the trace's."
             )
-        return Found(model, dialect, round_trip_s, tuple(notes))
+        return ProbedEndpoint(model, dialect, round_trip_s, tuple(notes))
 
     async def _model(self, planned: str, longest_tokens: int) -> tuple[str, float | None]:
-        endpoint, asked = self.endpoint, self.endpoint.model
+        endpoint, named_model = self.endpoint, self.endpoint.model
         rows = await self._models()
         if rows is None:  # an endpoint without such a list: the first request will tell
-            return asked or planned, None
+            return named_model or planned, None
         names = list(rows)
-        model = asked or (planned if planned in names or len(names) != 1 else names[0])
+        model = named_model or (planned if planned in names or len(names) != 1 else names[0])
         if model not in names:
-            listed = ", ".join(nearest(model, names, LISTED) or names[:LISTED])
-            what = f"--model {model!r}" if asked else f"the plan's LLM {model!r}"
+            listed = ", ".join(nearest_names(model, names, LISTED) or names[:LISTED])
+            what = f"--model {model!r}" if named_model else f"the plan's LLM {model!r}"
             raise EndpointError(
                 f"{endpoint.host} does not serve {what}; it has {endpoint.clean(listed) or 'none'}"
                 f"{' and others' if len(names) > LISTED else ''}: name one with --model"
@@ -118,15 +120,18 @@ class Probing:
             async with self.client.get(url, allow_redirects=False, timeout=timeout) as answer:
                 text, code = await read_text(answer, MODELS_BYTES), answer.status
                 if 300 <= code < 400:
-                    raise EndpointError(redirected(endpoint, answer))
+                    raise EndpointError(redirect_message(endpoint, answer))
         except TimeoutError:
             raise EndpointError(f"{where}: no answer within {timeout.total:g} s") from None
         except UNREADABLE as error:
-            raise EndpointError(f"{where}: {unreachable(endpoint, error)}") from None
+            raise EndpointError(f"{where}: {connection_error_text(endpoint, error)}") from None
         if code in (404, 405, 501):
             return None
         if code != 200:
-            raise EndpointError(f"{where}: {refused(endpoint, Answer(code, endpoint.clean(said(text))))}")
+            raise EndpointError(
+                f"{where}: "
+                f"{refusal_message(endpoint, EndpointAnswer(code, endpoint.clean(error_message(text))))}"
+            )
         try:
             rows = json.loads(text)["data"]
             return {row["id"]: row for row in rows if isinstance(row["id"], str)}
@@ -136,9 +141,9 @@ class Probing:
                 "the address of an OpenAI-compatible API? It usually ends in /v1"
             ) from None
 
-    async def _dialect(self, model: str) -> tuple[Dialect, Answer]:
+    async def _dialect(self, model: str) -> tuple[Dialect, EndpointAnswer]:
         """The first that the endpoint takes, and its answer."""
-        tried: list[str] = []
+        refusals: list[str] = []
         broken = 0
         for dialects in (COMPLETION_DIALECTS, CHAT_DIALECTS):
             for dialect in dialects:
@@ -146,31 +151,33 @@ class Probing:
                 answer = await self._put(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
                 added = answer.input_tokens - PROBE_TOKENS if answer.input_tokens else 0
                 if answer.is_good and dialect.by_ids and not 0 <= added <= MOST_ADDED_TOKENS:
-                    tried.append(f"it counts {answer.input_tokens} tokens for a prompt of {PROBE_TOKENS} ids")
+                    refusals.append(
+                        f"it counts {answer.input_tokens} tokens for a prompt of {PROBE_TOKENS} ids"
+                    )
                     continue
                 if answer.is_good:
                     return replace(dialect, added_tokens=float(added if dialect.by_ids else 0)), answer
-                trouble = refused(self.endpoint, answer)
+                trouble = refusal_message(self.endpoint, answer)
                 broken += answer.code == 500
                 if answer.code not in NOT_TAKEN or broken > MOST_BROKEN:
                     raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {trouble}")
-                if trouble not in tried:
-                    tried.append(trouble)
+                if trouble not in refusals:
+                    refusals.append(trouble)
                 if answer.code in NO_SUCH_PATH:
                     break
         raise EndpointError(
             f"{self.endpoint.host} takes neither completions nor chat completions for {model!r}: "
-            f"{self.endpoint.clean('; '.join(reversed(tried[-2:])))}"
+            f"{self.endpoint.clean('; '.join(reversed(refusals[-2:])))}"
         )
 
-    async def _measured(self, model: str, dialect: Dialect) -> Dialect:
+    async def _with_word_lengths(self, model: str, dialect: Dialect) -> Dialect:
         """With the tokens of a word and those that are added, by two prompts; as it was if nobody counts."""
         counts = []
         for words in WORD_COUNTS:
             text = dialect.prompt(words, self.sent, seed=PROBE_SEED)
             answer = await self._put(model, dialect, text, 1)
             if not answer.is_good:
-                raise EndpointError(f"a prompt of {words} words: {refused(self.endpoint, answer)}")
+                raise EndpointError(f"a prompt of {words} words: {refusal_message(self.endpoint, answer)}")
             if not answer.input_tokens:
                 return dialect
             counts.append(answer.input_tokens)
@@ -182,23 +189,27 @@ class Probing:
             )
         return replace(dialect, tokens_per_word=slope, added_tokens=counts[0] - slope * WORD_COUNTS[0])
 
-    async def _put(self, model: str, dialect: Dialect, put_: list[int] | str, output_tokens: int) -> Answer:
+    async def _put(
+        self, model: str, dialect: Dialect, put_: list[int] | str, output_tokens: int
+    ) -> EndpointAnswer:
         inputs = len(put_) if isinstance(put_, list) else 4 * len(put_.split()) + 64
         charged = self.budget.charge(inputs, output_tokens)
         if charged is None:
             raise EndpointError(
-                f"the budget does not last for the requests before the traffic ({self.budget.reached()} "
+                f"the budget does not last for the requests before the traffic ({self.budget.describe_use()} "
                 "used); raise --max-requests or --max-usd"
             )
         self.sent += 1
         body = dialect.body(model, put_, output_tokens)
         timeout_s = min(self.endpoint.timeout_s, PROBE_TIMEOUT_S)
-        answer = await put(self.client, self.endpoint, dialect.path, body, output_tokens, timeout_s=timeout_s)
+        answer = await post_request(
+            self.client, self.endpoint, dialect.path, body, output_tokens, timeout_s=timeout_s
+        )
         self.budget.settle(charged, answer)
         return answer
 
 
-def refused(endpoint: Endpoint, answer: Answer) -> str:
+def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     """What went wrong with a request, and what to change."""
     text = answer.trouble if answer.trouble.startswith("HTTP ") or not answer.code else ""
     text = text or (f"HTTP {answer.code}: {answer.trouble}" if answer.code != 200 else answer.trouble)

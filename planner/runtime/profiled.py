@@ -19,8 +19,8 @@ from typing import Any
 from planner.calibrate.engine_fit import EngineFit, about_engine, fit_engine
 from planner.documents.catalog import Catalog
 from planner.errors import InputError
-from planner.io.files import read_yaml, to_yaml, write_file
-from planner.models.tables import StepTable, read_step_table
+from planner.files.checked_files import read_yaml, to_yaml, write_file
+from planner.models.step_tables import StepTable, read_step_table
 from profiling.machine import describe
 from profiling.measure import Subject, note, profile
 from profiling.vllm_install import is_cpu_build
@@ -90,6 +90,6 @@ def profile_engine(
     )
     row = fit.row(source=f"{about_engine(fit, seen.about)}; {cores}", date=seen.about["date"])
     write_file(rows_file, to_yaml(others | {f"vllm-{row['from']}": row}))
-    told = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
-    note(out, {"engines": ENGINES, **told, "shares_cores": str(fit.shares_cores).lower()})
+    fit_notes = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
+    note(out, {"engines": ENGINES, **fit_notes, "shares_cores": str(fit.shares_cores).lower()})
     return Profiled(read_step_table(out), fit, (out, served, rows_file))

@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 
 from planner.errors import InputError
-from planner.imports.prometheus_range import Series, parse_answer
+from planner.importers.prometheus_range import Series, parse_answer
 
 TIMEOUT_S = 60.0
 MOST_POINTS = 10_000  # per series and question; Prometheus refuses more than 11,000
@@ -22,7 +22,7 @@ class PrometheusError(InputError):
     """A server that cannot be asked now; the next question may be answered."""
 
 
-def ask_range(
+def query_range(
     url: str, names: Collection[str], *, start_s: float, end_s: float, step_s: float, match: str = ""
 ) -> tuple[Series, ...]:
     """The series of `names` between two Unix times [s], a sample every `step_s`.
@@ -30,25 +30,25 @@ def ask_range(
     `match` narrows them, as in PromQL: 'namespace="prod", pod=~"vllm-.*"'. Raises PrometheusError where there
     is no answer, InputError where it is none of Prometheus'.
     """
-    base = _base(url)
-    found: list[Series] = []
+    base = _base_url(url)
+    series: list[Series] = []
     for name in names:
         selector = f"{name}{{{match}}}" if match else name
         at_s = start_s
         while at_s <= end_s:
             until_s = min(end_s, at_s + (MOST_POINTS - 1) * step_s)
-            asked = {
+            parameters = {
                 "query": selector,
                 "start": f"{at_s:.3f}",
                 "end": f"{until_s:.3f}",
                 "step": f"{step_s:g}",
             }
-            found += parse_answer(_get(f"{base}/api/v1/query_range", asked), f"{url}: {name}")
+            series += parse_answer(_post_query(f"{base}/api/v1/query_range", parameters), f"{url}: {name}")
             at_s = until_s + step_s
-    return tuple(found)
+    return tuple(series)
 
 
-def _base(url: str) -> str:
+def _base_url(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -61,8 +61,8 @@ def _base(url: str) -> str:
     return url.rstrip("/")
 
 
-def _get(url: str, asked: Mapping[str, str]) -> Any:
-    data = urllib.parse.urlencode(asked).encode()  # in the body: a selector may be long
+def _post_query(url: str, parameters: Mapping[str, str]) -> Any:
+    data = urllib.parse.urlencode(parameters).encode()  # in the body: a selector may be long
     request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -71,10 +71,10 @@ def _get(url: str, asked: Mapping[str, str]) -> Any:
         with error:
             raw = error.read(MOST_BYTES)
         try:
-            said = json.loads(raw)["error"]
+            message = json.loads(raw)["error"]
         except (ValueError, LookupError, TypeError):
-            said = error.reason
-        raise PrometheusError(f"{url}: HTTP {error.code}: {' '.join(str(said).split())[:200]}") from None
+            message = error.reason
+        raise PrometheusError(f"{url}: HTTP {error.code}: {' '.join(str(message).split())[:200]}") from None
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise PrometheusError(f"{url}: no answer ({reason}); is this a Prometheus?") from None

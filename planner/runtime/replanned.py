@@ -18,7 +18,7 @@ from planner.simulator import judge
 from planner.simulator.replay import Requests, keeps
 from planner.traffic.trace import Trace
 
-MOST = 16  # times the plan's workers, then it is given up
+MOST_TIMES = 16  # times the plan's workers, then it is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +34,37 @@ class Replanned:
     @property
     def is_exact(self) -> bool:
         """With several pools no pool can do with fewer workers, but other mixes may be cheaper."""
-        found = self.fewest_after or self.fewest_before
-        return found is not None and len(found.running) == 1
+        smallest = self.fewest_after or self.fewest_before
+        return smallest is not None and len(smallest.running_pools) == 1
 
 
-def replanned(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
+def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
     """`before` and `after` are the plan's fleet with either fits; None where nothing was promised."""
     if not slo.limits:
         return None
-    requests, before, after = Requests(trace), _times(before, 1), _times(after, 1)
+    requests, before, after = Requests(trace), _multiply_workers(before, 1), _multiply_workers(after, 1)
 
     @cache
     def holds(fleet: Fleet) -> bool:
         simulation = keeps(fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s)
         return simulation is not None and judge(simulation, slo, values=False).holds
 
-    return Replanned(holds(before), holds(after), fewest(before, holds), fewest(after, holds))
+    return Replanned(
+        holds(before), holds(after), find_fewest_workers(before, holds), find_fewest_workers(after, holds)
+    )
 
 
-def fewest(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
+def find_fewest_workers(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
     """All pools grow alike until the fleet holds; then each, the dearest first, shrinks while it does.
 
     More workers are taken never to hurt, as everywhere in a plan.
     """
     times = 1
-    while not holds(grown := _times(fleet, times)):
+    while not holds(grown := _multiply_workers(fleet, times)):
         times *= 2
-        if times > MOST:
+        if times > MOST_TIMES:
             return None
-    dearest = sorted(grown.running, key=lambda pool: pool.type.price_usd_per_h, reverse=True)
+    dearest = sorted(grown.running_pools, key=lambda pool: pool.type.price_usd_per_h, reverse=True)
     for name in [pool.name for pool in dearest]:
         most = next(pool.count for pool in grown.pools if pool.name == name)
         fails = 0
@@ -75,8 +77,8 @@ def fewest(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
     return grown
 
 
-def _times(fleet: Fleet, times: int) -> Fleet:
-    pools = tuple(replace(pool, count=times * pool.count) for pool in fleet.running)
+def _multiply_workers(fleet: Fleet, times: int) -> Fleet:
+    pools = tuple(replace(pool, count=times * pool.count) for pool in fleet.running_pools)
     return replace(fleet, pools=pools, disturbances=())
 
 

@@ -1,12 +1,12 @@
 """One address in front of all workers, with OpenAI's API: chooses, forwards, retries, refuses, counts.
 
 A request goes to a mixed worker, or to a prefill worker and then, with the KV transfer parameters that this
-one answers, to a decode worker (vLLM's KV connectors); planner/runtime/routing.py decides which. Until the
-first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the request
-is sent to another one. After that the stream ends with an error event, never in silence; nothing is generated
-twice. What a worker answers is read (planner/runtime/upstream.py): a stream without its end, garbage and more
-than was asked for are failures too. planner/runtime/trust.py says which workers are passed over for a while,
-and which request has killed too many.
+one answers, to a decode worker (vLLM's KV connectors); planner/runtime/live_routing.py decides which. Until
+the first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the
+request is sent to another one. After that the stream ends with an error event, never in silence; nothing is
+generated twice. What a worker answers is read (planner/runtime/upstream.py): a stream without its end,
+garbage and more than was asked for are failures too. planner/runtime/trust.py says which workers are passed
+over for a while, and which request has killed too many.
 """
 
 from __future__ import annotations
@@ -33,13 +33,21 @@ from planner.documents.warm_up import WarmPrompt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Role
-from planner.policies import QUEUE, ROUTING, VLLM, answer
+from planner.policies import QUEUE, ROUTING, VLLM, find_router_difference
 from planner.runtime import router_metrics
-from planner.runtime.door import Door, Limits
-from planner.runtime.exchange import PATHS, Asked, ClientGoneError, Reply, read_body, read_request, refusal
+from planner.runtime.connection_limits import ConnectionLimits, Door
+from planner.runtime.exchange import (
+    PATHS,
+    ClientGoneError,
+    Reply,
+    RoutedRequest,
+    read_body,
+    read_request,
+    refusal,
+)
 from planner.runtime.launch import IDENTITY_HEADER
-from planner.runtime.prefixes import blocks_of
-from planner.runtime.routing import LiveFleet
+from planner.runtime.live_routing import LiveFleet
+from planner.runtime.prompt_blocks import blocks_of
 from planner.runtime.trust import STRIKES, Trust
 from planner.runtime.upstream import (
     REFUSAL_BYTES,
@@ -85,7 +93,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RouterSettings:
     """`max_in_flight` requests at most; `retries` other workers are tried; `patience_s` a request waits for
     some worker to come (back) up. `keys` are the API keys; none is needed on loopback. `longest_tokens` has
     the longest request that the engines take.
@@ -108,10 +116,10 @@ class Settings:
     first_byte_s: float = 600.0
     whole_s: float = 3600.0
     answer_bytes: int = ANSWER_BYTES
-    limits: Limits = field(default_factory=Limits)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
-class Router:
+class LiveRouter:
     """Forwards requests for the fleet's LLM to `backends`, the fleet's workers in its order; `app` is the
     aiohttp application that does. `lengths` and `history` are those of a `LiveFleet`."""
 
@@ -119,7 +127,7 @@ class Router:
         self,
         backends: Sequence[Backend],
         fleet: Fleet,
-        settings: Settings | None = None,
+        settings: RouterSettings | None = None,
         *,
         lengths: tuple[float, float] | None = None,
         history: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
@@ -129,9 +137,11 @@ class Router:
             raise InputError(
                 f"--warm-up: routing {fleet.policies.routing!r} does not go by what is kept; leave it out"
             )
-        self.fleet, self.settings = fleet, settings or Settings()
-        if answer(QUEUE[fleet.policies.queue], VLLM).is_lacking:
-            known = ", ".join(row.name for row in QUEUE.values() if not answer(row, VLLM).is_lacking)
+        self.fleet, self.settings = fleet, settings or RouterSettings()
+        if find_router_difference(QUEUE[fleet.policies.queue], VLLM).is_lacking:
+            known = ", ".join(
+                row.name for row in QUEUE.values() if not find_router_difference(row, VLLM).is_lacking
+            )
             raise InputError(
                 f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of {known}"
             )
@@ -198,7 +208,7 @@ class Router:
                     self.warm[w] = identity
                     for prompt in prompts:
                         names = blocks_of(list(prompt) if isinstance(prompt, tuple) else prompt)
-                        self.live.pin(w, names)
+                        self.live.pin_prompt(w, names)
 
     async def _computes(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
         """Whether a worker has computed a prompt; a warning says why not, and it is asked again later."""
@@ -279,8 +289,8 @@ class Router:
         outcome = "client_gone"
         try:
             raw = await self._body(request)
-            asked = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
-            answer = Reply(request, asked, _now_s())
+            routed_request = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
+            answer = Reply(request, routed_request, _now_s())
             with suppress(ClientGoneError):
                 outcome = await self._try_workers(answer)
             return answer.response or web.Response(status=499)
@@ -301,9 +311,13 @@ class Router:
 
     async def _try_workers(self, answer: Reply) -> str:
         """Serve the request, on another worker where one fails before the answer began; its outcome."""
-        asked, failed = answer.asked, set[int]()
-        answer.seat = self.live.ask(
-            asked.input_tokens, asked.output_tokens, answer.start_s, names=asked.blocks, tenant=asked.tenant
+        routed_request, failed = answer.routed_request, set[int]()
+        answer.seat = self.live.take_seat(
+            routed_request.input_tokens,
+            routed_request.output_tokens,
+            answer.start_s,
+            names=routed_request.blocks,
+            tenant=routed_request.tenant,
         )
         status, tries = 502, 0
         try:
@@ -313,14 +327,17 @@ class Router:
                     await self._serve(answer, failed)
                     return "broken" if answer.is_broken else "answered"
                 except WorkerError as error:
-                    LOG.warning("request %s: %s (try %d)", asked.id, error, tries)
+                    LOG.warning("request %s: %s (try %d)", routed_request.id, error, tries)
                     if answer.response is not None:
                         await answer.end_with_error(str(error))
                         return "broken"
                     if answer.strikes >= STRIKES:
                         self.poison += 1
-                        LOG.error("request %s killed %d workers: refused", asked.id, answer.strikes)
-                        why = f"request {asked.id}: {answer.strikes} workers died of it; not tried again"
+                        LOG.error("request %s killed %d workers: refused", routed_request.id, answer.strikes)
+                        why = (
+                            f"request {routed_request.id}: {answer.strikes} workers died of it; not "
+                            "tried again"
+                        )
                         raise refusal(422, why) from None
                     status = 502
                     if isinstance(error, WorkerRefusedError):
@@ -329,16 +346,16 @@ class Router:
                             break  # it would refuse again
                     self.retries += 1
         finally:
-            self.live.gone(answer.seat)
+            self.live.release_seat(answer.seat)
         names = ", ".join(sorted(self.backends[w].name for w in failed))
-        why = f"request {asked.id}: {tries} tries failed on {names}"
+        why = f"request {routed_request.id}: {tries} tries failed on {names}"
         raise refusal(status, why, retry_after_s=1 if status == 429 else None)
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
         async with self._in_line(answer):
-            w = await self._choose(self.live.send, answer, failed)
+            w = await self._choose(self.live.send_to_worker, answer, failed)
         raw = self._numbered(answer)
-        limit_s = self.settings.first_byte_s if answer.asked.is_stream else self.settings.whole_s
+        limit_s = self.settings.first_byte_s if answer.routed_request.is_stream else self.settings.whole_s
         is_mixed = self.live.roles[w] == "mixed"
         async with self._at(w, answer, failed, limit_s if is_mixed else self.settings.first_byte_s):
             if is_mixed:
@@ -347,7 +364,7 @@ class Router:
             parameters = await self._prefill(self.backends[w], answer)
         if parameters is None:
             return
-        raw = json.dumps({**answer.asked.body, "kv_transfer_params": parameters}).encode()
+        raw = json.dumps({**answer.routed_request.body, "kv_transfer_params": parameters}).encode()
         w = await self._choose(self.live.hand_off, answer, failed)
         async with self._at(w, answer, failed, limit_s):
             await self._forward(w, answer, raw)
@@ -380,11 +397,11 @@ class Router:
 
     def _numbered(self, answer: Reply) -> bytes:
         """The body, with the place in its worker's queue where the router gives one."""
-        number = self.live.number(answer.seat)
+        number = self.live.queue_number(answer.seat)
         if number is None:
-            return answer.asked.raw
-        answer.asked.body["priority"] = number
-        return json.dumps(answer.asked.body).encode()
+            return answer.routed_request.raw
+        answer.routed_request.body["priority"] = number
+        return json.dumps(answer.routed_request.body).encode()
 
     @asynccontextmanager
     async def _at(self, w: int, answer: Reply, failed: set[int], limit_s: float) -> AsyncIterator[None]:
@@ -414,7 +431,7 @@ class Router:
         finally:
             others.pop(until, None)
             self.trust.end_trial(w, answer)
-            self.live.left(answer.seat, _now_s(), answer.tokens)
+            self.live.note_left(answer.seat, _now_s(), answer.tokens)
             self.room.set()
 
     def _note_failure(self, w: int, error: WorkerError) -> None:
@@ -472,15 +489,15 @@ class Router:
         self.trust.begin_trial(w, answer, _now_s())
         timeout = aiohttp.ClientTimeout(total=ALIVE_S)
         try:
-            asked = self.client.get(f"{worker.url}/health", timeout=timeout, allow_redirects=False)
-            async with asked as reply:
+            health_request = self.client.get(f"{worker.url}/health", timeout=timeout, allow_redirects=False)
+            async with health_request as reply:
                 is_alive = reply.headers.get(IDENTITY_HEADER, "") == worker.identity
         except (aiohttp.ClientError, HttpProcessingError, TimeoutError):
             pass
         finally:
             if not is_alive:
                 self.trust.end_trial(w, answer)
-                self.live.left(answer.seat, _now_s())
+                self.live.note_left(answer.seat, _now_s())
         return is_alive
 
     def _turn(self) -> None:
@@ -499,46 +516,49 @@ class Router:
             return
         for w, (before, now) in enumerate(zip(self.up, up, strict=True)):
             if before != now and before is not None:
-                self.live.down(w, now_s)
+                self.live.note_down(w, now_s)
                 for until in self.attempts[w]:
                     _end(until, now_s)
             if now is not None:
-                self.live.up(w, now_s)
+                self.live.note_up(w, now_s)
                 self.trust.note_answer(w)
         self.up = up
 
     async def _prefill(self, worker: Backend, answer: Reply) -> Any:
         """Have the prompt's KV computed; what the decode worker needs to fetch it, None if the worker refused
         the request and the client knows."""
-        asked = answer.asked
-        body = {key: value for key, value in asked.body.items() if key != "stream_options"}
+        routed_request = answer.routed_request
+        body = {key: value for key, value in routed_request.body.items() if key != "stream_options"}
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": REMOTE_DECODE}
         body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
-        async with self._post(worker, asked, json.dumps(body).encode()) as upstream:
+        async with self._post(worker, routed_request, json.dumps(body).encode()) as upstream:
             if upstream.status != 200:
                 await answer.pass_on(upstream, worker.name, self.settings.answer_bytes)
                 return None
             answered = await read_limited(upstream, worker.name, self.settings.answer_bytes)
-        document, _ = read_answer(answered, worker.name, asked.most_tokens)
+        document, _ = read_answer(answered, worker.name, routed_request.most_tokens)
         if not document.get("kv_transfer_params"):
             raise WorkerError(f"{worker.name} has prefilled without a KV connector")
         answer.prefilled_by = worker.name
-        self.live.computed(answer.seat, _now_s())
+        self.live.note_computed(answer.seat, _now_s())
         return document["kv_transfer_params"]
 
     async def _forward(self, w: int, answer: Reply, raw: bytes) -> None:
         """Send the request and pass the answer on as it comes."""
-        name, seat, asked = self.backends[w].name, answer.seat, answer.asked
+        name, seat, routed_request = self.backends[w].name, answer.seat, answer.routed_request
         most_bytes = self.settings.answer_bytes
-        async with self._post(self.backends[w], asked, raw) as upstream:
+        async with self._post(self.backends[w], routed_request, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
                 await answer.pass_on(upstream, name, most_bytes)
                 if answer.tokens:
-                    self.live.computed(seat, _now_s())
+                    self.live.note_computed(seat, _now_s())
                     self.trust.note_answer(w)
                 return
             check = StreamCheck(
-                name, most_bytes=most_bytes, most_tokens=asked.most_tokens, choices=asked.choices
+                name,
+                most_bytes=most_bytes,
+                most_tokens=routed_request.most_tokens,
+                choices=routed_request.choices,
             )
             known = 0  # tokens that the fleet knows of
             async for lines in _lines(upstream, check, answer):
@@ -546,7 +566,7 @@ class Router:
                 if answer.response is None:
                     if check.error_code >= 500:
                         raise WorkerError(f"{name} answered error {check.error_code} in its stream")
-                    self.live.computed(seat, now_s)
+                    self.live.note_computed(seat, now_s)
                     self.trust.end_trial(w, answer)
                     self.room.set()
                     await answer.begin(name)
@@ -554,7 +574,7 @@ class Router:
                 answer.tokens = check.tokens
                 if answer.tokens >= known + KV_BLOCK_TOKENS:
                     known = answer.tokens
-                    self.live.grew(seat, known, now_s)
+                    self.live.note_output(seat, known, now_s)
                 await answer.write(lines, now_s)
             if check.error_code:
                 answer.is_broken = True
@@ -563,14 +583,16 @@ class Router:
             await answer.finish()
 
     @asynccontextmanager
-    async def _post(self, worker: Backend, asked: Asked, raw: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(
+        self, worker: Backend, routed_request: RoutedRequest, raw: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """What the worker answers, where that is an answer or says what is wrong with the request."""
-        headers = {"Content-Type": "application/json", "X-Request-Id": asked.id}
+        headers = {"Content-Type": "application/json", "X-Request-Id": routed_request.id}
         try:
             # a file, because aiohttp warns of bytes that are large
             body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
             sending = self.client.post(
-                worker.url + asked.path, data=body, headers=headers, allow_redirects=False
+                worker.url + routed_request.path, data=body, headers=headers, allow_redirects=False
             )
             async with sending as upstream:
                 is_ours = upstream.headers.get(IDENTITY_HEADER, "") == identity
@@ -613,7 +635,8 @@ class Router:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(
-            text=router_metrics.text(self, _now_s()), headers={"Content-Type": "text/plain; version=0.0.4"}
+            text=router_metrics.metrics_text(self, _now_s()),
+            headers={"Content-Type": "text/plain; version=0.0.4"},
         )
 
 

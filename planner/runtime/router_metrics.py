@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from planner.runtime.door import Door
-from planner.runtime.routing import LiveFleet
+from planner.runtime.connection_limits import Door
+from planner.runtime.live_routing import LiveFleet
 from planner.runtime.trust import Trust
 
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, float("inf"))
 
 
-class Worker(Protocol):
+class WorkerStatus(Protocol):
     """What is told of a worker: why it is not started for a while, and how often it was."""
 
     name: str
@@ -37,10 +37,10 @@ class Counted(Protocol):
     trust: Trust
 
     @property
-    def backends(self) -> Sequence[Worker]: ...
+    def backends(self) -> Sequence[WorkerStatus]: ...
 
 
-def text(router: Counted, now_s: float) -> str:
+def metrics_text(router: Counted, now_s: float) -> str:
     """All metrics of `router`."""
     backends, books, door, trust = router.backends, router.live.workers, router.door, router.trust
     workers, resting = range(len(backends)), trust.resting(now_s)
@@ -50,14 +50,14 @@ def text(router: Counted, now_s: float) -> str:
         return dict(zip(names, map(float, values), strict=True))
 
     lines = [
-        *_family("requests_total", "counter", "Requests by how they ended", "outcome", router.outcomes),
-        *_family("retries_total", "counter", "Tries after a request's first", "", {"": router.retries}),
-        *_family("poison_total", "counter", "Requests that workers died of", "", {"": router.poison}),
-        *_family("in_flight", "gauge", "Requests that have not ended", "", {"": router.in_flight}),
-        *_family("draining", "gauge", "1 while no new request is taken", "", {"": router.is_draining}),
-        *_family("connections", "gauge", "Open connections of clients", "", {"": door.open}),
-        *_family("connections_limit", "gauge", "Most connections of clients", "", {"": door.most}),
-        *_family(
+        *_metric_lines("requests_total", "counter", "Requests by how they ended", "outcome", router.outcomes),
+        *_metric_lines("retries_total", "counter", "Tries after a request's first", "", {"": router.retries}),
+        *_metric_lines("poison_total", "counter", "Requests that workers died of", "", {"": router.poison}),
+        *_metric_lines("in_flight", "gauge", "Requests that have not ended", "", {"": router.in_flight}),
+        *_metric_lines("draining", "gauge", "1 while no new request is taken", "", {"": router.is_draining}),
+        *_metric_lines("connections", "gauge", "Open connections of clients", "", {"": door.open}),
+        *_metric_lines("connections_limit", "gauge", "Most connections of clients", "", {"": door.most}),
+        *_metric_lines(
             "connections_ended_total",
             "counter",
             "Connections ended by a limit: all, client or idle",
@@ -75,7 +75,7 @@ def text(router: Counted, now_s: float) -> str:
         ("requests", "gauge", "Requests it has", each(books["assigned"])),
         ("pending_prompt_tokens", "gauge", "Tokens it has to prefill", each(books["pending_tokens"])),
     ):
-        lines += _family(f"worker_{name}", kind, about, "worker", values)
+        lines += _metric_lines(f"worker_{name}", kind, about, "worker", values)
     lines += [
         "# HELP fleetplan_first_byte_seconds Seconds to the first byte of a stream",
         "# TYPE fleetplan_first_byte_seconds histogram",
@@ -92,7 +92,7 @@ def text(router: Counted, now_s: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _family(name: str, kind: str, about: str, label: str, values: Mapping[str, float]) -> list[str]:
+def _metric_lines(name: str, kind: str, about: str, label: str, values: Mapping[str, float]) -> list[str]:
     lines = [f"# HELP fleetplan_{name} {about}", f"# TYPE fleetplan_{name} {kind}"]
     for value, number in sorted(values.items()):
         labels = f'{{{label}="{_escaped(value)}"}}' if label else ""

@@ -35,25 +35,25 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from planner.documents.catalog import read_catalog
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.errors import InputError, PlannerError
+from planner.files.checked_files import write_file
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.io.files import write_file
 from planner.models.latency import StepLatency
-from planner.models.tables import COLUMNS, StepTable
-from planner.runtime.compare import Measurement, outside_s
-from planner.runtime.door import listening
-from planner.runtime.enginelog import EngineLog, read_step_logs
-from planner.runtime.replay import Journal, Part, Sent, request_body, send
-from planner.runtime.router import Router, Settings
+from planner.models.step_tables import COLUMNS, StepTable
+from planner.runtime.connection_limits import listening
+from planner.runtime.engine_log import EngineLog, read_step_logs
+from planner.runtime.live_replay import Journal, ReplayPart, Sent, request_body, send_to_router
+from planner.runtime.measured_against_simulated import Measurement, outside_s
+from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.workers import (
     CPU_BLOCK_TOKENS,
     Command,
     Commands,
-    Place,
-    Workers,
-    places,
-    started,
+    LiveWorkers,
+    WorkerPlace,
+    place_workers,
+    run_engines,
     visible_gpus,
     vllm_commands,
 )
@@ -67,11 +67,11 @@ MOST_PROMPT_TOKENS = 1024
 OUTPUT_TOKENS = (16, 64)
 CPU_KV_BYTES = 2 * 2**30
 WATCHED = "served"
-ANY = StepLatency((1.0, 2.0), (1e-3, 1e-3), 0.0, 0.0, 0.0, 0.0, 0.0, "any")  # the router needs some
+ANY_LATENCY = StepLatency((1.0, 2.0), (1e-3, 1e-3), 0.0, 0.0, 0.0, 0.0, 0.0, "any")  # the router needs some
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedEngines:
     """What is watched: so many `engines` at once, with one rank's share of the LLM each where tp > 1.
 
     `arguments` are more words for `vllm serve`.
@@ -88,27 +88,27 @@ class Watched:
     seed: int = 0
 
 
-def levels(seats: int) -> list[int]:
+def sequence_levels(seats: int) -> list[int]:
     """Sequences per engine, each level watched for as long."""
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 
-def watch(config: Path, watched: Watched) -> StepTable:
+def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
     """Start the engines, ask them, and say what they did; `level` and `server` are columns of the table."""
     with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as made:
         folder = Path(made)
         (folder / "config.json").write_text(json.dumps(sharded(read_config(config), watched.tp)))
         fleet = _fleet(folder, watched)
-        spots = places(fleet, folder / "engines", None if is_cpu_build() else len(visible_gpus()))
-        asked = asyncio.run(_asked(fleet, spots, watched))
+        spots = place_workers(fleet, folder / "engines", None if is_cpu_build() else len(visible_gpus()))
+        measured_levels = asyncio.run(_run_levels(fleet, spots, watched))
         logs = {
             spot.name: read_step_logs((folder / "engines").glob(f"{spot.name}.*.steps.jsonl"))
             for spot in spots
         }
-    return _table(asked, logs, fleet, watched)
+    return _table(measured_levels, logs, fleet, watched)
 
 
-def _fleet(folder: Path, watched: Watched) -> Fleet:
+def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     llm, catalog = llm_from_config(folder), read_catalog()
     longest = min(watched.max_model_len, llm.context_tokens)
     kv_tokens = watched.max_num_seqs * longest
@@ -116,13 +116,13 @@ def _fleet(folder: Path, watched: Watched) -> Fleet:
         most = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
         kv_tokens = max(most // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
     gpu = next(iter(catalog.gpus.values()))  # nothing of it is used
-    engine = WorkerType(gpu, 1, ANY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs).serving(
-        llm
-    )
+    engine = WorkerType(
+        gpu, 1, ANY_LATENCY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs
+    ).with_llm(llm)
     return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED, "mixed", engine, watched.engines),))
 
 
-def _commands(fleet: Fleet, watched: Watched) -> Commands:
+def _commands(fleet: Fleet, watched: WatchedEngines) -> Commands:
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     is_cpu = is_cpu_build()
     plain = vllm_commands(
@@ -135,45 +135,45 @@ def _commands(fleet: Fleet, watched: Watched) -> Commands:
     )
     more = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
 
-    def command(place: Place, port: int) -> Command:
-        told = plain(place, port)
-        return Command([*told.argv, *more, *watched.arguments], told.environment)
+    def command(place: WorkerPlace, port: int) -> Command:
+        base_command = plain(place, port)
+        return Command([*base_command.argv, *more, *watched.arguments], base_command.environment)
 
     return command
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadLevel:
     """So many `sequences` per engine as a part of a run, its requests as the client saw them, and the CPU
     seconds of all our processes meanwhile."""
 
     sequences: int
-    part: Part
+    part: ReplayPart
     sent: Sequence[Sent]
     cpu_s: float
     end_s: float
 
 
-async def _asked(fleet: Fleet, spots: Sequence[Place], watched: Watched) -> list[Level]:
-    found = []
-    async with started(spots, _commands(fleet, watched)) as group:
-        router = Router(group.workers, fleet, Settings(max_in_flight=10**9))
+async def _run_levels(fleet: Fleet, spots: Sequence[WorkerPlace], watched: WatchedEngines) -> list[LoadLevel]:
+    measured_levels = []
+    async with run_engines(spots, _commands(fleet, watched)) as group:
+        router = LiveRouter(group.workers, fleet, RouterSettings(max_in_flight=10**9))
         async with listening(router.app, "127.0.0.1", 0) as url:
             timeout = aiohttp.ClientTimeout(total=600)
             async with aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as client:
                 for part, sequences in enumerate(
-                    (1, *levels(watched.max_num_seqs))
+                    (1, *sequence_levels(watched.max_num_seqs))
                 ):  # the first is to warm up
                     before_s = _cpu_s(group)
-                    asked, sent = await _level(client, url, fleet, watched, part, sequences)
+                    level_part, sent = await _run_level(client, url, fleet, watched, part, sequences)
                     cpu_s = _cpu_s(group) - before_s
-                    found.append(Level(sequences, asked, sent, cpu_s, time.monotonic()))
-    return found[1:]
+                    measured_levels.append(LoadLevel(sequences, level_part, sent, cpu_s, time.monotonic()))
+    return measured_levels[1:]
 
 
-def _cpu_s(group: Workers) -> float:
+def _cpu_s(group: LiveWorkers) -> float:
     """CPU seconds so far of this process and of all that the engines consist of, each a session of its own
     (Linux; elsewhere of this process alone)."""
     sessions = {worker.process.pid for worker in group.workers if worker.process is not None}
@@ -186,31 +186,31 @@ def _cpu_s(group: Workers) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def _level(
-    client: aiohttp.ClientSession, url: str, fleet: Fleet, watched: Watched, part: int, sequences: int
-) -> tuple[Part, list[Sent]]:
+async def _run_level(
+    client: aiohttp.ClientSession, url: str, fleet: Fleet, watched: WatchedEngines, part: int, sequences: int
+) -> tuple[ReplayPart, list[Sent]]:
     """So many clients per engine, each asking again once it is answered."""
     clients = sequences * watched.engines
-    trace = _lengths(fleet, watched, part)
+    trace = _level_trace(fleet, watched, part)
     start_s, sent = time.monotonic(), []
     numbers = iter(range(len(trace)))
 
     async def one() -> None:
         while time.monotonic() < start_s + LEVEL_S and (number := next(numbers, -1)) >= 0:
-            asked = request_body(trace, number, fleet.llm.name, watched.seed + part, False)
+            body = request_body(trace, number, fleet.llm.name, watched.seed + part, False)
             at_s = time.monotonic() - start_s
             tokens = int(trace.output_tokens[number])
-            sent.append(await send(client, url, asked, number, part, start_s, at_s, tokens))
+            sent.append(await send_to_router(client, url, body, number, part, start_s, at_s, tokens))
 
     await asyncio.gather(*(one() for _ in range(clients)))
     if lost := [one for one in sent if one.status != "finished"]:
         raise InputError(
             f"the watched engine did not answer {len(lost)} of {len(sent)} requests: {lost[0].reason}"
         )
-    return Part(part, start_s, tuple(one.request for one in sent)), sent
+    return ReplayPart(part, start_s, tuple(one.request for one in sent)), sent
 
 
-def _lengths(fleet: Fleet, watched: Watched, part: int) -> Trace:
+def _level_trace(fleet: Fleet, watched: WatchedEngines, part: int) -> Trace:
     """More requests than a level can send: prompts of all lengths, log-uniform, and short outputs."""
     rng = np.random.default_rng((watched.seed, part))
     low, high = OUTPUT_TOKENS
@@ -221,23 +221,25 @@ def _lengths(fleet: Fleet, watched: Watched, part: int) -> Trace:
     return Trace("closed loop", np.zeros(50_000), prompts, rng.integers(low, high, 50_000))
 
 
-def _table(asked: Sequence[Level], logs: dict[str, EngineLog], fleet: Fleet, watched: Watched) -> StepTable:
+def _table(
+    measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog], fleet: Fleet, watched: WatchedEngines
+) -> StepTable:
     frames, outside = [], []
-    for level in asked:
+    for level in measured_levels:
         start_s = level.part.start_s
         for name, log in logs.items():
-            steps = _followed(log)
+            steps = _back_to_back_steps(log)
             here = (steps.start_s > start_s + SETTLE_S) & (steps.end_s < start_s + LEVEL_S)
             frames.append(steps[here].assign(level=level.sequences, server=name))
         journal = Journal((level.part,), {one.request: one for one in level.sent})
-        lengths = _lengths(fleet, watched, level.part.part)
+        lengths = _level_trace(fleet, watched, level.part.part)
         outside.append(outside_s(Measurement(fleet, lengths, journal, logs)))
     table = pd.concat(frames, ignore_index=True)
     if table.empty:
         raise InputError("the watched engine logged no steps that followed each other")
     engine = next(iter(logs.values())).engine
     usual_s = outside[min(1, len(outside) - 1)]
-    servers_s = _servers_s(asked, logs)
+    servers_s = _servers_s(measured_levels, logs)
     about = {
         "engine": "vllm",
         "version": engine["version"],
@@ -254,10 +256,10 @@ def _table(asked: Sequence[Level], logs: dict[str, EngineLog], fleet: Fleet, wat
     return StepTable(table[[*COLUMNS, "own_s", "level", "server"]], about)
 
 
-def _servers_s(asked: Sequence[Level], logs: dict[str, EngineLog]) -> Sequence[float]:
+def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog]) -> Sequence[float]:
     """CPU seconds per step and per token of all but the threads that compute, over the levels."""
     rows, cpu_s = [], []
-    for level in asked:
+    for level in measured_levels:
         steps = [
             log.steps[(log.steps.start_s >= level.part.start_s) & (log.steps.end_s <= level.end_s)]
             for log in logs.values()
@@ -270,7 +272,7 @@ def _servers_s(asked: Sequence[Level], logs: dict[str, EngineLog]) -> Sequence[f
     return per_step_s, per_token_s
 
 
-def _followed(log: EngineLog) -> pd.DataFrame:
+def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
     """Steps that began as the one before ended, with the seconds from that one's end to their own."""
     steps = log.steps
     before_s = steps.end_s.shift()
@@ -280,11 +282,11 @@ def _followed(log: EngineLog) -> pd.DataFrame:
 
 
 def main() -> int:
-    config, out, told = sys.argv[1:]
-    asked: dict[str, Any] = json.loads(told)
+    config, out, options_json = sys.argv[1:]
+    options: dict[str, Any] = json.loads(options_json)
     try:
-        asked["arguments"] = tuple(asked.get("arguments", ()))
-        table = watch(Path(config), Watched(**asked))
+        options["arguments"] = tuple(options.get("arguments", ()))
+        table = watch_engines(Path(config), WatchedEngines(**options))
         write_file(Path(out), table.to_csv())
     except PlannerError as error:
         sys.stderr.write(f"{error}\n")

@@ -10,32 +10,32 @@ import time
 from collections.abc import Callable, Sequence
 from socket import socket
 
-from planner.runtime.door import listening
-from planner.runtime.router import Router
+from planner.runtime.connection_limits import listening
+from planner.runtime.router import LiveRouter
 
 LINES_PER_S = 20
 LOG_BYTES = 64 * 2**20  # of an engine's log, and of its step log
 
 
 async def serve_until_drained(
-    router: Router, sockets: Sequence[socket], workers: str, *, drain_s: float, say: Callable[[str], None]
+    router: LiveRouter, sockets: Sequence[socket], workers: str, *, drain_s: float, say: Callable[[str], None]
 ) -> None:
     """Serve on `sockets` until SIGTERM came and what was in flight has ended, at most `drain_s` later.
 
     While it drains, /health answers 503 and new requests are refused with Retry-After. A second signal ends
     it at once.
     """
-    asked, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
+    stop_requested, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
 
     def drain() -> None:
-        asked.set()
+        stop_requested.set()
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
 
     async with listening(router.app, sockets=sockets, door=router.door) as url:
         loop.add_signal_handler(signal.SIGTERM, drain)
         say(f"{router.fleet.llm.name} at {url}/v1 ({workers}); Ctrl-C ends it")
-        await asked.wait()
+        await stop_requested.wait()
         router.is_draining = True
         say(f"SIGTERM: {router.in_flight} requests in flight have {drain_s:g} s to end")
         deadline_s = time.monotonic() + drain_s

@@ -26,30 +26,30 @@ import numpy.typing as npt
 
 from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError, PlannerError
+from planner.files import checked_files
 from planner.fleet import Fleet, Policies
-from planner.io import files
 from planner.reports.output import pictures
-from planner.runtime import elsewhere
-from planner.runtime.analysis import Validation, Wanted, analyse
-from planner.runtime.compare import Tolerances
-from planner.runtime.door import listening
-from planner.runtime.replay import JournalFile, Sending, block_prompt, prompt, replay
-from planner.runtime.report import figures, render
-from planner.runtime.router import Router, Settings
+from planner.runtime import remote_validation
+from planner.runtime.analysis import Validation, Wanted, analyse_run
+from planner.runtime.connection_limits import listening
+from planner.runtime.live_replay import JournalFile, Sending, block_prompt, replay_trace, unique_prompt
+from planner.runtime.measured_against_simulated import Tolerances
+from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import LOG_BYTES, serve_until_drained
+from planner.runtime.validation_files import all_figures, render_files
 from planner.runtime.workers import (
     Commands,
-    Worker,
-    Workers,
+    LiveWorker,
+    LiveWorkers,
     model_folder,
-    places,
+    place_workers,
     rehearsal_commands,
-    started,
+    run_engines,
     visible_gpus,
     vllm_commands,
 )
 from planner.simulator import simulate
-from planner.traffic.sessions import sessions
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
 WARM_UPS = 4  # requests per worker before the traffic
@@ -75,7 +75,7 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     than in the plan. Where requests wait for others whole sessions are chosen: those of which these workers
     serve most, with as many tokens in all.
     """
-    pools = fleet.running
+    pools = fleet.running_pools
     simulation = simulate(fleet, trace)
     firsts = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
     share = {pool.name: simulation.prefill_worker == first for pool, first in zip(pools, firsts, strict=True)}
@@ -98,7 +98,7 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
         )
     if trace.after.size:
         chosen = _whole_sessions(trace, chosen)
-        note += f"; {len(np.unique(sessions(trace)[chosen]))} sessions, all of them whole"
+        note += f"; {len(np.unique(session_numbers(trace)[chosen]))} sessions, all of them whole"
     if not chosen.any():
         raise InputError("the slice would serve no request; give a longer trace")
     one = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
@@ -110,7 +110,7 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
 def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Sessions with as many tokens as the chosen requests: those first of which most is chosen."""
-    session, tokens = sessions(trace), trace.input_tokens + trace.output_tokens
+    session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
     size = np.bincount(session, tokens)
     wanted = np.bincount(session, tokens * chosen)
     anyhow = np.random.default_rng(0).permutation(len(size))  # among equals not the earliest
@@ -131,7 +131,7 @@ def validate(
 
     Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
     """
-    with files.reserved(out):
+    with checked_files.reserve_folder(out):
         return _validate(wanted, out, tolerances or Tolerances(), progress, png=png)
 
 
@@ -144,28 +144,30 @@ def _validate(
             "could be compared; leave them out of the fleet"
         )
     if wanted.endpoint is not None:
-        elsewhere.check(wanted)
+        remote_validation.check_comparable(wanted)
     journal = JournalFile(out / "journal.jsonl", wanted.identity())
-    if not elsewhere.is_complete(wanted, journal):
+    if not remote_validation.is_complete(wanted, journal):
         missing = journal.read().missing(wanted.trace)
         if wanted.endpoint is None:
             measuring = _measure(wanted, out, journal, missing, progress)
         else:
-            measuring = elsewhere.measure(wanted, journal, missing, progress)
+            measuring = remote_validation.measure_endpoint(wanted, journal, missing, progress)
         try:
             asyncio.run(until_signalled(measuring))
         except asyncio.CancelledError:
             pass
         left = len(journal.read().missing(wanted.trace))
-        if left and not elsewhere.is_complete(wanted, journal):
+        if left and not remote_validation.is_complete(wanted, journal):
             raise InterruptedRunError(
                 f"interrupted: {left} of {len(wanted.trace)} requests have not ended; the same command goes "
                 f"on with them ({journal.path})"
             )
     progress("comparing")
-    found = analyse(wanted, out, tolerances)
-    files.write_files(out, {**render(found), **(pictures(figures(found)) if png else {})})
-    return found
+    validation = analyse_run(wanted, out, tolerances)
+    checked_files.write_files(
+        out, {**render_files(validation), **(pictures(all_figures(validation)) if png else {})}
+    )
+    return validation
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
@@ -184,14 +186,14 @@ async def _measure(
     from profiling.machine import describe
 
     commands, devices = engine_commands(wanted, out)
-    spots = places(wanted.fleet, out / "engines", devices)
+    spots = place_workers(wanted.fleet, out / "engines", devices)
     part = len(journal.read().parts)
     progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
-    async with started(spots, commands) as group:
-        router = Router(
+    async with run_engines(spots, commands) as group:
+        router = LiveRouter(
             group.workers,
             wanted.fleet,
-            Settings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
+            RouterSettings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
             lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
             history=(wanted.trace.input_tokens, wanted.trace.output_tokens),
             warm_up=_pinned_prompts(wanted),
@@ -206,7 +208,7 @@ async def _measure(
             load = os.getloadavg()[0]
             ranks = sum(len(spot.devices) for spot in spots)
             try:
-                await replay(
+                await replay_trace(
                     wanted.trace,
                     missing,
                     url,
@@ -227,7 +229,7 @@ async def _measure(
                     "engines": [],
                 }
                 with suppress(asyncio.CancelledError):
-                    record["engines"] = counted(before, await scrape(client, group))
+                    record["engines"] = traffic_counters(before, await scrape(client, group))
                 journal.write({"record": record})
 
 
@@ -235,7 +237,7 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     """How to start an engine, and how many GPUs there are for them (None: they need none)."""
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
-    for pool in wanted.fleet.running:
+    for pool in wanted.fleet.running_pools:
         if pool.type.dp > 1:
             raise InputError(
                 f"{pool.name}: data-parallel ranks (dp {pool.type.dp}) are not validated: what is measured "
@@ -286,8 +288,8 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
     async def one(number: int) -> None:
-        asked = {**body, "prompt": prompt(tokens, number, wanted.seed + 1)}
-        async with client.post(f"{url}/v1/completions", json=asked) as answer:
+        request_json = {**body, "prompt": unique_prompt(tokens, number, wanted.seed + 1)}
+        async with client.post(f"{url}/v1/completions", json=request_json) as answer:
             if answer.status != 200:
                 raise InputError(f"warm-up: HTTP {answer.status}: {(await answer.text())[:300]}")
 
@@ -305,33 +307,33 @@ def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
     )
 
 
-async def scrape(client: aiohttp.ClientSession, group: Workers) -> dict[str, dict[str, float]]:
+async def scrape(client: aiohttp.ClientSession, group: LiveWorkers) -> dict[str, dict[str, float]]:
     """Counters of each engine that answers."""
     return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
 
 
-async def _metrics(client: aiohttp.ClientSession, worker: Worker) -> dict[str, float]:
-    found: dict[str, float] = {}
+async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[str, float]:
+    counters: dict[str, float] = {}
     try:
         async with client.get(f"{worker.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as answer:
             text = await answer.text()
     except (aiohttp.ClientError, TimeoutError):
-        return found
+        return counters
     for name, labels, value in _METRIC.findall(text):
         if name == "cache_config_info":
             sizes = {key: int(n) for key, n in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', labels)}
             if len(sizes) == 2:
-                found["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
+                counters["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
         elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
-            found["transferred_tokens"] = float(value)
+            counters["transferred_tokens"] = float(value)
         elif name in _COUNTED:
-            found[name.removesuffix("_total")] = float(value)
+            counters[name.removesuffix("_total")] = float(value)
         elif name == "nixl_bytes_transferred_sum":
-            found["transferred_bytes"] = float(value)
-    return found
+            counters["transferred_bytes"] = float(value)
+    return counters
 
 
-def counted(
+def traffic_counters(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
     """Counters of the traffic alone; sizes and gauges as they are at the end."""
@@ -349,7 +351,7 @@ def counted(
 async def serve(
     wanted: Wanted,
     out: Path,
-    settings: Settings,
+    settings: RouterSettings,
     sockets: Sequence[socket.socket],
     *,
     drain_s: float,
@@ -358,8 +360,8 @@ async def serve(
 ) -> None:
     """The plan's engines behind its router, until it has drained or is cancelled."""
     commands, devices = engine_commands(wanted, out)
-    spots = places(wanted.fleet, out / "engines", devices, log_bytes=LOG_BYTES)
+    spots = place_workers(wanted.fleet, out / "engines", devices, log_bytes=LOG_BYTES)
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
-    async with started(spots, commands) as group:
-        router = Router(group.workers, wanted.fleet, settings, warm_up=warm_up)
+    async with run_engines(spots, commands) as group:
+        router = LiveRouter(group.workers, wanted.fleet, settings, warm_up=warm_up)
         await serve_until_drained(router, sockets, f"{len(spots)} workers", drain_s=drain_s, say=say)

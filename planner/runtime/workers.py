@@ -35,7 +35,7 @@ import aiohttp
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, Role
-from planner.manifests import engine, kv_store
+from planner.manifests import engine_command, kv_store
 from planner.runtime.launch import (
     API_KEYS,
     IDENTITY,
@@ -61,7 +61,7 @@ CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention ther
 class Patience:
     """How long to wait for what, in seconds, and how often."""
 
-    start_s: float = engine.START_S
+    start_s: float = engine_command.START_S
     stop_s: float = 15.0
     health_every_s: float = 2.0
     health_timeout_s: float = 5.0
@@ -74,7 +74,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where one worker runs: its `devices` among those the machine has, and its `folder` for logs.
 
     With `log_bytes` its log and its step log are kept below so much each, the newest lines and those of one
@@ -96,13 +96,15 @@ class Command:
     environment: Mapping[str, str]
 
 
-Commands = Callable[[Place, int], Command]  # (place, port) -> how to start an engine there
+Commands = Callable[[WorkerPlace, int], Command]  # (place, port) -> how to start an engine there
 
 
-def places(fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 0) -> list[Place]:
+def place_workers(
+    fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 0
+) -> list[WorkerPlace]:
     """Every worker of `fleet` on this machine's `devices` GPUs, in order; None: they share what there is."""
-    taken, found = 0, []
-    for pool in fleet.running:
+    taken, spots = 0, []
+    for pool in fleet.running_pools:
         if not _NAME.fullmatch(pool.name):
             raise InputError(
                 f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
@@ -114,9 +116,9 @@ def places(fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 
                     f"the fleet needs {fleet.gpus} GPUs, this machine has {devices}; validate a slice of it "
                     "with --slice, one worker of each type with its share of the traffic"
                 )
-            found.append(Place(name, pool, tuple(range(taken, taken + width)), folder, log_bytes))
+            spots.append(WorkerPlace(name, pool, tuple(range(taken, taken + width)), folder, log_bytes))
             taken += width
-    return found
+    return spots
 
 
 def free_port() -> int:
@@ -127,11 +129,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Worker:
+class LiveWorker:
     """One engine and what the router needs of it; `run` keeps it alive until it is cancelled."""
 
     def __init__(
-        self, place: Place, commands: Commands, patience: Patience, note: Callable[[str, str], None]
+        self, place: WorkerPlace, commands: Commands, patience: Patience, note: Callable[[str, str], None]
     ):
         self.place, self.commands, self.patience, self.note = place, commands, patience, note
         self.name = place.name
@@ -231,8 +233,8 @@ class Worker:
         path = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         if not self.place.log_bytes:
             return {STEP_LOG: str(path)}
-        found = sorted(self.place.folder.glob(f"{glob.escape(self.place.name)}.*.steps.jsonl*"))
-        for old in found[:-1]:
+        step_logs = sorted(self.place.folder.glob(f"{glob.escape(self.place.name)}.*.steps.jsonl*"))
+        for old in step_logs[:-1]:
             with suppress(OSError):
                 old.unlink()
         return {STEP_LOG: str(path), STEP_LOG_BYTES: str(self.place.log_bytes)}
@@ -250,7 +252,7 @@ class Worker:
         async with self._client() as client:
             while time.monotonic() < deadline_s:
                 if self._exit is not None:
-                    return f"did not start ({_ending(self._exit)})"
+                    return f"did not start ({_exit_text(self._exit)})"
                 if await self._is_healthy(client):
                     return ""
                 if self.stranger:
@@ -275,7 +277,7 @@ class Worker:
                     if turn_task.done():
                         return "turns"
                     if exit_task.done():
-                        return f"died ({_ending(exit_task.result())})"
+                        return f"died ({_exit_text(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
                     self._shorten_log()
                     if self.stranger:
@@ -335,10 +337,10 @@ class Worker:
 
 
 @dataclass
-class Workers:
+class LiveWorkers:
     """All workers of a fleet. `events`: (seconds since the start, worker, what happened)."""
 
-    workers: list[Worker]
+    workers: list[LiveWorker]
     start_s: float = field(default_factory=time.monotonic)
     events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
@@ -349,17 +351,17 @@ class Workers:
 
 
 @asynccontextmanager
-async def started(
-    spots: Sequence[Place], commands: Commands, patience: Patience | None = None
-) -> AsyncIterator[Workers]:
+async def run_engines(
+    spots: Sequence[WorkerPlace], commands: Commands, patience: Patience | None = None
+) -> AsyncIterator[LiveWorkers]:
     """Start all engines, wait until each is up, and stop them at the end, whatever ends it.
 
     Raises InputError with the last lines of its log for an engine that cannot be started.
     """
-    group = Workers([])
+    group = LiveWorkers([])
     for spot in spots:
         spot.folder.mkdir(parents=True, exist_ok=True)
-        group.workers.append(Worker(spot, commands, patience or Patience(), group.note))
+        group.workers.append(LiveWorker(spot, commands, patience or Patience(), group.note))
     tasks = [asyncio.ensure_future(worker.run()) for worker in group.workers]
     try:
         for worker in group.workers:
@@ -373,7 +375,7 @@ async def started(
         await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
 
 
-def _ending(code: int) -> str:
+def _exit_text(code: int) -> str:
     """'signal 9' or 'exit code 1'."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -381,7 +383,7 @@ def _ending(code: int) -> str:
 def vllm_commands(
     fleet: Fleet, max_model_len: int, *, model: str, is_dummy: bool, is_cpu: bool, devices: Sequence[str]
 ) -> Commands:
-    """`vllm serve` as the manifests write it (planner.manifests.engine), on a loopback port.
+    """`vllm serve` as the manifests write it (planner.manifests.engine_command), on a loopback port.
 
     `model` is a folder with a config.json where weights are dummies, else what vLLM finds weights by;
     `devices` are GPUs, or CPU cores. What a CPU needs besides: eager mode, one core per rank, and as many KV
@@ -394,8 +396,8 @@ def vllm_commands(
             "manifests for vllm or kubernetes, and name the workers by --workers"
         )
 
-    def command(place: Place, port: int) -> Command:
-        told = engine.settings(place.pool, fleet, max_model_len)
+    def command(place: WorkerPlace, port: int) -> Command:
+        settings = engine_command.settings(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
         more: list[str] = [
             "--host",
@@ -409,39 +411,47 @@ def vllm_commands(
         if is_dummy:
             more += ["--load-format", "dummy", "--skip-tokenizer-init"]
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        if "kv-transfer-config" in told:
+        if "kv-transfer-config" in settings:
             environment |= {
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
             }
         if is_cpu:
-            told, cpu_environment = _on_cpu(told, place, fleet, devices)
+            settings, cpu_environment = _on_cpu(settings, place, fleet, devices)
             environment |= cpu_environment
             more.append("--enforce-eager")
         else:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[number] for number in place.devices)
-        argv = [sys.executable, "-m", "planner.runtime.launch", "serve", model, *engine.to_args(told), *more]
+        argv = [
+            sys.executable,
+            "-m",
+            "planner.runtime.launch",
+            "serve",
+            model,
+            *engine_command.to_args(settings),
+            *more,
+        ]
         return Command(argv, environment)
 
     return command
 
 
 def _on_cpu(
-    told: dict[str, engine.Setting], place: Place, fleet: Fleet, cores: Sequence[str]
-) -> tuple[dict[str, engine.Setting], dict[str, str]]:
+    settings: dict[str, engine_command.Setting], place: WorkerPlace, fleet: Fleet, cores: Sequence[str]
+) -> tuple[dict[str, engine_command.Setting], dict[str, str]]:
     kv_tokens = place.pool.type.kv_tokens
-    told = {
-        **told,
+    settings = {
+        **settings,
         "block-size": CPU_BLOCK_TOKENS,
         "num-gpu-blocks-override": kv_tokens // CPU_BLOCK_TOKENS + 1,  # vLLM keeps one block for itself
     }
-    if isinstance(transfer := told.get("kv-transfer-config"), Mapping):
-        told["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
+    if isinstance(transfer := settings.get("kv-transfer-config"), Mapping):
+        settings["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     own = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
     # one rank in the engine core's own process: a worker process would poll shared memory for all it can
     in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", STEP_CPU: "1"}
-    return told, in_process | {
+    return settings, in_process | {
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(max(kv_gib, 1)),
@@ -449,18 +459,25 @@ def _on_cpu(
 
 
 def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
-    """Engines that only keep time, as each pool's fit predicts: planner/runtime/rehearsal.py."""
+    """Engines that only keep time, as each pool's fit predicts: planner/runtime/fake_engine.py."""
 
-    def command(place: Place, port: int) -> Command:
+    def command(place: WorkerPlace, port: int) -> Command:
         kind = place.pool.type
-        told: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "kv_tokens": kind.kv_tokens,
             "max_num_seqs": kind.max_num_seqs,
             "max_num_batched_tokens": kind.max_num_batched_tokens,
             "latency": asdict(kind.latency),
             "prefix_cache": prefix_cache and place.pool.role != "decode",
         }
-        argv = [sys.executable, "-m", "planner.runtime.rehearsal", "--port", str(port), json.dumps(told)]
+        argv = [
+            sys.executable,
+            "-m",
+            "planner.runtime.fake_engine",
+            "--port",
+            str(port),
+            json.dumps(settings),
+        ]
         return Command(argv, {})
 
     return command

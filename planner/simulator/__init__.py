@@ -3,7 +3,7 @@
 kernel.py runs the events, replay.py dresses them in numpy, metrics.py judges the result against an SLO.
 """
 
-from planner.simulator.metrics import Verdict, judge
 from planner.simulator.replay import Simulation, simulate
+from planner.simulator.slo_verdict import Verdict, judge
 
 __all__ = ["Simulation", "Verdict", "judge", "simulate"]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError
+from planner.files.document_values import show_value
 from planner.fleet import Fleet, WorkerType
-from planner.io.values import shown
 from planner.models.lora import Lora
 from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
@@ -29,7 +29,7 @@ STAMP, IN_STEP, LOADING = 0, 1, 2
 NUMBERS = 3
 
 
-class Adapters(NamedTuple):
+class AdapterState(NamedTuple):
     """W workers, n requests, T worker types; A adapters, from 1 on: 0 is the LLM alone. A worker has up to S
     slots and keeps up to C adapters in the host's memory (no column where it keeps all).
     """
@@ -50,7 +50,7 @@ class Adapters(NamedTuple):
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
 
 
-NO_ADAPTERS = Adapters(
+NO_ADAPTERS = AdapterState(
     of=nothing("i8"),
     settings=nothing(SETTING),
     waiting=nothing("i4", 2),
@@ -90,14 +90,16 @@ def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = Fals
                 f"lora: adapters is {lora.adapters}, and {trace.name} names {len(trace.adapters)}; raise it"
             )
     elif unknown := [name for name in trace.adapters if name not in lora.adapters]:
-        raise InputError(f"{trace.name}: adapter {shown(unknown[0])} is none of lora: adapters")
+        raise InputError(f"{trace.name}: adapter {show_value(unknown[0])} is none of lora: adapters")
 
 
 def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
     """(n,) the adapter of each request: as the trace says, else each as likely as the next."""
     check_adapters(lora, trace)
     if not trace.adapters:
-        return np.random.default_rng([seed, lora.count]).integers(1, lora.count + 1, len(trace))
+        return np.random.default_rng([seed, lora.adapter_count]).integers(
+            1, lora.adapter_count + 1, len(trace)
+        )
     names = list(range(1, len(trace.adapters) + 1))
     if not isinstance(lora.adapters, int):
         names = [lora.adapters.index(name) + 1 for name in trace.adapters]
@@ -129,12 +131,12 @@ def _places(
 
 def make_adapters(
     fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]
-) -> Adapters | None:
+) -> AdapterState | None:
     """None for a fleet without LoRA. `kinds` (W,) are the workers' types."""
     lora = fleet.lora
     if lora is None:
         return None
-    of, count, workers = adapter_numbers(lora, trace, fleet.policies.seed), lora.count, len(kinds)
+    of, count, workers = adapter_numbers(lora, trace, fleet.policies.seed), lora.adapter_count, len(kinds)
     settings = np.zeros(len(types), SETTING)
     for i, kind in enumerate(types):
         if kind.lora is None:
@@ -157,7 +159,7 @@ def make_adapters(
         start_with(slots[w], slot_at[w], slot_uses[w], own["max_loras"])
         if most_kept:
             start_with(kept[w], kept_at[w], kept_uses[w], own["max_cpu_loras"])
-    return Adapters(
+    return AdapterState(
         of=of,
         settings=settings,
         waiting=np.zeros((workers, count + 1), np.int32),

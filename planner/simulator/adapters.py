@@ -13,8 +13,8 @@ is the LLM alone.
 from __future__ import annotations
 
 from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, start_with
-from planner.simulator.compiled import kernel_jit, where_lora
 from planner.simulator.layout import NONE, READY, ZERO
+from planner.simulator.numba_compile import kernel_jit, where_lora
 from planner.simulator.queue_orders import leave, next_waiting
 from planner.simulator.queues import append, pop, put
 

@@ -47,14 +47,6 @@ from planner.simulator.adapters import (
 )
 from planner.simulator.cache_layout import NODE_BLOCKS
 from planner.simulator.caches import cached_nodes, evict, keep_prefix, shared_blocks, take_prefix
-from planner.simulator.compiled import (
-    kernel_jit,
-    small_jit,
-    where_cached,
-    where_offloaded,
-    where_ranked,
-    where_rare,
-)
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
@@ -71,6 +63,14 @@ from planner.simulator.layout import (
     RESTING,
     UNKNOWN,
     ZERO,
+)
+from planner.simulator.numba_compile import (
+    kernel_jit,
+    small_jit,
+    where_cached,
+    where_offloaded,
+    where_ranked,
+    where_rare,
 )
 from planner.simulator.offload import (
     begin_load,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import entry_jit, kernel_jit, small_jit, where_rare
 from planner.simulator.layout import (
     BROKEN,
     DONE,
@@ -21,6 +20,7 @@ from planner.simulator.layout import (
     TTFT,
     UNFINISHED,
 )
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_rare
 
 
 @small_jit

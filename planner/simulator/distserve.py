@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.counting import count_run, end_batch, first_token, is_over, record_gap, record_steps
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule
 from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, ONE, PREFILL, RANK, ZERO, State
+from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append, pop
 from planner.simulator.routing import choose

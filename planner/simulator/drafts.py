@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit, where_rare
 from planner.simulator.counting import count_together
 from planner.simulator.layout import BLOCK, DECODE, ZERO
+from planner.simulator.numba_compile import kernel_jit, where_rare
 from planner.simulator.queue_orders import charge_token
 from planner.simulator.slots import blocks_checked
 
@@ -49,7 +49,7 @@ def accept(state, l, time_s):
         more = ZERO
         if worker.role != DECODE or before > 1:
             draw = _unit(kind.draw_seed, r, before)
-            while more < min(drafts, left) and draw < kind.accepted[more]:
+            while more < min(drafts, left) and draw < kind.accepted_fracs[more]:
                 more += 1
         if more > 0:
             lane.residue[entry.context_offset % BLOCK] -= 1

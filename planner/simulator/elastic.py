@@ -22,8 +22,8 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
+from planner.simulator.kernel_variants import for_whole_kernel
 from planner.simulator.layout import State
-from planner.simulator.ordinary import for_whole_kernel
 from planner.simulator.replay import Simulation, elastic_state, engine_of, results
 from planner.traffic.trace import Trace
 
@@ -69,7 +69,7 @@ class ElasticPool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class MetricsReading:
     """What the engines' and the router's metrics say at `time_s`, of the `interval_s` before it; arrays (P,)
     by pool of the fleet. A rate or mean of nothing is NaN.
 
@@ -114,7 +114,7 @@ class Controller(Protocol):
 
     def start(self, sizes: Sequence[int]) -> None: ...
 
-    def sizes(self, reading: Reading) -> Sequence[int]: ...
+    def sizes(self, reading: MetricsReading) -> Sequence[int]: ...
 
 
 @runtime_checkable
@@ -152,7 +152,7 @@ class ElasticRun:
     spans: tuple[Span, ...]
     asked_s: Floats
     asked: Ints
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[MetricsReading, ...] = ()
     end_s: float = 0.0  # when the last worker was gone, or the run over
 
 
@@ -263,7 +263,7 @@ def simulate_in_windows(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class ElasticFleet:
     """One of several fleets with its own traffic and controller, as in `simulate_elastic`."""
 
     fleet: Fleet
@@ -274,7 +274,7 @@ class Part:
     every_s: float | None = None
 
 
-def simulate_together(parts: Sequence[Part], stock: Mapping[str, int]) -> list[ElasticRun]:
+def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
     """Fleets, or one, side by side in time, that share nothing but the GPUs in `stock`.
 
     Of these all pools together never hold more, those that start or drain among them. Where there are too
@@ -400,7 +400,7 @@ class _Run:
         self.events: list[tuple[float, int, int, int, int]] = []  # time, kind, order, slot, life
         self.rows: list[tuple[float, int, int]] = []  # time, kind, worker: for the kernel
         self.spans: list[Span] = []
-        self.readings: list[Reading] = []
+        self.readings: list[MetricsReading] = []
         self.asked_s: list[float] = []
         self.asked: list[tuple[int, ...]] = []
         self.wanted: list[int] = []
@@ -616,7 +616,7 @@ class _Run:
         every_s = self.controller.every_s if self.controller.every_s < math.inf else 0.0
         before_s = self.readings[-1].time_s if self.readings else self.now_s - every_s
         self.readings.append(
-            Reading(
+            MetricsReading(
                 time_s=self.now_s,
                 interval_s=self.now_s - before_s,
                 ready=np.array([pool.count(_READY) for pool in phases]),

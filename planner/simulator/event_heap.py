@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import ENTERED, NONE, PENDING, RELEASED, SCHEDULED
+from planner.simulator.numba_compile import kernel_jit, small_jit
 
 
 @small_jit

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit, small_jit, where_rare
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -35,6 +34,7 @@ from planner.simulator.layout import (
     SIZE,
     TURNING,
 )
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.routing import set_pools
 from planner.simulator.slots import load
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import nearest_rank
-from planner.simulator.compiled import entry_jit
+from planner.simulator.numba_compile import entry_jit
 
 BITS = 52 - 16  # of a double's fraction that do not tell bins apart
 LOWEST, HIGHEST = (int(np.float64(s).view(np.int64)) >> BITS for s in (2.0**-24, 2.0**24))

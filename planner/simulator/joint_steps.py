@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.batching import run_length, slowness, start_step
-from planner.simulator.compiled import kernel_jit
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import ZERO
+from planner.simulator.numba_compile import kernel_jit
 from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
 
 

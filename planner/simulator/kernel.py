@@ -32,15 +32,6 @@ from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
 from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
-from planner.simulator.compiled import (
-    SOURCES,
-    entry_jit,
-    kernel_jit,
-    small_jit,
-    where_cached,
-    where_ranked,
-    where_rare,
-)
 from planner.simulator.counting import (
     count_run,
     end_batch,
@@ -90,6 +81,15 @@ from planner.simulator.layout import (
     UNKNOWN,
     UP,
     ZERO,
+)
+from planner.simulator.numba_compile import (
+    SOURCES,
+    entry_jit,
+    kernel_jit,
+    small_jit,
+    where_cached,
+    where_ranked,
+    where_rare,
 )
 from planner.simulator.offload import (
     forget_memory,

@@ -22,7 +22,7 @@ from numba.core.compiler_machinery import LoweringPass, register_pass
 from numba.core.targetconfig import ConfigStack
 
 
-class Part(JITCodeLibrary):
+class LinkedFunction(JITCodeLibrary):
     """The representation of one inner function, without those that it calls."""
 
     def add_llvm_module(self, ll_module):
@@ -45,7 +45,7 @@ class Whole(JITCodeLibrary):
     def finalize(self):
         found = dict.fromkeys(self._linking_libraries)
         for library in (todo := list(found)):
-            if isinstance(library, Part):
+            if isinstance(library, LinkedFunction):
                 todo += [other for other in library._linking_libraries if other not in found]
                 found.update(dict.fromkeys(todo))
         self._linking_libraries = list(found)
@@ -61,14 +61,14 @@ class _Choose(LoweringPass):
     def run_pass(self, state):
         state.library = self.library_class(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
-        state.flags.no_compile = self.library_class is Part
+        state.flags.no_compile = self.library_class is LinkedFunction
         return True
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
 class _ChoosePart(_Choose):
     _name = "choose_part"
-    library_class = Part
+    library_class = LinkedFunction
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)

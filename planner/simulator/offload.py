@@ -44,8 +44,8 @@ from planner.simulator.caches import (
     rest_entry,
     unrest_entry,
 )
-from planner.simulator.compiled import kernel_jit, where_offloaded
 from planner.simulator.layout import NONE, ONE, ZERO
+from planner.simulator.numba_compile import kernel_jit, where_offloaded
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
 from planner.simulator.queue_orders import leave
 from planner.simulator.queues import append, pop, put

@@ -67,12 +67,12 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
         return None
     kept = np.zeros(len(kinds), KEPT)
     kept["head"] = kept["tail"] = NONE
-    kept["nodes"] = np.array([asked.tokens(fleet.llm, kind.tp) for kind in types])[kinds]
+    kept["nodes"] = np.array([asked.kv_tokens(fleet.llm, kind.tp) for kind in types])[kinds]
     kept["store"] = np.arange(len(kinds))
     if asked.is_shared:
-        loading = next(pool.type for pool in fleet.running if pool.role != "decode")
+        loading = next(pool.type for pool in fleet.running_pools if pool.role != "decode")
         kept["store"], kept["is_shared"], kept["nodes"] = 0, 1, 0
-        kept["nodes"][0] = asked.tokens(fleet.llm, loading.tp)
+        kept["nodes"][0] = asked.kv_tokens(fleet.llm, loading.tp)
     kept["nodes"] //= trace.prefix_block_tokens
     if not kept["nodes"].any():
         return None

@@ -9,8 +9,8 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator.caches import pin
-from planner.simulator.compiled import SOURCES, entry_jit
 from planner.simulator.layout import DECODE, State
+from planner.simulator.numba_compile import SOURCES, entry_jit
 from planner.simulator.pointers import pointer_to
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace

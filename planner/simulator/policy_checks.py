@@ -99,8 +99,8 @@ def _check_places(fleet: Fleet, batching: Batching) -> None:
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
     """Whether what is simulated of speculative decoding is all that the fleet needs."""
     drafters = {
-        pool.type.speculation and pool.type.speculation.drafter
-        for pool in fleet.running
+        pool.type.speculation and pool.type.speculation.drafter_key
+        for pool in fleet.running_pools
         if pool.role != "mixed"
     }
     if len(drafters) > 1:
@@ -108,7 +108,7 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
             "speculative: a drafter's keys and values are handed over with the others, so prefill and decode "
             "workers need the same drafter"
         )
-    for pool in fleet.running:
+    for pool in fleet.running_pools:
         worker = pool.type
         if worker.speculation is None:
             continue
@@ -135,7 +135,7 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
 
 def _check_ranks(fleet: Fleet, batching: Batching) -> None:
     """Whether what is simulated of data-parallel ranks is all that the fleet needs."""
-    found = next((pool for pool in fleet.running if pool.type.dp > 1), None)
+    found = next((pool for pool in fleet.running_pools if pool.type.dp > 1), None)
     if found is None:
         return
     policies, usual, where = fleet.policies, Policies(), f"{found.name}: dp {found.type.dp}"
@@ -154,7 +154,7 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
 
 def _check_lora(fleet: Fleet, batching: Batching) -> None:
     """Whether what is simulated of LoRA is all that the fleet needs."""
-    served = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running}
+    served = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running_pools}
     if served == {None}:
         return
     if len(served) > 1:
@@ -166,7 +166,7 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
         raise InputError(f"lora: needs admission {Policies().admission}, found {policies.admission!r}")
     if QUEUE[policies.queue].needs_caches:
         raise InputError(f"lora: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt")
-    for pool in fleet.running:
+    for pool in fleet.running_pools:
         if pool.type.pp > 1:
             raise InputError(
                 f"{pool.name}: lora: is not simulated in pipelines, must be pp 1, found {pool.type.pp}"
@@ -195,13 +195,13 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         raise InputError(
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
         )
-    degrees = sorted({pool.type.tp for pool in fleet.running if pool.role != "decode"})
+    degrees = sorted({pool.type.tp for pool in fleet.running_pools if pool.role != "decode"})
     if policies.kv_offload.is_shared and not is_common(fleet.llm, degrees):
         raise InputError(
             f"{where}: shared: blocks of {fleet.llm.name} ({fleet.llm.kv_heads} KV heads) of workers with tp "
             f"{degrees[0]} are no use to those with tp {degrees[-1]}; give all one tp"
         )
-    for pool in fleet.running:
+    for pool in fleet.running_pools:
         kind = pool.type
         for name, degree in (("in pipelines, must be pp", kind.pp), ("with ranks, must be dp", kind.dp)):
             if degree > 1:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit, small_jit, where_predicted
 from planner.simulator.layout import GAMMA, HEARTBEAT_S, NEXT_BEAT_S, ONE, ZERO
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_predicted
 
 
 @kernel_jit

@@ -21,9 +21,9 @@ import numpy as np
 from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, TURNS, VTC
 from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
 from planner.simulator.caches import cached_nodes, note_output
-from planner.simulator.compiled import kernel_jit, small_jit, where_cached
 from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
 from planner.simulator.queues import without_root
 
 TURN_TOKENS = 2.0**22  # more than any prompt has

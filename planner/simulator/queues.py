@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import NONE
+from planner.simulator.numba_compile import kernel_jit, small_jit
 
 
 @kernel_jit

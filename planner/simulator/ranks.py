@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import where_ranked
 from planner.simulator.counting import end_batch
 from planner.simulator.layout import NONE, ONE
+from planner.simulator.numba_compile import where_ranked
 
 
 @where_ranked(lambda state, w: state.workers[w].first_lane)

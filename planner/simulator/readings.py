@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit
 from planner.simulator.layout import FINISHED, HELD, LEAVING, LIMBO, NONE, UNFINISHED, State
+from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit
 from planner.simulator.slots import blocks_for, steps_done
 
 Floats = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.simulator.metrics import Verdict
+from planner.simulator.slo_verdict import Verdict
 
 CONFIDENCE_FRAC = 0.95
 

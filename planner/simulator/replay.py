@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above, unknown_metric
 from planner.errors import InputError
+from planner.files.column_files import release_memory
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.io.columns import let_go
 from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, output_table, synthetic_buckets
 from planner.policies import (
@@ -31,12 +31,20 @@ from planner.policies import (
     STEPWISE,
     TIES_BY,
 )
-from planner.simulator import cache_layout, distserve, kernel, layout, passing, places, splitwise
+from planner.simulator import (
+    cache_layout,
+    distserve,
+    kernel,
+    layout,
+    splitwise,
+    streaming_requests,
+    worker_places,
+)
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.gap_counts import GapCounts
+from planner.simulator.kernel_variants import for_kernel
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
-from planner.simulator.ordinary import for_kernel
 from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
@@ -199,12 +207,12 @@ def is_long(fleet: Fleet, trace: Trace, least: int | None = None) -> bool:
     """
     policies = fleet.policies
     return (
-        len(trace) > (passing.LONG_REQUESTS if least is None else least)
+        len(trace) > (streaming_requests.LONG_REQUESTS if least is None else least)
         and engine_of(fleet) == STEPWISE
         and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
         and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets)
         and policies.prediction_accuracy_frac is None
-        and sum(pool.count * pool.type.dp for pool in fleet.pools) <= passing.MOST_WORKERS
+        and sum(pool.count * pool.type.dp for pool in fleet.pools) <= streaming_requests.MOST_WORKERS
     )
 
 
@@ -221,7 +229,7 @@ def simulate_until(
     """`simulate`, which raises passing.OutOfTime soon after `deadline`, on time.monotonic's clock, where
     requests may pass through the kernel; gaps are counted then, as in long traces.
     """
-    if is_long(fleet, trace, passing.CHUNK_REQUESTS):
+    if is_long(fleet, trace, streaming_requests.CHUNK_REQUESTS):
         return _passed(
             fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
         )[0]
@@ -242,7 +250,7 @@ def _passed(
     deadline: float = np.inf,
 ) -> tuple[Simulation, State]:
     """The simulation of a long trace, and the kernel's arrays, but for its requests, at the end of it."""
-    per_request = passing.RUNS_PER_REQUEST
+    per_request = streaming_requests.RUNS_PER_REQUEST
 
     def lay_out(first: int, records: npt.NDArray[np.void]) -> None:
         _make_fresh(records, trace, first)
@@ -251,14 +259,16 @@ def _passed(
             for name in ("predicted_tokens", "predicted_later_tokens"):
                 records[name] = predicted_tokens[rows]
         for column in (trace.input_tokens, trace.output_tokens):
-            let_go(column)
+            release_memory(column)
 
     def read(records: npt.NDArray[np.void], rows: slice) -> dict[str, npt.NDArray[Any]]:
         return columns_of(records, trace.output_tokens[rows])
 
     while True:
-        through = passing.Passing(trace.arrival_s, lay_out, read, passing.CHUNK_REQUESTS)
-        runs = per_request * passing.CHUNK_REQUESTS if record else 0
+        through = streaming_requests.Passing(
+            trace.arrival_s, lay_out, read, streaming_requests.CHUNK_REQUESTS
+        )
+        runs = per_request * streaming_requests.CHUNK_REQUESTS if record else 0
         window_s = measured_window(trace)
         state = _state(fleet, trace, through.requests, limits=limits, window_s=window_s, runs=runs)
         if every_s is not None:
@@ -268,7 +278,7 @@ def _passed(
         state.counters[layout.PREFILLED] = is_prefilled
         try:
             through.run(state, lambda each: kernel.simulate_events(for_kernel(each), 0, stop_early), deadline)
-        except passing.MoreRuns:
+        except streaming_requests.MoreRuns:
             per_request *= 4
             continue
         _check_done(state)
@@ -276,7 +286,7 @@ def _passed(
         state.counters[layout.RUNS] = len(rows)
         told = through.columns(state)
         for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
-            let_go(column)
+            release_memory(column)
         state = state._replace(runs=rows, requests=through.requests[:0])
         found = results(state, fleet, trace, tuple(limits), told)
         return replace(found, gaps=through.gaps, sampled_s=np.array(through.sampled_s).reshape(-1, 2)), state
@@ -540,7 +550,7 @@ def _state(
     """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps, and
     parts of them. Of the running pools `sizes` workers are up; None: all.
     """
-    pools = fleet.running
+    pools = fleet.running_pools
     policies, n = fleet.policies, len(requests)
     if closed_loop:
         requests["arrival_s"] = 0.0
@@ -549,7 +559,7 @@ def _state(
     outputs = None
     if policies.prediction_buckets:
         outputs = output_table(trace.input_tokens, trace.output_tokens, policies.prediction_buckets)
-        expected = outputs.expected(requests["input_tokens"], np.zeros(n)).astype(np.int64)
+        expected = outputs.expected_tokens(requests["input_tokens"], np.zeros(n)).astype(np.int64)
         requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
 
     types, tables, places_in_line = _types(pools, fleet, trace)
@@ -577,7 +587,7 @@ def _state(
         order=order,
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
-        link=places.rows(fleet),
+        link=worker_places.rows(fleet),
         disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
         limits=_watched(limits, trace, window_s),
         policy=_policy_numbers(fleet),
@@ -598,7 +608,7 @@ def _state(
         outputs=outputs,
         offload=offload,
     )
-    state = places.with_ways(state, fleet)
+    state = worker_places.with_ways(state, fleet)
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
     if len(state.disturbances):
@@ -689,7 +699,7 @@ def _type(
     """A layout.TYPE, shape (1,), but for where its tables are, these, and its place in line."""
     row = np.zeros(1, dtype=layout.TYPE)
     _fill_type(row, worker_type, policies, llm, longest_tokens)
-    form = worker_type.step_times.compiled(most_tokens, worker_type.max_num_seqs)
+    form = worker_type.step_times.compile_for_kernel(most_tokens, worker_type.max_num_seqs)
     row["form"] = form.code
     row["numbers"][0, : len(form.numbers)] = form.numbers
     row["table_width"][0, : len(form.widths)] = form.widths
@@ -896,9 +906,9 @@ def _fill_type(
         if worker_type.pp == 1:  # else a pipeline has several in flight
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
-        row["host_s"][0], row["rest_s"][0] = (part.at(worker_type.tp) for part in worker_type.host)
+        row["host_s"][0], row["rest_s"][0] = (part.per_step_s(worker_type.tp) for part in worker_type.host)
     if (speculation := worker_type.speculation) is not None:
-        row["accepted"][0, : speculation.tokens] = speculation.accepted
+        row["accepted"][0, : speculation.tokens] = speculation.accepted_fracs
         row["lookahead_tokens"] = speculation.lookahead_tokens
         row["draw_seed"] = policies.seed
     row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)

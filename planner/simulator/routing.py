@@ -16,7 +16,6 @@ from planner.policies import (
     SCORE,
     TWO_BY_REQUESTS,
 )
-from planner.simulator.compiled import kernel_jit, small_jit, where_rare
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -37,6 +36,7 @@ from planner.simulator.layout import (
     TTFT_S,
     TURN,
 )
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.predictions import beat, forget_errors, outlive
 from planner.simulator.ranks import leads, rank_for_new
 from planner.simulator.slots import beside, blocks_for, blocks_of, steps_done
@@ -383,7 +383,7 @@ def _keeps(state, w, r):
     at, k, tables = kind.table_at[0], kind.numbers, state.tables
     if tables[at + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:  # (b)
         return False
-    if future > theta * kind.kv_blocks * 16.0:  # (e), over the whole future
+    if future > theta * kind.kv_blocks * 16.0:  # (e), over the whole scenario
         return False
     if worker.role == DECODE:
         return True

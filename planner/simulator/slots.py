@@ -7,7 +7,6 @@ import numpy as np
 from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT, VLLM_V1
 from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
-from planner.simulator.compiled import kernel_jit, small_jit, where_ranked, where_rare
 from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
 from planner.simulator.layout import (
     BACK,
@@ -33,6 +32,7 @@ from planner.simulator.layout import (
     UNFINISHED,
     ZERO,
 )
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_ranked, where_rare
 from planner.simulator.offload import leave_memory
 from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import line_up, settle

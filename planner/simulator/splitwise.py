@@ -31,7 +31,6 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator import layout
-from planner.simulator.compiled import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.counting import (
     end_batch,
     first_token,
@@ -62,6 +61,7 @@ from planner.simulator.layout import (
     ZERO,
     State,
 )
+from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.slots import (
     add_chunk,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.layout import NONE, REPURPOSE_S, SIZE, ZERO
+from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.slots import assign, load, reject
 
 PROMPT_QUEUE_TOKENS = 8192.0  # no more prompts than that behind one that waits

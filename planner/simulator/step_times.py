@@ -10,15 +10,15 @@ CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (planner.models.speculation)
 
 C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
-prompts' tokens is a setting of the form. `planner.models.forms` makes the tables, and the numbers k.
+prompts' tokens is a setting of the form. `planner.models.foreign_forms` makes the tables, and the numbers k.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from planner.models.forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
-from planner.simulator.compiled import kernel_jit, small_jit, where_rare
+from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 
 UNBOUNDED = np.int64(2**62)
 LONGEST_FALL_FRAC = 0.001

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import GREEDY, VLLM_V1
-from planner.simulator.compiled import kernel_jit, small_jit
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE, PARTIAL, READY, RESTING, ZERO
+from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.queues import pop, put, without_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 from planner.simulator.slots import (

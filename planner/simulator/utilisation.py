@@ -2,9 +2,9 @@
 
 These are the replica and hardware metrics of Vidur (Agrawal et al. 2024, arXiv:2405.05465, section 5), over
 the measured window. FLOP are 2 per active parameter and token of a step, without attention's own, and bytes
-are weights and KV cache, as the power model has them (`planner.models.power.utilisations`); both are over the
-peak of all GPUs for the whole window, idle time included. KV in use and batches are means while steps run, by
-time and by step.
+are weights and KV cache, as the power model has them (`planner.models.power.step_utilisations`); both are
+over the peak of all GPUs for the whole window, idle time included. KV in use and batches are means while
+steps run, by time and by step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet
-from planner.models.power import utilisations
+from planner.models.power import step_utilisations
 from planner.simulator.energy import measured_runs, run_load
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation
@@ -47,7 +47,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
         return ()
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
     window_s, first, found = end_s - start_s, 0, []
-    for pool in fleet.running:
+    for pool in fleet.running_pools:
         kind, workers = pool.type, (first, first + pool.count)
         first += pool.count
         own = (runs["worker"] >= workers[0]) & (runs["worker"] < workers[1]) & (inside_s > 0)
@@ -58,7 +58,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
             continue
         whole_runs_s = run_seconds(part)
         step_s, tokens, kv_tokens = run_load(kind, part, whole_runs_s)
-        compute, bandwidth = utilisations(fleet.llm, kind.gpu, kind.gpus, step_s, tokens, kv_tokens)
+        compute, bandwidth = step_utilisations(fleet.llm, kind.gpu, kind.gpus, step_s, tokens, kv_tokens)
         whole_s = window_s * pool.count * kind.dp  # ranks have runs of their own
         kv_frac = part["blocks"] * float(KV_BLOCK_TOKENS) / kind.kv_tokens
         steps = part["steps"] * seconds / whole_runs_s

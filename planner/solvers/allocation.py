@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pulp
 
 from planner.errors import InfeasibleError, PlannerError
-from planner.solvers.backend import Engine, Outcome, run, whole
+from planner.solvers.backend import Engine, SolverOutcome, run_highs, whole_value
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,17 +73,17 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
             relaxation="an SLO or a type with which some worker serves it",
         )
     problem, n, x = _formulate(instance)
-    outcome = run(problem, time_limit_s=time_limit_s, engine=engine)
+    outcome = run_highs(problem, time_limit_s=time_limit_s, engine=engine)
     if outcome.status == "infeasible":
         raise _short_of(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
-    relaxation = run(relaxed, engine=engine)
+    relaxation = run_highs(relaxed, engine=engine)
     if relaxation.status == "infeasible":
         raise _short_of(instance, time_limit_s)
     if outcome.bound is None or (relaxation.bound or 0.0) > outcome.bound:
-        outcome = Outcome(outcome.status, relaxation.bound)
+        outcome = SolverOutcome(outcome.status, relaxation.bound)
     if outcome.status == "feasible":
         return _allocation(instance, n, x, outcome)
     if relaxation.status != "optimal" or instance.slice_factor is not None:
@@ -149,8 +149,10 @@ def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
     return used
 
 
-def _allocation(instance: Instance, n: list[pulp.LpVariable], x: Shares, outcome: Outcome) -> Allocation:
-    counts = tuple(whole(n_j) for n_j in n)
+def _allocation(
+    instance: Instance, n: list[pulp.LpVariable], x: Shares, outcome: SolverOutcome
+) -> Allocation:
+    counts = tuple(whole_value(n_j) for n_j in n)
     share = np.zeros(instance.sustained_rps.shape)
     for (i, j), x_ij in x.items():
         value = x_ij.value() or 0.0
@@ -167,13 +169,13 @@ def _allocation(instance: Instance, n: list[pulp.LpVariable], x: Shares, outcome
 def _short_of(instance: Instance, time_limit_s: float) -> PlannerError:
     """Why the stock does not suffice: the fewest workers that would have to be added, of which types."""
     problem, _, _ = _formulate(instance, may_exceed_stock=True)
-    outcome = run(problem, time_limit_s=time_limit_s)
+    outcome = run_highs(problem, time_limit_s=time_limit_s)
     if outcome.status not in ("optimal", "feasible"):
         return PlannerError(
             f"the stock is too small, and {time_limit_s:g} s did not suffice to say by how much"
         )
     values = problem.variablesDict()
-    missing = {j: whole(values[f"e_{j}"]) for j in range(len(instance.types)) if f"e_{j}" in values}
+    missing = {j: whole_value(values[f"e_{j}"]) for j in range(len(instance.types)) if f"e_{j}" in values}
     short = [j for j, count in missing.items() if count]
     names = ", ".join(f"{instance.types[j]} ({instance.stock[j]})" for j in short)
     more = " and ".join(f"{missing[j]} more of {instance.types[j]}" for j in short)

@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SolverOutcome:
     """What is known after a run; the values of an "optimal" or "feasible" one are in the variables.
 
     No solution is better than `bound` (None: nothing proven); at an optimum it is the objective, to the gap.
@@ -53,7 +53,7 @@ class Outcome:
     bound: float | None
 
 
-def run(
+def run_highs(
     problem: pulp.LpProblem,
     *,
     time_limit_s: float = 30.0,
@@ -61,7 +61,7 @@ def run(
     engine: Engine = "highs",
     start: bool = False,
     is_small: bool = False,
-) -> Outcome:
+) -> SolverOutcome:
     """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint.
 
     With `start` the values that integer variables have already are HiGHS's first incumbent. Where the program
@@ -70,7 +70,7 @@ def run(
     """
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
-    solvers: dict[Engine, Callable[[pulp.LpProblem, float, float], Outcome]] = {
+    solvers: dict[Engine, Callable[[pulp.LpProblem, float, float], SolverOutcome]] = {
         "highs": partial(_highs, options=SMALL) if is_small else _highs,
         "cbc": _cbc,
         "ortools": _ortools,
@@ -84,9 +84,9 @@ def run(
             raise
         outcome = _cbc(problem, time_limit_s, gap_frac)
     if outcome.status == "feasible" and not _keeps_constraints(problem):
-        return Outcome("unknown", outcome.bound)
+        return SolverOutcome("unknown", outcome.bound)
     if outcome.status == "optimal" and outcome.bound is None:
-        return Outcome("optimal", pulp.value(problem.objective))
+        return SolverOutcome("optimal", pulp.value(problem.objective))
     return outcome
 
 
@@ -94,7 +94,7 @@ def solve(
     problem: pulp.LpProblem, *, time_limit_s: float = 30.0, gap_frac: float = 0.0, engine: Engine = "highs"
 ) -> bool | None:
     """Solve in place. True: optimal to `gap_frac`; False: stopped with a feasible point; None: infeasible."""
-    status = run(problem, time_limit_s=time_limit_s, gap_frac=gap_frac, engine=engine).status
+    status = run_highs(problem, time_limit_s=time_limit_s, gap_frac=gap_frac, engine=engine).status
     if status == "unbounded":
         raise PlannerError(f"{problem.name!r} has no finite optimum: a limit is missing")
     if status == "unknown":
@@ -115,7 +115,7 @@ def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
     return solver
 
 
-def whole(variable: pulp.LpVariable) -> int:
+def whole_value(variable: pulp.LpVariable) -> int:
     """The value of an integer variable."""
     return round(variable.value() or 0.0)
 
@@ -160,7 +160,7 @@ def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 
     return Point(status, bound, np.where(program.is_integer, np.round(x), x))
 
 
-def relaxed(program: Program, *, time_limit_s: float = 30.0) -> Point:
+def solve_relaxation(program: Program, *, time_limit_s: float = 30.0) -> Point:
     """Solve without the integers, with the duals of the rows (>= 0): an optimum's, or nothing."""
     highs = _solved(program, np.zeros_like(program.is_integer), time_limit_s, 0.0)
     if (status := _claim(highs)) != "optimal":
@@ -215,7 +215,7 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
         super().callSolver(lp)
 
 
-def _highs_from_start(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+def _highs_from_start(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
     return _highs(problem, time_limit_s, gap_frac, _StartedHighs)
 
 
@@ -225,7 +225,7 @@ def _highs(
     gap_frac: float,
     solver: type[pulp.HiGHS] = pulp.HiGHS,
     options: Mapping[str, bool] = NO_OPTIONS,
-) -> Outcome:
+) -> SolverOutcome:
     problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac, **options))
     highs = problem.solverModel
     name = highs.getModelStatus().name
@@ -236,17 +236,17 @@ def _highs(
         sign = -1 if problem.sense == pulp.LpMaximize else 1
         mip_bound = sign * highs.getInfo().mip_dual_bound + problem.objective.constant
         bound = mip_bound if abs(mip_bound) < 1e100 else None
-    return Outcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
+    return SolverOutcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
 
 
-def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
     path = pulp.PULP_CBC_CMD.pulp_cbc_path
     began_s = time.monotonic()
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
     status = _status(problem, is_unbounded=problem.status == pulp.LpStatusUnbounded)
     if status == "infeasible" and time.monotonic() - began_s >= time_limit_s:
         status = "unknown"
-    return Outcome(status, None)
+    return SolverOutcome(status, None)
 
 
 def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
@@ -259,7 +259,7 @@ def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
     return "infeasible" if problem.status == pulp.LpStatusInfeasible else "unknown"
 
 
-def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Outcome:
+def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
     from ortools.linear_solver.python import model_builder
 
     model, infinity = model_builder.Model(), float("inf")
@@ -298,19 +298,19 @@ def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> O
             {variable.name: solver.value(columns[variable.name]) for variable in variables}
         )
         is_optimal = status == model_builder.SolveStatus.OPTIMAL
-        return Outcome("optimal" if is_optimal else "feasible", solver.best_objective_bound)
+        return SolverOutcome("optimal" if is_optimal else "feasible", solver.best_objective_bound)
     if status == model_builder.SolveStatus.INFEASIBLE:
-        return Outcome("infeasible", None)
+        return SolverOutcome("infeasible", None)
     if status == model_builder.SolveStatus.UNBOUNDED:
         return _unbounded_or_infeasible(problem, time_limit_s, "ortools")
-    return Outcome("unknown", None)
+    return SolverOutcome("unknown", None)
 
 
-def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engine: Engine) -> Outcome:
+def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engine: Engine) -> SolverOutcome:
     """Presolve knows that there is no optimum, not why: is there a point at all?"""
     objective, sense = problem.objective, problem.sense
     problem.setObjective(pulp.LpAffineExpression())
-    status = run(problem, time_limit_s=time_limit_s, engine=engine).status
+    status = run_highs(problem, time_limit_s=time_limit_s, engine=engine).status
     problem.setObjective(objective)
     problem.sense = sense
     known: dict[Status, Status] = {
@@ -318,7 +318,7 @@ def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engin
         "feasible": "unbounded",
         "infeasible": "infeasible",
     }
-    return Outcome(known.get(status, "unknown"), None)
+    return SolverOutcome(known.get(status, "unknown"), None)
 
 
 def _keeps_constraints(problem: pulp.LpProblem) -> bool:

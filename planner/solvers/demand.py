@@ -39,12 +39,19 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.models.speculation import bounding
-from planner.solvers.backend import run
-from planner.solvers.master import Floats, Option, attention_s, is_held, lines, most_step_tokens
-from planner.solvers.required_work import Due, Held, held
+from planner.models.speculation import least_token_times
+from planner.solvers.backend import run_highs
+from planner.solvers.master import (
+    Floats,
+    Option,
+    attention_s,
+    fits_kv_cache,
+    most_step_tokens,
+    step_time_lines,
+)
+from planner.solvers.required_work import BoundRequests, Due, find_bound_requests
 from planner.traffic.trace import Trace
-from planner.traffic.workload import Lengths, coarsened
+from planner.traffic.workload import TraceLengths, coarsen_pairs
 
 ROUNDS = 12
 ENOUGH_FRAC = 0.002  # a row violated by less is not worth another round
@@ -63,8 +70,8 @@ Bound = tuple[float, float, bool]
 
 def bounds_of(option: Option) -> list[Bound]:
     """Every way to bound the work of a worker of this option from below."""
-    found = lines(option.type.as_one, most_step_tokens(option))
-    return [(alpha, beta, by_kv) for alpha, beta in found for by_kv in (False, True)]
+    time_lines = step_time_lines(option.type.as_one, most_step_tokens(option))
+    return [(alpha, beta, by_kv) for alpha, beta in time_lines for by_kv in (False, True)]
 
 
 def least_work(
@@ -72,7 +79,7 @@ def least_work(
 ) -> tuple[Floats, Floats]:
     """Least seconds of a worker for the prefill and for the decode of such requests, (U,), by one bound."""
     worker, (alpha, beta, by_kv) = option.type.as_one, bound
-    latency = bounding(worker.latency, worker.speculation)
+    latency = least_token_times(worker.latency, worker.speculation)
     n, gaps = input_tokens, output_tokens - 1
     prefill_s, decode_s = np.zeros(len(n)), np.zeros(len(n))
     if option.role != "decode":
@@ -89,8 +96,8 @@ def least_work(
     return prefill_s, decode_s
 
 
-def prices(
-    options: Sequence[Option], lengths: Lengths, *, whole: bool, deadline: float = math.inf
+def work_prices(
+    options: Sequence[Option], lengths: TraceLengths, *, whole: bool, deadline: float = math.inf
 ) -> tuple[Floats, Floats]:
     """pi and pi' of each pair of lengths (U,); of the prefill alone, both, if not `whole`.
 
@@ -104,16 +111,19 @@ def prices(
     for option in options:
         if time.monotonic() > deadline:
             raise DeadlineError
-        held = is_held(option, n, lengths.output_tokens)
+        is_decodable = fits_kv_cache(option, n, lengths.output_tokens)
         bounds = bounds_of(option)
         totals_s = [
-            float(sum(least_work(option, bound, n[some], output[some])) @ (lengths.requests * held)[some])
+            float(
+                sum(least_work(option, bound, n[some], output[some]))
+                @ (lengths.requests * is_decodable)[some]
+            )
             for bound in bounds
         ]
         prefill_s, decode_s = least_work(option, bounds[int(np.argmax(totals_s))], n, output)
         all_work, prefill = cheapest[option.role]
         for least, seconds in ((all_work, prefill_s + decode_s), (prefill, prefill_s)):
-            np.minimum(least, np.where(held, option.objective * seconds, np.inf), out=least)
+            np.minimum(least, np.where(is_decodable, option.objective * seconds, np.inf), out=least)
     apart = cheapest["prefill"][0] + (cheapest["decode"][0] if whole else 0.0)
     return np.minimum(cheapest["mixed"][0], apart), np.minimum(cheapest["mixed"][1], cheapest["prefill"][1])
 
@@ -130,8 +140,12 @@ class BurstBound:
     intervals_s: tuple[tuple[float, float], ...]
 
 
-def demand(
-    options: Sequence[Option], trace: Trace, lengths: Lengths, dues: Sequence[Due], deadline: float = math.inf
+def demand_bound(
+    options: Sequence[Option],
+    trace: Trace,
+    lengths: TraceLengths,
+    dues: Sequence[Due],
+    deadline: float = math.inf,
 ) -> BurstBound:
     """Least objective of any fleet of these options on the trace, under any policy: the best over `dues`.
 
@@ -146,16 +160,16 @@ def demand(
                 continue
             if time.monotonic() > deadline:
                 break
-            those = held(due, trace, whole=whole)
+            those = find_bound_requests(due, trace, whole=whole)
             if those.kept <= 0:
                 continue
             if at is None:
                 codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
                 at = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
-                lengths, became = coarsened(lengths, MOST_PAIRS, FINE)
+                lengths, became = coarsen_pairs(lengths, MOST_PAIRS, FINE)
                 at = became[at]
             try:
-                all_work, prefill = prices(options, lengths, whole=whole, deadline=deadline)
+                all_work, prefill = work_prices(options, lengths, whole=whole, deadline=deadline)
             except DeadlineError:
                 break
             here = at[those.index]
@@ -165,7 +179,7 @@ def demand(
 
 
 def _demand(
-    trace: Trace, due: Due, those: Held, pi: Floats, pi_prefill: Floats, whole: bool, deadline: float
+    trace: Trace, due: Due, those: BoundRequests, pi: Floats, pi_prefill: Floats, whole: bool, deadline: float
 ) -> BurstBound:
     arrival_s, latest_s = trace.arrival_s[those.index], those.latest_s
     output, spared = trace.output_tokens[those.index], those.spared
@@ -182,7 +196,7 @@ def _demand(
         decoded = pi_prefill[:n] + tokens_frac * tokens_frac * (pi[:n] - pi_prefill[:n])
         return np.where(left_s >= due.prefill_s, decoded, 0.0)
 
-    group, rows = _slices(pi, spared), Rows([], [], [])
+    group, rows = _slices(pi, spared), DemandRows([], [], [])
     seen: set[tuple[float, float]] = set()
     kept, least = np.ones(len(pi)), 0.0
     for _ in range(ROUNDS):
@@ -190,7 +204,7 @@ def _demand(
         ends_s |= {
             float(arrival_s[-1] + due.prefill_s + part * (slacks_s[-1] - due.prefill_s)) for part in AFTER
         }
-        found = []
+        group_rows = []
         for end_s in sorted(ends_s):
             if time.monotonic() > deadline:
                 break
@@ -198,10 +212,10 @@ def _demand(
             best = _best_start(arrival_s[: len(work)], work * kept[: len(work)], least, end_s)
             if best is not None and (best[0], end_s) not in seen:
                 start_s, excess = best
-                found.append((excess / (end_s - start_s), start_s, end_s))
-        if not found or max(found)[0] <= ENOUGH_FRAC * least or time.monotonic() > deadline:
+                group_rows.append((excess / (end_s - start_s), start_s, end_s))
+        if not group_rows or max(group_rows)[0] <= ENOUGH_FRAC * least or time.monotonic() > deadline:
             break
-        _, start_s, end_s = max(found)
+        _, start_s, end_s = max(group_rows)
         seen.add((start_s, end_s))
         group = rows.add((start_s, end_s), arrival_s, work_by(end_s), group)
         solved = _solve(rows, np.bincount(group), spared, deadline)
@@ -212,7 +226,7 @@ def _demand(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DemandRows:
     """The rows so far: their intervals, the work in each, and each group's dearest request in it.
 
     A group is of one slice of prices and in the same rows, so it shares one variable.
@@ -274,7 +288,7 @@ def _best_start(
 
 
 def _solve(
-    rows: Rows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
+    rows: DemandRows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
 ) -> tuple[float, Floats] | None:
     """R for these rows, and the share of each group that is kept; None if there was no time."""
     problem = pulp.LpProblem("demand", pulp.LpMinimize)
@@ -287,7 +301,7 @@ def _solve(
     ):  # divided by the work in the row, so that its coefficients are shares
         spent = pulp.lpSum(float(dearest[g]) / total * given_up[g] for g in np.flatnonzero(dearest))
         problem += (interval_s[1] - interval_s[0]) / total * objective + spent >= 1, f"demand_{v}"
-    if run(problem, time_limit_s=min(max(deadline - time.monotonic(), 0.0), 30.0)).status != "optimal":
+    if run_highs(problem, time_limit_s=min(max(deadline - time.monotonic(), 0.0), 30.0)).status != "optimal":
         return None
     kept = 1 - np.array([d.value() or 0.0 for d in given_up]) / sizes
     return float(objective.value()) * (1 - TOLERANCE), kept

@@ -46,7 +46,7 @@ class Alarm:
     ended: int | None
 
 
-def alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
+def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
     """The model above; a window with infinite variance, or with NaN, says nothing.
 
     `beyond_frac`, `variance` (n,); `threshold` is c. A drift is over once the evidence for it, of the size
@@ -54,7 +54,7 @@ def alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[
     """
     evidence = log_evidence(beyond_frac, variance)  # (n, K)
     sizes = evidence.shape[1]
-    found: list[Alarm] = []
+    alarm_list: list[Alarm] = []
     start = 0
     while (noticed := _noticed(evidence[start:], math.log(threshold) + math.log(sizes))) is not None:
         k, at = noticed
@@ -66,12 +66,12 @@ def alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[
         most = np.maximum.accumulate(of_size)
         over = np.flatnonzero((most - of_size >= FALL) & (np.arange(len(most)) >= len(upto)))
         if not over.size:
-            found.append(Alarm(began, start + at, None))
+            alarm_list.append(Alarm(began, start + at, None))
             break
         ended = began + int(np.argmax(of_size[: over[0]])) + 1
-        found.append(Alarm(began, start + at, ended))
+        alarm_list.append(Alarm(began, start + at, ended))
         start = began + int(over[0]) + 1
-    return tuple(found)
+    return tuple(alarm_list)
 
 
 def _noticed(evidence: Floats, log_c: float) -> tuple[int, int] | None:

@@ -54,11 +54,11 @@ import pulp
 from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, FleetLimit, row_of
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
-from planner.models.speculation import bounding
-from planner.solvers.backend import run, whole
-from planner.solvers.nodes import Node, idle_usd_per_h, node_of
+from planner.models.speculation import least_token_times
+from planner.solvers.backend import run_highs, whole_value
 from planner.solvers.required_work import Obliged
-from planner.traffic.workload import Lengths, Workload
+from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
+from planner.traffic.workload import TraceLengths, Workload
 
 PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
 BATCH_SIZES = 64  # between one and all seats, among which the best is looked for
@@ -72,7 +72,7 @@ class Option:
     role: Role
     type: WorkerType
     objective: float
-    node: Node | None = None  # that its GPUs are paid with, where the objective is what is paid
+    node: PricedNode | None = None  # that its GPUs are paid with, where the objective is what is paid
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FleetLimits:
     """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
 
     The stock of "h100-80g" counts those too that are owned or on the spot market, that of "h100-80g@owned"
@@ -111,12 +111,12 @@ class Limits:
                 rows.append((limit, float(amount)))
         return rows
 
-    def without(self, limit: FleetLimit) -> Limits:
+    def without(self, limit: FleetLimit) -> FleetLimits:
         """The same limits but for this one."""
         stock = {
             gpu: None if limit == FleetLimit("stock", gpu) else count for gpu, count in self.stock.items()
         }
-        return Limits(
+        return FleetLimits(
             stock,
             None if limit == POWER else self.power_w,
             None if limit == COST else self.cost_usd_per_h,
@@ -134,12 +134,12 @@ class Limits:
             return 0.0
         return worker.gpus
 
-    def most(self, worker: WorkerType) -> float:
+    def most_workers(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
         most = min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
         if math.isfinite(most) and self.pays_nodes and node_of(worker.gpu) is not None:
-            return float(largest(int(most), lambda n: self.broken([(worker, n)]) is None))
+            return float(largest_that_fits(int(most), lambda n: self.first_exceeded([(worker, n)]) is None))
         return float(most)
 
     @property
@@ -153,7 +153,7 @@ class Limits:
             return paid_usd_per_h(counts)
         return sum(self.use(limit, worker) * count for worker, count in counts)
 
-    def broken(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
+    def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
         """The first limit that these workers exceed, if any."""
         for limit, amount in self.rows():
             if self.used(limit, counts) > amount * (1 + 1e-9):
@@ -161,7 +161,7 @@ class Limits:
         return None
 
 
-def largest(most: int, fits: Callable[[int], bool]) -> int:
+def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
     """The largest of 0 ... `most` that fits; what fits with more fits with less, and 0 does."""
     low, high = 0, most + 1
     middle = most
@@ -193,7 +193,7 @@ def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
     return float((latency.step_s(tokens) / tokens).min())
 
 
-def lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, float]]:
+def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, float]]:
     """(alpha, beta) with alpha + beta N <= f(N) + h for whole steps of up to `most_tokens`; alpha >= 0.
 
     The edges of f's lower hull, its floor, and the steepest line through the origin.
@@ -205,12 +205,12 @@ def lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, float]]:
         while len(corners) > 1 and _slope(corners[-2], corners[-1]) >= _slope(corners[-1], (x, y)):
             corners.pop()
         corners.append((x, y))
-    found = [(0.0, cheapest_token_s(latency, most_tokens)), (corners[0][1], 0.0)]
+    alpha_beta = [(0.0, cheapest_token_s(latency, most_tokens)), (corners[0][1], 0.0)]
     for one, other in itertools.pairwise(corners):
         beta = _slope(one, other)
         if (alpha := one[1] - beta * one[0]) > 0:
-            found.append((alpha, beta))
-    return found
+            alpha_beta.append((alpha, beta))
+    return alpha_beta
 
 
 def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -256,7 +256,7 @@ def attention_s(
     return np.asarray(many * (latency.b_s + latency.d_s * context))
 
 
-def is_held(
+def fits_kv_cache(
     option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
     """Whether a worker's KV cache takes such requests to their end: else every router passes it over."""
@@ -289,7 +289,7 @@ def least_seconds(
     `is_cached`: so may the prompts of who was preempted.
     """
     worker = option.type.as_one
-    latency = bounding(worker.latency, worker.speculation)
+    latency = least_token_times(worker.latency, worker.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
     most = most_step_tokens(option)
@@ -305,7 +305,9 @@ def least_seconds(
 def least_prefill_s(worker: WorkerType, tokens: Floats) -> Floats:
     """Least seconds in which a step after the other computes so many tokens of a prompt, however cut."""
     most, latency = worker.max_num_batched_tokens, worker.latency
-    by_line = [alpha * np.ceil(tokens / most) + beta * tokens for alpha, beta in lines(worker, most)]
+    by_line = [
+        alpha * np.ceil(tokens / most) + beta * tokens for alpha, beta in step_time_lines(worker, most)
+    ]
     return np.asarray(np.max(by_line, axis=0) + latency.e_s + latency.a_s * tokens * (tokens + 1) / 2)
 
 
@@ -323,7 +325,7 @@ def least_token_seconds(
     A gap lasts as long as a step with one decode at least, or as one that recomputes what was preempted; with
     drafts so many tokens share a step, all of which it holds.
     """
-    latency = bounding(option.type.latency, option.type.speculation)
+    latency = least_token_times(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
     if option.role == "prefill":
@@ -336,12 +338,12 @@ def least_token_seconds(
 
 
 @lru_cache(maxsize=2048)  # searches of one question ask for the same
-def least_workers(option: Option, lengths: Lengths, obliged: Obliged) -> int:
+def least_workers(option: Option, lengths: TraceLengths, obliged: Obliged) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
     return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)
 
 
-def busy_workers(option: Option, lengths: Lengths, obliged: Obliged) -> float:
+def busy_workers(option: Option, lengths: TraceLengths, obliged: Obliged) -> float:
     """How many workers of one option alone that work keeps busy, parts of a worker included.
 
     The requests that may be late are the most expensive ones, in each row by themselves.
@@ -361,14 +363,14 @@ def busy_workers(option: Option, lengths: Lengths, obliged: Obliged) -> float:
     if obliged.whole_frac > 0:
         cached = lengths.is_cached
         whole_s = least_seconds(option, n, output, lengths.cached_tokens, is_cached=cached)
-        held = least_token_seconds(option, n, output, lengths.shared_tokens, is_cached=cached)
-        held /= option.type.dp * option.type.kv_tokens
+        token_seconds = least_token_seconds(option, n, output, lengths.shared_tokens, is_cached=cached)
+        token_seconds /= option.type.dp * option.type.kv_tokens
         workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
-        workers = max(workers, least_sum(held, obliged.whole_frac) / obliged.whole_s)
+        workers = max(workers, least_sum(token_seconds, obliged.whole_frac) / obliged.whole_s)
     return workers
 
 
-def full_workers(option: Option, lengths: Lengths, seconds: float) -> float:
+def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
     """How many decode workers make all tokens in so many seconds if every seat is taken for which there is
     room in the KV cache. A guess, no bound: all contexts are the mean one.
     """
@@ -376,7 +378,7 @@ def full_workers(option: Option, lengths: Lengths, seconds: float) -> float:
     return tokens / seconds / _tokens_per_s(option, context, _seats(option, context)) if tokens else 0.0
 
 
-def fewest_decode_workers(option: Option, lengths: Lengths, seconds: float) -> float:
+def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
     """With how few decode workers a pool could have begun with all of these requests after so many seconds:
     each makes tokens as fast as at its best batch size, and has every seat taken by a request that is still
     to make all of its tokens. Of the pool as a whole, whose workers a router may not load alike.
@@ -391,7 +393,7 @@ def fewest_decode_workers(option: Option, lengths: Lengths, seconds: float) -> f
     return tokens / (fastest * seconds + seats * left)
 
 
-def _decoded(lengths: Lengths) -> tuple[float, float]:
+def _decoded(lengths: TraceLengths) -> tuple[float, float]:
     """How many tokens decode workers make, and the mean context of one."""
     n, gaps = lengths.input_tokens, lengths.output_tokens - 1
     tokens = float((lengths.requests * gaps).sum())
@@ -413,7 +415,7 @@ def _tokens_per_s(option: Option, context: float, seats: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class TrafficLoad:
     """What the traffic asks of any fleet: its requests by class, how much of them must be done by when, and
     the bytes that a pair of pools moves. `is_cached`: where prefix caches may be counted on.
     """
@@ -427,8 +429,8 @@ class Load:
 
 def bound(
     options: Sequence[Option],
-    load: Load,
-    limits: Limits,
+    load: TrafficLoad,
+    limits: FleetLimits,
     *,
     at_least: float = 0.0,
     cuts: Sequence[Sequence[int]] = (),
@@ -452,7 +454,7 @@ def bound(
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost, "objective"
         problem += cost >= at_least, "demand"
-        outcome = run(problem, time_limit_s=left_s())
+        outcome = run_highs(problem, time_limit_s=left_s())
         if outcome.status == "infeasible":
             return None
         reached = max(at_least, outcome.bound or 0.0)
@@ -463,7 +465,7 @@ def bound(
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost, "objective"
         _carry(problem, n, options, load)
-        outcome = run(problem, time_limit_s=max(left_s(), 0.0))
+        outcome = run_highs(problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
         if outcome.bound is not None:  # what is proved: at an optimum a hair less than its value
@@ -472,7 +474,7 @@ def bound(
 
 
 def shadow_prices(
-    options: Sequence[Option], load: Load, limits: Limits, *, time_limit_s: float = 20.0
+    options: Sequence[Option], load: TrafficLoad, limits: FleetLimits, *, time_limit_s: float = 20.0
 ) -> dict[FleetLimit, float]:
     """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
 
@@ -485,16 +487,16 @@ def shadow_prices(
         n_j.upBound = None  # it follows from the limits, and would take their price
     problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
     _carry(problem, n, options, load)
-    if run(problem, time_limit_s=time_limit_s).status != "optimal":
+    if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
     duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
     return {limit: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (limit, _) in enumerate(limits.rows())}
 
 
-def promising(
+def find_promising_fleet(
     options: Sequence[Option],
     shares: Sequence[float],
-    limits: Limits,
+    limits: FleetLimits,
     *,
     below: float | None,
     cuts: Sequence[Sequence[int]],
@@ -519,22 +521,27 @@ def promising(
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
-    status = run(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
+    status = run_highs(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
     if status == "infeasible":
         return None
     if status not in ("optimal", "feasible"):
         return tuple(0 for _ in options), 0.0
-    return tuple(whole(n_j) for n_j in n), float(pulp.value(problem.objective))
+    return tuple(whole_value(n_j) for n_j in n), float(pulp.value(problem.objective))
 
 
 def _counts(
-    name: str, options: Sequence[Option], limits: Limits, cuts: Sequence[Sequence[int]], *, is_integer: bool
+    name: str,
+    options: Sequence[Option],
+    limits: FleetLimits,
+    cuts: Sequence[Sequence[int]],
+    *,
+    is_integer: bool,
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], pulp.LpAffineExpression]:
     """The variables n_j with nodes_k, limit_y, cut_q, more_j and order_j; and what idle GPUs add to the
     objective.
     """
     problem = pulp.LpProblem(name)
-    most = [limits.most(option.type) for option in options]
+    most = [limits.most_workers(option.type) for option in options]
     n = [
         problem.add_variable(
             f"n_{j}",
@@ -578,7 +585,7 @@ def _idle_cost(
     problem: pulp.LpProblem,
     n: Sequence[pulp.LpVariable],
     options: Sequence[Option],
-    paid_with: Sequence[Node | None],
+    paid_with: Sequence[PricedNode | None],
 ) -> pulp.LpAffineExpression:
     """The variables y_k and i_k with nodes_k; what idle GPUs cost, at the lowest price of their kind."""
     kinds: dict[str, list[int]] = {}
@@ -597,7 +604,7 @@ def _idle_cost(
 
 
 def _carry(
-    problem: pulp.LpProblem, n: Sequence[pulp.LpVariable], options: Sequence[Option], load: Load
+    problem: pulp.LpProblem, n: Sequence[pulp.LpVariable], options: Sequence[Option], load: TrafficLoad
 ) -> None:
     """The constraints on x and d: served, handed, given_up, capacity, memory, transfer; and some worker."""
     workload, obliged, is_cached = load.workload, load.obliged, load.is_cached
@@ -613,8 +620,11 @@ def _carry(
     u = np.array([least_seconds(o, inputs, outputs, cached, is_cached=is_cached) for o in options])
     m = np.array([least_token_seconds(o, inputs, outputs, shared, is_cached=is_cached) for o in options])
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * load.kv_bytes_per_token * (outputs > 1)
-    held = np.array([is_held(o, inputs, workload.min_output_tokens) for o in options])
-    x = [[problem.add_variable(f"x_{k}_{j}", 0, None if held[j, k] else 0) for j in columns] for k in classes]
+    fits_cache = np.array([fits_kv_cache(o, inputs, workload.min_output_tokens) for o in options])
+    x = [
+        [problem.add_variable(f"x_{k}_{j}", 0, None if fits_cache[j, k] else 0) for j in columns]
+        for k in classes
+    ]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
     of_role = {
         role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")

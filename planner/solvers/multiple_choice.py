@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import pulp
 
 from planner.errors import PlannerError
-from planner.solvers.backend import run
+from planner.solvers.backend import run_highs
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GroupChoice:
     """One thing that a group may take: w_f, and a_yf of each limit."""
 
     weight: float
@@ -30,7 +30,7 @@ class Choice:
 
 
 def choose(
-    groups: Sequence[Sequence[Choice]], amounts: Sequence[float], *, time_limit_s: float = 20.0
+    groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float], *, time_limit_s: float = 20.0
 ) -> tuple[list[int] | None, float]:
     """Which of each group is taken, None if no choice is within the limits; and what any choice weighs."""
     problem = pulp.LpProblem("multiple_choice", pulp.LpMinimize)
@@ -49,7 +49,7 @@ def choose(
     for y, amount in enumerate(amounts):
         used = pulp.lpSum(choice.uses[y] * x_f for choice, x_f in flat if choice.uses[y])
         problem += used <= amount, f"limit_{y}"
-    outcome = run(problem, time_limit_s=time_limit_s)
+    outcome = run_highs(problem, time_limit_s=time_limit_s)
     if outcome.status == "infeasible":
         return None, math.inf
     if outcome.status not in ("optimal", "feasible"):

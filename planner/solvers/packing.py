@@ -42,7 +42,7 @@ TOLERANCE = 1e-7  # by which a sum may exceed its capacity, as a share of it
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PackedWorker:
     """What one worker is and must keep: the data above. Times in seconds, KV in bytes."""
 
     prefill_s_per_token: float
@@ -93,7 +93,7 @@ class Request:
     def left_tokens(self) -> int:
         return self.predicted_tokens - self.generated_tokens
 
-    def weighted_tokens(self, engine: Engine) -> float:
+    def weighted_tokens(self, engine: PackedWorker) -> float:
         """Context that counts against the decode limit (b)."""
         return self.input_tokens + engine.strictness * self.predicted_tokens
 
@@ -114,7 +114,7 @@ class Packing:
         return self.workers == self.bound
 
 
-def broken(engine: Engine, requests: Sequence[Request]) -> str | None:
+def find_broken_constraint(engine: PackedWorker, requests: Sequence[Request]) -> str | None:
     """The constraint (b, c, d or e) that these requests on one worker do not keep, None if they fit."""
     for name, demands, capacity in _constraints(engine, requests):
         used = [demand for demand in demands if demand]
@@ -123,7 +123,7 @@ def broken(engine: Engine, requests: Sequence[Request]) -> str | None:
     return None
 
 
-def _constraints(engine: Engine, requests: Sequence[Request]) -> list[tuple[str, list[float], float]]:
+def _constraints(engine: PackedWorker, requests: Sequence[Request]) -> list[tuple[str, list[float], float]]:
     """b, c, d, e of one worker as (name, demand of each request, capacity); d for the ongoing ones given."""
     tokens = (engine.tpot_s - engine.iteration_s) / engine.context_s_per_token * engine.margin
     per_sequence = engine.sequence_s / engine.context_s_per_token * engine.margin
@@ -141,18 +141,18 @@ def _constraints(engine: Engine, requests: Sequence[Request]) -> list[tuple[str,
     if saved_s:
         rows.append(("d", prefill, engine.margin * min(saved_s) - engine.prefill_s))
     for q in sorted({request.left_tokens for request in requests}):
-        held = [
+        ongoing_rows = [
             engine.kv_bytes_per_token * (request.input_tokens + request.generated_tokens + q)
             + engine.kv_bytes_per_request
             if request.left_tokens >= q
             else 0.0
             for request in requests
         ]
-        rows.append(("e", held, engine.kv_bytes))
+        rows.append(("e", ongoing_rows, engine.kv_bytes))
     return rows
 
 
-def best_fit(engine: Engine, requests: Sequence[Request], *, workers: int = 0) -> Packing:
+def best_fit(engine: PackedWorker, requests: Sequence[Request], *, workers: int = 0) -> Packing:
     """Algorithm 1: every new request, in order, onto the fullest worker that still keeps b to e, or a new.
 
     Fullest by capacity_norm, the L2 norm of (sequences, weighted context). `workers` are open at the start,
@@ -169,19 +169,21 @@ def best_fit(engine: Engine, requests: Sequence[Request], *, workers: int = 0) -
         if request.worker is not None:
             continue
         fullest_first = sorted(range(len(placed)), key=capacity_norm, reverse=True)
-        fitting = (i for i in fullest_first if broken(engine, [*placed[i], request]) is None)
+        fitting = (i for i in fullest_first if find_broken_constraint(engine, [*placed[i], request]) is None)
         worker = next(fitting, len(placed))
         if worker == len(placed):
-            if (name := broken(engine, [request])) is not None:
+            if (name := find_broken_constraint(engine, [request])) is not None:
                 raise _does_not_fit(request, name)
             placed.append([])
         placed[worker].append(request)
         worker_of[j] = worker
-    found = tuple(worker for worker in worker_of if worker is not None)
-    return Packing(found, len({request.worker for request in requests} - {None}))
+    used_workers = tuple(worker for worker in worker_of if worker is not None)
+    return Packing(used_workers, len({request.worker for request in requests} - {None}))
 
 
-def pack(engine: Engine, requests: Sequence[Request], *, time_limit_s: float = 30.0) -> Packing:
+def pack_requests(
+    engine: PackedWorker, requests: Sequence[Request], *, time_limit_s: float = 30.0
+) -> Packing:
     """The model above, exact: the fewest workers, from `best_fit`'s answer down to the proven bound."""
     from ortools.sat.python import cp_model
 
@@ -211,7 +213,7 @@ def pack(engine: Engine, requests: Sequence[Request], *, time_limit_s: float = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class PredictionError:
     """What a wrong prediction leaves on a worker: tokens and sequences more (or fewer) than were planned.
 
     A request that outran its prediction adds its newly predicted length and one sequence; one that ended
@@ -222,11 +224,11 @@ class Correction:
     sequences: int = 0
 
 
-def rebalance(
-    engine: Engine,
+def rebalance_requests(
+    engine: PackedWorker,
     requests: Sequence[Request],
     worker_of: Sequence[int],
-    corrections: Sequence[Correction],
+    corrections: Sequence[PredictionError],
     *,
     time_limit_s: float = 10.0,
 ) -> tuple[int, ...]:
@@ -270,7 +272,7 @@ def rebalance(
     return tuple(next(i for i, row in enumerate(x) if solver.value(row[j])) for j in range(len(requests)))
 
 
-def _ongoing(engine: Engine, requests: Sequence[Request], workers: int) -> list[list[Request]]:
+def _ongoing(engine: PackedWorker, requests: Sequence[Request], workers: int) -> list[list[Request]]:
     """Ongoing requests by worker."""
     taken = [request.worker for request in requests if request.worker is not None]
     placed: list[list[Request]] = [[] for _ in range(max([workers, *(worker + 1 for worker in taken)]))]
@@ -278,7 +280,7 @@ def _ongoing(engine: Engine, requests: Sequence[Request], workers: int) -> list[
         if request.worker is not None:
             placed[request.worker].append(request)
     for i, group in enumerate(placed):
-        if (name := broken(engine, group)) is not None:
+        if (name := find_broken_constraint(engine, group)) is not None:
             raise InfeasibleError(
                 f"the ongoing requests of worker {i} break constraint {name} already; move some away",
                 kind="capacity",
@@ -289,7 +291,7 @@ def _ongoing(engine: Engine, requests: Sequence[Request], workers: int) -> list[
 
 
 def _place(
-    model: cp_model.CpModel, engine: Engine, requests: Sequence[Request], workers: int
+    model: cp_model.CpModel, engine: PackedWorker, requests: Sequence[Request], workers: int
 ) -> list[list[cp_model.IntVar]]:
     """x with constraints a to e."""
     x = [[model.new_bool_var(f"x_{i}_{j}") for j in range(len(requests))] for i in range(workers)]

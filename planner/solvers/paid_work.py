@@ -37,11 +37,11 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import Slo, allowed_above
-from planner.solvers.demand import prices
+from planner.solvers.demand import work_prices
 from planner.solvers.master import Option
-from planner.solvers.required_work import due
+from planner.solvers.required_work import find_deadlines
 from planner.traffic.trace import Trace, window_numbers
-from planner.traffic.workload import Lengths, distinct_lengths
+from planner.traffic.workload import TraceLengths, distinct_lengths
 
 Floats = npt.NDArray[np.float64]
 
@@ -83,7 +83,7 @@ def least_paid(
     `edges_s` are those of the windows of the SLO, or of the whole measured window. With prefix caches
     (`is_cached`) prompts may cost no more than one token.
     """
-    lengths, arrival_s, each = distinct_lengths(trace), trace.arrival_s, due(slo, trace)
+    lengths, arrival_s, each = distinct_lengths(trace), trace.arrival_s, find_deadlines(slo, trace)
     codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
     at = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
     whole_usd = _least_usd(options, lengths, whole=True, is_cached=is_cached)[at]
@@ -131,19 +131,19 @@ def _never_alone_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> F
         here = np.minimum(until, ends[own]) - first > late[own]
         last = of[np.maximum(until - 1, 0)]
         there = until - np.maximum(first, ends[last] - many[last]) > late[last]
-        held_s = np.where(here | there, np.diff(times_s), 0.0)
-        by_then_s = np.concatenate(([0.0], np.cumsum(held_s)))
+        occupied_s = np.where(here | there, np.diff(times_s), 0.0)
+        by_then_s = np.concatenate(([0.0], np.cumsum(occupied_s)))
         best_s = np.maximum(best_s, np.diff(np.interp(edges_s, times_s, by_then_s)))
     return best_s
 
 
-def _least_usd(options: Sequence[Option], lengths: Lengths, *, whole: bool, is_cached: bool) -> Floats:
+def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool, is_cached: bool) -> Floats:
     """pi or pi' of each pair of lengths (U,)."""
-    usd_s = prices(options, lengths, whole=whole)[0]
-    is_held = np.isfinite(usd_s)
+    usd_s = work_prices(options, lengths, whole=whole)[0]
+    is_served = np.isfinite(usd_s)
     if is_cached:
-        usd_s = prices(options, replace(lengths, input_tokens=np.ones(len(is_held))), whole=whole)[0]
-    return np.where(is_held, usd_s, 0.0) / 3600
+        usd_s = work_prices(options, replace(lengths, input_tokens=np.ones(len(is_served))), whole=whole)[0]
+    return np.where(is_served, usd_s, 0.0) / 3600
 
 
 def _without_dearest(usd: Floats, late: int) -> float:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.fleet import Fleet, Pool
-from planner.simulator.places import places
+from planner.simulator.worker_places import places
 from planner.solvers.backend import cp_solver
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class FailureDomain:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkerPart:
     """The stages `first` to `last`, of `pp` in all, or the ranks, of `dp`, of one worker, and the GPUs of the
     node that they use.
     """
@@ -74,25 +74,25 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PlacedNode:
     """One node and what is on it; a spare one holds nothing."""
 
     name: str
     kind: str
     failure_domain: str
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class NodePlacement:
     """Nodes in use, and spare ones.
 
     `cross_frac` of the KV goes between nodes, None where none is handed over. No placement by the same rules
     uses fewer than `bound` nodes; `is_optimal` holds for all objectives.
     """
 
-    nodes: tuple[Node, ...]
-    spare: tuple[Node, ...]
+    nodes: tuple[PlacedNode, ...]
+    spare: tuple[PlacedNode, ...]
     cross_frac: float | None
     bound: int
     is_optimal: bool
@@ -138,7 +138,7 @@ class _Pattern:
     local: int
 
 
-def place(
+def place_fleet(
     fleet: Fleet,
     *,
     affinity: Affinity = "high",
@@ -146,7 +146,7 @@ def place(
     spare_nodes: int = 0,
     nvlink_gpus: Mapping[str, int] | None = None,
     time_limit_s: float = 30.0,
-) -> Placement:
+) -> NodePlacement:
     """Solve the model above. Without failure domains there is one, of any number of nodes.
 
     `nvlink_gpus` is the size of an NVLink domain by node kind: the whole node where it is not given. Raises
@@ -154,7 +154,7 @@ def place(
     """
     from ortools.sat.python import cp_model
 
-    pools = fleet.running
+    pools = fleet.running_pools
     domain_gpus = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
     domain_gpus |= {kind: gpus for kind, gpus in (nvlink_gpus or {}).items() if kind in domain_gpus}
     racks = failure_domains or (FailureDomain("all", dict.fromkeys(domain_gpus)),)
@@ -182,11 +182,11 @@ def place(
             model.add(used + spare_nodes <= known).with_name(f"spare_{kind}")
     t = []
     for q, count in enumerate(parts):
-        held = [(f, p.counts[q] * p.span * z_pf) for p, f, z_pf in uses if p.counts[q]]
-        model.add(sum(term for _, term in held) == count).with_name(f"placed_{q}")
+        count_terms = [(f, p.counts[q] * p.span * z_pf) for p, f, z_pf in uses if p.counts[q]]
+        model.add(sum(term for _, term in count_terms) == count).with_name(f"placed_{q}")
         t.append(model.new_int_var(0, count, f"t_{q}"))
         for f in range(len(racks)):
-            model.add(sum(term for at, term in held if at == f) <= t[q]).with_name(f"spread_{q}_{f}")
+            model.add(sum(term for at, term in count_terms if at == f) <= t[q]).with_name(f"spread_{q}_{f}")
 
     handed = math.prod(_workers(pools, role) for role in ("prefill", "decode"))
     kept = sum(pattern.local * z_pf for pattern, _, z_pf in uses)
@@ -211,7 +211,7 @@ def place(
         )
     counts = [[solver.value(z_pf) for z_pf in row] for row in z]
     placed = _name(slices, patterns, counts, domain_gpus, racks)
-    return Placement(
+    return NodePlacement(
         placed,
         _spare(placed, domain_gpus, racks, spare_nodes),
         solver.value(objectives[2]) / handed if handed else None,
@@ -220,11 +220,11 @@ def place(
     )
 
 
-def as_dealt(fleet: Fleet) -> Placement:
+def as_dealt(fleet: Fleet) -> NodePlacement:
     """Where the simulator has the workers of a fleet whose network has a topology: nothing is solved."""
-    pools = fleet.running
+    pools = fleet.running_pools
     owners = [(pool, number) for pool in pools for number in range(pool.count)]
-    parts: dict[int, list[Part]] = {}
+    parts: dict[int, list[WorkerPart]] = {}
     topology = fleet.network.topology
     assert topology is not None
     where = places(fleet)
@@ -235,21 +235,21 @@ def as_dealt(fleet: Fleet) -> Placement:
             used = sum(len(part.gpus) for part in parts.get(node, []))
             gpus = tuple(range(used, used + kind.gpus // len(nodes)))
             parts.setdefault(node, []).append(
-                Part(pool.name, number, first, max(end, first + 1) - 1, kind.pp, gpus, kind.dp)
+                WorkerPart(pool.name, number, first, max(end, first + 1) - 1, kind.pp, gpus, kind.dp)
             )
     kinds = {
         node: pool.type.gpu.base for (pool, _), nodes in zip(owners, where, strict=True) for node in nodes
     }
     racks = topology.nodes_per_rack or len(kinds)
     rows = tuple(
-        Node(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // racks}", tuple(parts[node]))
+        PlacedNode(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // racks}", tuple(parts[node]))
         for node in sorted(kinds)
     )
     front = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
     back = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
     together = sum(one == other for one in front for other in back)
     cross_frac = 1 - together / (len(front) * len(back)) if front else None
-    return Placement(rows, (), cross_frac, least_nodes(pools), False)
+    return NodePlacement(rows, (), cross_frac, least_nodes(pools), False)
 
 
 def least_nodes(pools: Sequence[Pool]) -> int:
@@ -328,7 +328,7 @@ def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Aff
 def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Pattern]:
     """Every way to fill a node, or the nodes of a spanning pair."""
     workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
-    found: list[_Pattern] = []
+    patterns: list[_Pattern] = []
     for kind, gpus in domain_gpus.items():
         here = [q for q, each in enumerate(slices) if each.kind == kind]
         in_pairs = [q for q in here if slices[q].pool.role != "mixed"]
@@ -340,20 +340,25 @@ def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity
         for group, span in groups:
             for some in _contents([slices[q] for q in group], gpus):
                 counts = [0] * len(slices)
-                held = {"prefill": 0, "decode": 0, "mixed": 0}
+                capacity_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
                 for q, count in zip(group, some, strict=True):
                     counts[q] = count
-                    held[slices[q].pool.role] += count
-                if affinity == "low" and bool(held["prefill"]) != bool(held["decode"]):
+                    capacity_by_role[slices[q].pool.role] += count
+                if affinity == "low" and bool(capacity_by_role["prefill"]) != bool(
+                    capacity_by_role["decode"]
+                ):
                     continue
                 is_whole = all(slices[q].span == span for q in in_pairs if counts[q])
-                local = min(held["prefill"] * workers["decode"], held["decode"] * workers["prefill"])
-                found.append(_Pattern(kind, span, tuple(counts), local if is_whole else 0))
-                if len(found) > MOST_PATTERNS:
+                local = min(
+                    capacity_by_role["prefill"] * workers["decode"],
+                    capacity_by_role["decode"] * workers["prefill"],
+                )
+                patterns.append(_Pattern(kind, span, tuple(counts), local if is_whole else 0))
+                if len(patterns) > MOST_PATTERNS:
                     raise PlannerError(
                         f"placement: a {kind} node can be filled in more than {MOST_PATTERNS} ways"
                     )
-    return found
+    return patterns
 
 
 def _contents(slices: Sequence[_Slice], domain_gpus: int) -> Iterator[tuple[int, ...]]:
@@ -397,11 +402,11 @@ def _assign(
         if at == len(groups):
             return True
         tp, *owner = groups[at]
-        tried = set()
+        visited = set()
         for domain, taken in enumerate(used):
-            if taken + tp > domain_gpus or taken in tried:  # domains with the same room are alike
+            if taken + tp > domain_gpus or taken in visited:  # domains with the same room are alike
                 continue
-            tried.add(taken)
+            visited.add(taken)
             first = domain * domain_gpus + taken
             used[domain] += tp
             gpus[owner[0], owner[1]].extend(range(first, first + tp))
@@ -453,10 +458,10 @@ def _name(
     counts: Sequence[Sequence[int]],
     domain_gpus: Mapping[str, int],
     racks: Sequence[FailureDomain],
-) -> tuple[Node, ...]:
+) -> tuple[PlacedNode, ...]:
     """Nodes and workers get numbers: of a group of nodes, the i-th holds the i-th part of each worker."""
     dealt = [0] * len(slices)  # parts, in the order of workers
-    nodes: list[Node] = []
+    nodes: list[PlacedNode] = []
     for f, rack in enumerate(racks):
         for pattern, uses in zip(patterns, counts, strict=True):
             here = [q for q, count in enumerate(pattern.counts) if count]
@@ -470,16 +475,18 @@ def _name(
                         seen[q] += 1
                         first = part * each.stages
                         kind, last = each.pool.type, first + each.stages - 1
-                        parts.append(Part(each.pool.name, worker, first, last, kind.pp, gpus, kind.dp))
-                    nodes.append(Node(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts)))
+                        parts.append(WorkerPart(each.pool.name, worker, first, last, kind.pp, gpus, kind.dp))
+                    nodes.append(
+                        PlacedNode(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts))
+                    )
                 for q in here:
                     dealt[q] += pattern.counts[q] * pattern.span
     return tuple(nodes)
 
 
 def _spare(
-    placed: Sequence[Node], kinds: Mapping[str, int], racks: Sequence[FailureDomain], spare_nodes: int
-) -> tuple[Node, ...]:
+    placed: Sequence[PlacedNode], kinds: Mapping[str, int], racks: Sequence[FailureDomain], spare_nodes: int
+) -> tuple[PlacedNode, ...]:
     """Spare nodes where the fewest of their kind are in use, as long as there is room."""
     nodes = list(placed)
     for kind, _ in itertools.product(kinds, range(spare_nodes)):
@@ -492,5 +499,5 @@ def _spare(
             for rack in racks
             if (there := rack.nodes.get(kind, 0)) is None or used[rack.name] < there
         ]
-        nodes.append(Node(f"{kind}-{len(nodes)}", kind, min(free, key=lambda name: used[name]), ()))
+        nodes.append(PlacedNode(f"{kind}-{len(nodes)}", kind, min(free, key=lambda name: used[name]), ()))
     return tuple(nodes[len(placed) :])

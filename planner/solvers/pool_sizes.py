@@ -40,7 +40,7 @@ from scipy.sparse import csc_matrix
 from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import Program, minimise
-from planner.solvers.nodes import Node
+from planner.solvers.whole_nodes import PricedNode
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class PoolTerms:
     usd_per_h: float
     gpus: int = 1
     gpu: str = ""
-    node: Node | None = None
+    node: PricedNode | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:
@@ -118,35 +118,35 @@ class DayTerms:
     def cells_s(self) -> Floats:
         """Where cells begin (Q,), and where the last one ends."""
         moments = [self.edges_s, *(self.edges_s[1:-1] - pool.start_s for pool in self.pools)]
-        found = np.unique(np.concatenate(moments))
-        found = found[found >= 0]
-        return found[np.concatenate(([True], np.diff(found) > SAME_S))]
+        distinct_s = np.unique(np.concatenate(moments))
+        distinct_s = distinct_s[distinct_s >= 0]
+        return distinct_s[np.concatenate(([True], np.diff(distinct_s) > SAME_S))]
 
-    def wanted(self, c: int) -> list[range]:
+    def paying_steps(self, c: int) -> list[range]:
         """Of each cell the steps whose workers of pool c are paid in it."""
         begins = self.cells_s()[:-1]
         first = np.searchsorted(self.edges_s[1:], begins + SAME_S, "right")
         last = np.searchsorted(self.edges_s[:-1], begins + self.pools[c].start_s + SAME_S, "right")
         return [range(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
 
-    def on(self, gpu: str) -> list[int]:
+    def pools_on_gpu(self, gpu: str) -> list[int]:
         """Indices of the pools whose workers run on this GPU type, power-capped or not."""
         return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
 
-    def kinds(self) -> dict[str, tuple[Node, list[int]]]:
+    def pools_by_node_kind(self) -> dict[str, tuple[PricedNode, list[int]]]:
         """The nodes sold whole, each kind at its dearest, with the pools on it."""
-        found: dict[str, tuple[Node, list[int]]] = {}
+        pools_by_node: dict[str, tuple[PricedNode, list[int]]] = {}
         for c, pool in enumerate(self.pools):
             if (node := pool.node) is not None:
-                dearest, own = found.get(node.kind, (node, []))
+                dearest, own = pools_by_node.get(node.kind, (node, []))
                 dearest = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
-                found[node.kind] = dearest, [*own, c]
-        return found
+                pools_by_node[node.kind] = dearest, [*own, c]
+        return pools_by_node
 
     def prices(self) -> Floats:
         """p_c, of nodes of several prices at the highest."""
         prices = np.array([pool.usd_per_h for pool in self.pools], float)
-        for dearest, own in self.kinds().values():
+        for dearest, own in self.pools_by_node_kind().values():
             for c in own:
                 node = self.pools[c].node
                 assert node is not None
@@ -166,47 +166,47 @@ class Sizes:
     is_optimal: bool
 
 
-def asked(day: DayTerms, workers: Ints) -> Ints:
+def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
     """y: workers paid in each cell (Q, C) so that these (T, C) are ready in the steps."""
-    found = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
+    paid_workers = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c in range(len(day.pools)):
-        for q, steps in enumerate(day.wanted(c)):
-            found[q, c] = workers[steps.start : steps.stop, c].max()
-    return found
+        for q, steps in enumerate(day.paying_steps(c)):
+            paid_workers[q, c] = workers[steps.start : steps.stop, c].max()
+    return paid_workers
 
 
-def closed(day: DayTerms, workers: Ints) -> Ints:
+def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
     """Who is ready in each step (T, C) if no worker is given up that would have to be asked for by then."""
-    paid, begins, found = asked(day, workers), day.cells_s()[:-1], np.empty_like(workers)
+    paid, begins, ready_workers = count_paid_workers(day, workers), day.cells_s()[:-1], np.empty_like(workers)
     for c, pool in enumerate(day.pools):
         for t, edge_s in enumerate(day.edges_s[:-1].tolist()):
             over = (begins >= edge_s - pool.start_s - SAME_S) & (begins <= edge_s + SAME_S)
-            found[t, c] = paid[over, c].min()
-    return found
+            ready_workers[t, c] = paid[over, c].min()
+    return ready_workers
 
 
 def cost_usd(day: DayTerms, workers: Ints) -> float:
     """What the model says that these sizes (T, C) cost by the second, a lower bound of what is billed."""
-    paid, hours = asked(day, workers), np.diff(day.cells_s()) / 3600
+    paid, hours = count_paid_workers(day, workers), np.diff(day.cells_s()) / 3600
     gpus = paid * np.array([pool.gpus for pool in day.pools])
     total = float(hours @ paid @ day.prices())
-    for node, own in day.kinds().values():
+    for node, own in day.pools_by_node_kind().values():
         total += float(hours @ (-gpus[:, own].sum(axis=1) % node.gpus)) * node.idle_usd_per_h
     return total
 
 
-def filled(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
+def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
     """No fewer workers (T, C), so that whole units cost least where who came last goes first.
 
     The n-th worker of a pool then lives while n are asked for. Of each n by itself, valleys are filled where
     one life costs no more than two; a worker is paid until `drain_s` after it is given up.
     """
-    found = np.zeros_like(workers)
+    filled_workers = np.zeros_like(workers)
     for c in range(len(day.pools)):
         for n in range(1, int(workers[:, c].max()) + 1):
             for steps, _ in _lives_of(day, c, workers[:, c] >= n, drain_s):
-                found[steps.start : steps.stop, c] += 1
-    return np.maximum(found, workers)
+                filled_workers[steps.start : steps.stop, c] += 1
+    return np.maximum(filled_workers, workers)
 
 
 def units_usd(day: DayTerms, workers: Ints) -> float:
@@ -234,25 +234,25 @@ def _lives_of(
     for last, end in enumerate(ends):
         options = []
         for first, begin in enumerate(begins[: last + 1]):
-            asked_s = max(edges_s[begin] - day.pools[c].start_s, 0.0)
+            order_s = max(edges_s[begin] - day.pools[c].start_s, 0.0)
             gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)
-            units = math.ceil((gone_s - asked_s) / day.unit_s - SAME_S)
+            units = math.ceil((gone_s - order_s) / day.unit_s - SAME_S)
             options.append((total[first] + units, first, units))
         total[last + 1], first, units = min(options)
         before[last + 1] = first, units
-    found, at = [], len(begins)
+    worker_lives, at = [], len(begins)
     while at:
         first, units = before[at]
-        found.append((range(begins[first], ends[at - 1]), units))
+        worker_lives.append((range(begins[first], ends[at - 1]), units))
         at = first
-    return found
+    return worker_lives
 
 
 def is_within_stock(day: DayTerms, workers: Ints) -> bool:
     """Whether there are GPUs enough for these workers (T, C), those that start among them."""
-    paid = asked(day, workers)
+    paid = count_paid_workers(day, workers)
     for gpu, count in day.stock.items():
-        own = day.on(gpu)
+        own = day.pools_on_gpu(gpu)
         if (paid[:, own] @ np.array([day.pools[c].gpus for c in own], np.int64) > count).any():
             return False
     return True
@@ -262,11 +262,11 @@ def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]])
     """Whether there are GPUs enough for workers, each of a pool and there from one moment to another."""
     lives = list(lives)
     for gpu, count in day.stock.items():
-        gpus = {c: day.pools[c].gpus for c in day.on(gpu)}
+        gpus = {c: day.pools[c].gpus for c in day.pools_on_gpu(gpu)}
         own = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
         changes = [each for n, since_s, until_s in own for each in ((since_s, n), (until_s, -n))]
-        held = np.cumsum([change for _, change in sorted(changes)])  # at one moment who goes is first
-        if len(held) and held.max() > count:
+        in_use = np.cumsum([change for _, change in sorted(changes)])  # at one moment who goes is first
+        if len(in_use) and in_use.max() > count:
             return False
     return True
 
@@ -281,7 +281,7 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
         if day.unit_s > 0:
             paid_s = math.ceil(paid_s / day.unit_s - 1e-9) * day.unit_s
         total += prices[c] * paid_s / 3600
-    for node, own in day.kinds().values():
+    for node, own in day.pools_by_node_kind().values():
         changes: dict[float, int] = {}
         for c, since_s, until_s in lives:
             if c in own:
@@ -406,7 +406,7 @@ def _paid(rows: _Rows) -> Ints:
     day = rows.day
     paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):
-        for q, steps in enumerate(day.wanted(c)):
+        for q, steps in enumerate(day.paying_steps(c)):
             if len(steps) == 1:
                 paid[q, c] = rows.x[steps.start, c]
                 continue
@@ -414,7 +414,7 @@ def _paid(rows: _Rows) -> Ints:
             for t in steps:
                 rows.at_least({int(paid[q, c]): 1.0, int(rows.x[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
-        own = day.on(gpu)
+        own = day.pools_on_gpu(gpu)
         if sum(day.pools[c].gpus * day.pools[c].most for c in own) > count:
             for row in paid:
                 rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in own}, -float(count))
@@ -424,7 +424,7 @@ def _paid(rows: _Rows) -> Ints:
 def _nodes(rows: _Rows, paid: Ints) -> None:
     """node_qk, and what the idle GPUs of nodes cost."""
     hours = np.diff(rows.day.cells_s()) / 3600
-    for node, own in rows.day.kinds().values():
+    for node, own in rows.day.pools_by_node_kind().values():
         gpus = {c: float(rows.day.pools[c].gpus) for c in own}
         most = -(-sum(each * rows.day.pools[c].most for c, each in gpus.items()) // node.gpus)
         for q, row in enumerate(paid):
@@ -441,7 +441,7 @@ def _lives(rows: _Rows) -> None:
     day, prices = rows.day, rows.day.prices()
     for c, pool in enumerate(day.pools):
         covers: list[dict[int, float]] = [{int(each): -1.0} for each in rows.x[:, c]]
-        for _, units, steps in lives(day, pool.start_s):
+        for _, units, steps in possible_worker_lives(day, pool.start_s):
             usd = float(units * day.unit_s / 3600 * prices[c])
             z = rows.variable(float(pool.most), cost=usd)
             for t in steps:
@@ -450,20 +450,20 @@ def _lives(rows: _Rows) -> None:
             rows.at_least(terms, 0.0)
 
 
-def lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
+def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
     """(a, b, the steps that are paid through) of workers ready from step a on and paid for b units.
 
     Of those that are paid through the same steps only the shortest.
     """
-    found, edges_s = [], day.edges_s
+    possible_lives, edges_s = [], day.edges_s
     for a, edge_s in enumerate(edges_s[:-1].tolist()):
         if 0 < a and edge_s < start_s - SAME_S:
             continue  # only who is there from the beginning is ready by then
-        asked_s = max(edge_s - start_s, 0.0) if a else 0.0
+        order_s = max(edge_s - start_s, 0.0) if a else 0.0
         last = a
-        for units in range(1, math.ceil((edges_s[-1] - asked_s) / day.unit_s - SAME_S) + 1):
-            end = int(np.searchsorted(edges_s, asked_s + units * day.unit_s + SAME_S, "right")) - 1
+        for units in range(1, math.ceil((edges_s[-1] - order_s) / day.unit_s - SAME_S) + 1):
+            end = int(np.searchsorted(edges_s, order_s + units * day.unit_s + SAME_S, "right")) - 1
             if end > last:
-                found.append((a, units, range(a, end)))
+                possible_lives.append((a, units, range(a, end)))
                 last = end
-    return found
+    return possible_lives

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.io.code_cache import cached_jit
+from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
 CELLS = 2000  # that memory is cut into
@@ -58,7 +58,7 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prices:
+class PrefixPrices:
     """An instance of the placement problem, laid out for the above."""
 
     demand: PrefixDemand
@@ -121,7 +121,7 @@ class Prices:
         uncached = float(most_rps @ np.maximum(price_s - demand.work_s, 0.0))
         return uncached + worth, placed
 
-    def bound(self, low: float, high: float) -> float:
+    def load_bound(self, low: float, high: float) -> float:
         """The largest guess at L between the two that was refuted; `low` if none was."""
         demand = self.demand
         within = demand.path_sum(demand.tokens) <= self.memory_tokens
@@ -168,7 +168,7 @@ class Prices:
             price_s = np.maximum(price_s + step * scale * average, 0.0)
         return best, best_s
 
-    def routed(self, placed: Bools) -> Routed:
+    def best_routing(self, placed: Bools) -> Routed:
         """The best routing of a placement, by the LP that is left: min L; of equal ones the least work."""
         from scipy.optimize import linprog  # here: a third of a second, for every command
         from scipy.sparse import csr_array
@@ -212,7 +212,7 @@ class Prices:
         price = np.maximum(-answer.ineqlin.marginals, 0.0)
         return Routed(placed, rates_rps, load, price / price.sum())
 
-    def filled(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
+    def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
         """x with the replicas of `empty` filled in turn, each for what the others do not spare."""
         placed = placed.copy()
         placed[:, empty] = False
@@ -224,58 +224,60 @@ class Prices:
             cost_s[:, r] = self.cost_s(placed[:, r])
         return placed
 
-    def descended(self, placed: Bools, enough: float, budget: Budget) -> Routed:
+    def descend(self, placed: Bools, enough: float, budget: RoutingBudget) -> Routed:
         """A placement from which no replica filled anew at the prices of its routing gains."""
-        found = self.routed(placed)
+        routing = self.best_routing(placed)
         budget.spent += 1
-        while found.largest_load > enough and not budget.is_spent():
-            for candidate in self._promising(found):
+        while routing.largest_load > enough and not budget.is_spent():
+            for candidate in self._promising(routing):
                 budget.spent += 1
-                other = self.routed(candidate)
-                if other.largest_load < found.largest_load * (1 - GAIN_FRAC):
-                    found = other
+                other = self.best_routing(candidate)
+                if other.largest_load < routing.largest_load * (1 - GAIN_FRAC):
+                    routing = other
                     break
             else:
                 break
-        return found
+        return routing
 
-    def _promising(self, found: Routed) -> list[Bools]:
+    def _promising(self, routing: Routed) -> list[Bools]:
         """Placements with one replica filled anew; at the prices known they gain, the best first."""
         demand, replicas = self.demand, self.replicas
-        cost_s = np.stack([self.cost_s(found.placed[:, r]) for r in range(replicas)], axis=1)
-        session_s = self.session_s(found.placed)
+        cost_s = np.stack([self.cost_s(routing.placed[:, r]) for r in range(replicas)], axis=1)
+        session_s = self.session_s(routing.placed)
         even = np.full(replicas, 1 / replicas)
-        seen = (found.price, even, (found.price + even) / 2)
+        seen = (routing.price, even, (routing.price + even) / 2)
         candidates: list[tuple[float, int, Bools]] = []
         for r in range(replicas):
             others = np.arange(replicas) != r
             for evened in EVENED:
-                price = np.maximum((1 - evened) * found.price + evened * even, LEAST_PRICE / replicas)
+                price = np.maximum((1 - evened) * routing.price + evened * even, LEAST_PRICE / replicas)
                 offer_s = (price[others] * cost_s[:, others]).min(axis=1, initial=np.inf) / price[r]
                 _, column = self.best_replica(
                     demand.rate_rps, np.minimum(offer_s, demand.work_s.max() * replicas)
                 )
-                if (column == found.placed[:, r]).all():
+                if (column == routing.placed[:, r]).all():
                     continue
                 cost, session = cost_s.copy(), session_s.copy()
                 cost[:, r], session[r] = self.cost_s(column), self.session_s(column)
                 at_least = max(float(demand.rate_rps @ (pi * cost).min(axis=1) - pi @ session) for pi in seen)
-                if at_least < found.largest_load * (1 - GAIN_FRAC):
+                if at_least < routing.largest_load * (1 - GAIN_FRAC):
                     candidates.append((at_least, r, column))
         placements = []
         for _, r, column in sorted(candidates, key=lambda one: one[:2])[:MOST_ROUTED]:
-            placements.append(found.placed.copy())
+            placements.append(routing.placed.copy())
             placements[-1][:, r] = column
         return placements
 
-    def search(self, found: Routed, enough: float, budget: Budget, rng: np.random.Generator) -> Routed:
+    def search(
+        self, routing: Routed, enough: float, budget: RoutingBudget, rng: np.random.Generator
+    ) -> Routed:
         """Placements around `found`, until one has a largest load of `enough` or the budget is spent."""
-        best = here = found
+        best = here = routing
         while best.largest_load > enough and not budget.is_spent():
             count = int(rng.integers(1, min(MOST_EMPTIED, self.replicas) + 1))
             empty = rng.permutation(self.replicas)[:count].tolist()
             most_rps = self.demand.rate_rps * rng.lognormal(0.0, NOISE, len(self.demand))
-            other = self.descended(self.filled(here.placed, empty, most_rps), enough, budget)
+            other = self.descend(self.fill_replicas(here.placed, empty, most_rps), enough, budget)
             if other.largest_load < here.largest_load * (1 + WORSE_FRAC):
                 here = other
             best = min(best, here, key=lambda one: one.largest_load)
@@ -283,7 +285,7 @@ class Prices:
 
 
 @dataclass(slots=True)
-class Budget:
+class RoutingBudget:
     """Routings that a search may try, which no clock decides, and a time limit all the same."""
 
     routings: int

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import STEADY_FRAC, Metric, Slo, allowed_above
-from planner.traffic.sessions import arrivals_s, sessions, waiting
+from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
 from planner.traffic.trace import Trace, measured_window
 
 
@@ -82,7 +82,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class BoundRequests:
     """The requests (m,) of a trace that the SLO holds to a deadline if nobody is late whom they wait for.
 
     `latest_s` is when each then arrives at the latest; `spared` of them at most need not be done in time, so
@@ -95,32 +95,34 @@ class Held:
     kept: float
 
 
-def held(each: Due, trace: Trace, *, whole: bool) -> Held:
+def find_bound_requests(each: Due, trace: Trace, *, whole: bool) -> BoundRequests:
     """Requests that the SLO binds to finish in time, in whole or with their prefill alone."""
     is_measured = each.arrives(trace)
     share = each.whole_frac if whole else each.prefill_frac
     if not trace.after.size:
         index = np.flatnonzero(is_measured)
-        return Held(index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index))
-    waits = waiting(trace)
+        return BoundRequests(
+            index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index)
+        )
+    waits = waits_for_others(trace)
     late = allowed_above(share, int((is_measured | waits).sum()))
     if not whole:
         index = np.flatnonzero(is_measured & ~waits)
-        return Held(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
+        return BoundRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
     # nothing is known of what waits for a request of the warm-up
     latest_s = arrivals_s(trace, np.where(is_measured, each.whole_s(trace.output_tokens), np.inf))
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
-    sizes = np.sort(np.bincount(sessions(trace)[index])) if index.size else np.zeros(0, np.int64)
+    sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
     let_go = int(sizes[len(sizes) - min(late, len(sizes)) :].sum())
-    return Held(index, latest_s[index], let_go, len(index) - let_go)
+    return BoundRequests(index, latest_s[index], let_go, len(index) - let_go)
 
 
-def due(slo: Slo, trace: Trace) -> Due:
+def find_deadlines(slo: Slo, trace: Trace) -> Due:
     """The same as `obliged`, request by request."""
-    return _due(slo, trace, guess_pace=False)
+    return _compute_deadlines(slo, trace, guess_pace=False)
 
 
-def _due(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
+def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
     def share(metric: Metric) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.metric == metric), default=0.0)
 
@@ -148,7 +150,7 @@ def _due(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
     )
 
 
-def steady(slo: Slo, trace: Trace) -> Due | None:
+def steady_work(slo: Slo, trace: Trace) -> Due | None:
     """What the backlog test obliges (`Slo.patience_s`); None where requests wait for others.
 
     There who arrives in the last tenth depends on the fleet.
@@ -167,22 +169,22 @@ def steady(slo: Slo, trace: Trace) -> Due | None:
     )
 
 
-def obliged(slo: Slo, trace: Trace) -> Obliged:
+def slo_work(slo: Slo, trace: Trace) -> Obliged:
     """What the SLO obliges every fleet to on this trace, as above, but for the backlog test."""
-    return _in_all(_due(slo, trace, guess_pace=False), slo, trace)
+    return _in_all(_compute_deadlines(slo, trace, guess_pace=False), slo, trace)
 
 
-def usual(slo: Slo, trace: Trace) -> Obliged:
+def usual_work(slo: Slo, trace: Trace) -> Obliged:
     """A guess at what a fleet does that keeps the SLO: whoever keeps TTFT keeps the pace of TBT too."""
-    return _in_all(_due(slo, trace, guess_pace=True), slo, trace)
+    return _in_all(_compute_deadlines(slo, trace, guess_pace=True), slo, trace)
 
 
 def _in_all(each: Due, slo: Slo, trace: Trace) -> Obliged:
-    prefill, whole = (held(each, trace, whole=whole) for whole in (False, True))
+    prefill, whole = (find_bound_requests(each, trace, whole=whole) for whole in (False, True))
     ttft_s = max((limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=0.0)
     decoding_s = each.gap_s * float(trace.output_tokens.max())
 
-    def span_s(those: Held) -> float:
+    def span_s(those: BoundRequests) -> float:
         return float(those.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
 
     return Obliged(

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from planner.solvers.backend import Point, Program, minimise, relaxed
+from planner.solvers.backend import Point, Program, minimise, solve_relaxation
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ class Cover:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prices:
+class SchedulePrices:
     """pi (G, T) of a reserved GPU in a window; mu (K, T) of a worker that is there when it begins."""
 
     reserved: Floats
@@ -97,7 +97,7 @@ class Windows:
     def program(
         self,
         part: Sequence[int],
-        prices: Prices,
+        prices: SchedulePrices,
         *,
         before: Counts | None = None,
         after: Counts | None = None,
@@ -172,12 +172,12 @@ class Windows:
         local = x[: length * self.local].reshape(length, -1)
         return local[:, : self.kinds].T, x[-self.shared :]
 
-    def true_prices(self) -> Prices:
+    def true_prices(self) -> SchedulePrices:
         """Those of all windows together: a reserved GPU is paid evenly."""
         even = np.repeat(self.reserved_cost[:, None] / self.windows, self.windows, axis=1)
-        return Prices(even, np.zeros((self.kinds, self.windows)))
+        return SchedulePrices(even, np.zeros((self.kinds, self.windows)))
 
-    def prices(self, duals: Floats) -> Prices:
+    def prices(self, duals: Floats) -> SchedulePrices:
         """From the duals of all windows' program. What they leave of a reserved GPU's cost is paid evenly."""
         ends = np.cumsum([len(rows) for rows in self.rows])
         own = np.split(duals[: ends[-1]], ends[:-1])
@@ -189,7 +189,7 @@ class Windows:
         )
         reserved += (self.reserved_cost - reserved.sum(axis=1))[:, None] / self.windows
         there = duals[ends[-1] :].reshape(self.windows, self.kinds).T
-        return Prices(reserved, np.clip(there, 0.0, self.start_cost[:, None]))
+        return SchedulePrices(reserved, np.clip(there, 0.0, self.start_cost[:, None]))
 
     def tighten(self, workers: Floats) -> bool:
         """Round the covers; whether that cuts these counts (K, T) off in any window."""
@@ -236,7 +236,7 @@ def search(
     `cost_of` is infinite for counts that break what no window knows. Ends with the gap closed and the budget
     kept, or with a bound beyond the budget.
     """
-    bound, wished, prices = relaxation(model, deadline)
+    bound, wished, prices = solve_windows_relaxation(model, deadline)
     parts = _Parts(model, prices, PART_OF_GAP * gap_frac, deadline)
     best: Proposal | None = None
     cost = math.inf
@@ -251,29 +251,29 @@ def search(
         return is_closed or bound > budget or bound == math.inf or time.monotonic() > deadline
 
     if wished is not None:
-        for proposal in parts.first(wished):
+        for proposal in parts.first_schedules(wished):
             try_out(proposal)
             if best is not None:
                 break
     length = 1
     while not is_done():
-        lower, chosen = parts.apart(length)
+        lower, chosen = parts.solve_parts_apart(length)
         bound = max(bound, lower)
         if length == model.windows:
             try_out(chosen[0] if chosen else None)
             break
         if best is not None and not is_done():
-            try_out(parts.again(2 * length, best))
+            try_out(parts.solve_parts_again(2 * length, best))
         length = min(2 * length, model.windows)
     return bound, None if best is None else best[0]
 
 
-def relaxation(model: Windows, deadline: float) -> tuple[float, Floats | None, Prices]:
+def solve_windows_relaxation(model: Windows, deadline: float) -> tuple[float, Floats | None, SchedulePrices]:
     """The tightened relaxation's bound, its reserved GPUs (G,) if it came to an end, and prices."""
     prices, reserved, bound = model.true_prices(), None, -math.inf
     for _ in range(ROUNDS):
         program = model.program(range(model.windows), model.true_prices())
-        point = relaxed(program, time_limit_s=deadline - time.monotonic())
+        point = solve_relaxation(program, time_limit_s=deadline - time.monotonic())
         bound = max(bound, point.bound)
         if point.x is None or point.duals is None:
             break
@@ -289,23 +289,23 @@ class _Parts:
     """Parts of the windows, each solved to `gap_frac` of its own optimum."""
 
     model: Windows
-    prices: Prices
+    prices: SchedulePrices
     gap_frac: float
     deadline: float
 
-    def first(self, wished: Floats) -> Iterator[Proposal | None]:
+    def first_schedules(self, wished: Floats) -> Iterator[Proposal | None]:
         """Schedules with about the reserved GPUs wished for, or as few as can be; None comes to nothing."""
         is_rented = self.model.most[self.model.kinds : self.model.local] > 0
         needed = np.zeros(len(wished), np.int64)
         if not is_rented.all():
-            _, chosen = self.apart(1)
+            _, chosen = self.solve_parts_apart(1)
             needed = np.max([needed, *(reserved for _, reserved in chosen)], axis=0)
         yield self.in_order(np.where(is_rented, np.round(wished).astype(np.int64), needed))
         yield self.in_order(np.where(is_rented, 0, needed))
 
-    def apart(self, length: int) -> tuple[float, list[Proposal]]:
+    def solve_parts_apart(self, length: int) -> tuple[float, list[Proposal]]:
         """The bound of priced parts, and what they chose, where every one chose something."""
-        bound, found = 0.0, list[Proposal]()
+        bound, proposals = 0.0, list[Proposal]()
         cut = self._cut(length)
         for part in cut:
             point = self._solve(self.model.program(part, self.prices))
@@ -314,8 +314,8 @@ class _Parts:
                 break
             if point.x is not None:
                 workers, reserved = self.model.split(np.round(point.x), len(part))
-                found.append((workers.astype(np.int64), reserved.astype(np.int64)))
-        return bound, found if len(found) == len(cut) else []
+                proposals.append((workers.astype(np.int64), reserved.astype(np.int64)))
+        return bound, proposals if len(proposals) == len(cut) else []
 
     def in_order(self, reserved: Counts) -> Proposal | None:
         """Window after window from the counts before it; the last one knows the first."""
@@ -331,7 +331,7 @@ class _Parts:
             counts[:, [t]] = model.split(point.x, 1)[0]
         return counts, reserved
 
-    def again(self, length: int, best: Proposal) -> Proposal | None:
+    def solve_parts_again(self, length: int, best: Proposal) -> Proposal | None:
         """Parts of so many windows decided again, one after the other, each between the counts around it."""
         model, counts, reserved = self.model, best[0].copy(), best[1]
         if length >= model.windows:

@@ -74,17 +74,17 @@ def change_points(
     series = np.asarray(values, float)
     if learn < 2 or not np.isfinite(series).all():
         raise InputError("change points: needs finite values, and at least 2 of them to learn a level from")
-    found: list[tuple[int, int]] = []
-    level = Level(learn, drift_sigma, threshold_sigma)
+    spans: list[tuple[int, int]] = []
+    level = SeriesLevel(learn, drift_sigma, threshold_sigma)
     for i, value in enumerate(series.tolist()):
         if (ago := level.add(value)) is not None:
-            found.append((i - ago, i))
-            level = Level(learn, drift_sigma, threshold_sigma)
+            spans.append((i - ago, i))
+            level = SeriesLevel(learn, drift_sigma, threshold_sigma)
             level.add(value)  # from here on it is surely the new level
-    return found
+    return spans
 
 
-class Level:
+class SeriesLevel:
     """The level of a series, value by value; `mean` is that of its values so far."""
 
     def __init__(

@@ -11,32 +11,36 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.documents.task import Task
+from planner.documents.task import PlanQuestion
 from planner.errors import PlannerError
 from planner.fleet import Fleet
 from planner.reports.words import describe
-from planner.search.alternatives import alternatives
-from planner.studies.day import DayAnswer, FleetDay, scored
+from planner.search.evidence.alternatives import find_alternatives
+from planner.studies.day_study import DayAnswer, FleetDay, score_day
 from planner.studies.per_gpu import gpu_types
-from planner.studies.whatif import Answer, Study
+from planner.studies.what_if import Study, WhatIfAnswer
 
 MOST_FLEETS = 4
 THE_PLAN = "the plan"
 
 
-def worth_standing(study: Study, task: Task, found: Answer, deadline: float) -> dict[str, Fleet]:
+def worth_standing(
+    study: Study, task: PlanQuestion, answer: WhatIfAnswer, deadline: float
+) -> dict[str, Fleet]:
     """The plan and its alternatives by label, each fleet once; the deadline may cut the list short."""
-    fleets = {THE_PLAN: found.fleet}
+    fleets = {THE_PLAN: answer.fleet}
     types = gpu_types(task, study)
     for name, stock in types.items() if len(types) > 1 else ():
-        if time.monotonic() < deadline and {pool.type.gpu.base for pool in found.fleet.pools} != {name}:
+        if time.monotonic() < deadline and {pool.type.gpu.base for pool in answer.fleet.pools} != {name}:
             own = replace(study, time_limit_s=max((deadline - time.monotonic()) / len(types), 1.0))
             try:
                 fleets[f"only {name}"] = own.ask(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
                 continue
     if time.monotonic() < deadline:
-        for row in alternatives(found.problem, found.found.level0, found.found.best, found.value):
+        for row in find_alternatives(
+            answer.problem, answer.search_result.level0, answer.search_result.best, answer.value
+        ):
             if row.fleet is not None and row.is_priced:
                 fleets.setdefault(row.label, row.fleet)
     once: dict[str, tuple[str, Fleet]] = {}
@@ -73,10 +77,10 @@ def cheapest_fleet(
             answer.static.usd,
             best.name,
             best.usd,
-            best.missed,
+            best.missed_windows,
             None if optimum is None else optimum.usd,
         )
     missed_usd = answers[THE_PLAN].missed_usd
-    chosen = min(answers, key=lambda label: scored(answers[label].winner, missed_usd))
-    told = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
-    return replace(answers[chosen], fleets=told if len(told) > 1 else ())
+    chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))
+    marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
+    return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())

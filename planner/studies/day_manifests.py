@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.manifests import autoscaling
-from planner.studies.day import DayAnswer
+from planner.studies.day_study import DayAnswer
 
 OUTDATED = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")  # An earlier winner left these.
 
 
-def manifests(answer: DayAnswer) -> dict[str, str]:
+def controller_manifests(answer: DayAnswer) -> dict[str, str]:
     """manifests/TARGET/... for the winner; where a target has none, manifests/README.md says why."""
     winner, fleet = answer.winner, answer.question.fleet
     assert winner.chosen is not None and winner.deployment is not None
@@ -20,12 +20,12 @@ def manifests(answer: DayAnswer) -> dict[str, str]:
     for target in autoscaling.PAIRS.get(winner.name, {}):
         try:
             names, sizes = zip(*((pool.name, pool.count) for pool in fleet.pools), strict=True)
-            asked = autoscaling.of_chosen(winner.chosen, winner.deployment, names, sizes)
-            found = autoscaling.render(fleet, longest_tokens, target, asked)
+            scaler = autoscaling.of_chosen(winner.chosen, winner.deployment, names, sizes)
+            scaler_files = autoscaling.render(fleet, longest_tokens, target, scaler)
         except InputError as error:
             refused.append(f"- {target}: {error}")
             continue
-        files |= {f"manifests/{target}/{path}": text for path, text in found.items()}
+        files |= {f"manifests/{target}/{path}": text for path, text in scaler_files.items()}
     if refused or not files:
         why = "\n".join(refused) or f"Nothing here runs {winner.name}."
         files["manifests/README.md"] = f"# Targets without a manifest of {winner.name}\n\n{why}\n"

@@ -20,10 +20,10 @@ from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, counted, describe, usd
-from planner.search.capacity import slo_text
-from planner.solvers.nodes import node_of
-from planner.studies.day import STATIC, DayAnswer, Ran, workers_over_time
-from planner.units import clock, show_s, show_span
+from planner.search.problem.capacity import slo_text
+from planner.solvers.whole_nodes import node_of
+from planner.studies.day_study import STATIC, DayAnswer, Ran, workers_over_time
+from planner.units import show_clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
 HEAD = (
@@ -39,14 +39,14 @@ HEAD = (
 MOST_MISSED = 12  # More missed windows than this are only counted.
 
 
-def render(answer: DayAnswer) -> dict[str, str]:
+def render_day(answer: DayAnswer) -> dict[str, str]:
     """Everything `plan day -o DIR` writes but manifests: path relative to DIR -> content."""
     numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     written = _html(answer), to_csv(answer), windows_csv(answer), events_csv(answer), numbers
     return dict(zip(NAMES, written, strict=True))
 
 
-def sentence(answer: DayAnswer) -> str:
+def recommendation(answer: DayAnswer) -> str:
     """Which controller to take, what it costs, and what the best possible is."""
     best, hours = answer.winner, hours_of(answer)
     span = f"{hours:,.4g} h" if hours >= 2 else show_s(answer.judged.duration_s)
@@ -60,22 +60,25 @@ def sentence(answer: DayAnswer) -> str:
 
 def proof_lines(answer: DayAnswer) -> list[str]:
     """Sentences on how exact the optimum is, and on the bounds below which no day can cost."""
-    found = answer.optimum
-    if found is None:
+    optimum = answer.optimum
+    if optimum is None:
         return [f"No optimum: {answer.no_optimum}."]
     return [
-        f"The optimum, knowing the traffic, is {usd(found.usd)}: {found.status}.",
-        f"No controller that keeps every window costs less than {usd(found.proved_usd)}: proved, whenever it "
+        f"The optimum, knowing the traffic, is {usd(optimum.usd)}: {optimum.status}.",
+        f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, "
+        "whenever it "
         "acts.",
     ]
 
 
-def rows(answer: DayAnswer) -> Rows:
+def day_table(answer: DayAnswer) -> Rows:
     """A row for every controller and the optimum, the cheapest that keep most windows first."""
-    told = [_row(answer, row) for row in sorted(answer.rows, key=lambda row: (row.missed, row.usd))]
+    table_rows = [
+        _row(answer, row) for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
+    ]
     if answer.optimum is not None:
-        told.insert(0, _row(answer, answer.optimum.ran))
-    return HEAD, told
+        table_rows.insert(0, _row(answer, answer.optimum.ran))
+    return HEAD, table_rows
 
 
 FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows missed", "Optimum: USD")
@@ -84,18 +87,18 @@ FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows 
 def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
     """A row for every fleet that could stand all day, that of this page first."""
 
-    def told(usd: float | None) -> str:
+    def usd_text(usd: float | None) -> str:
         return "-" if usd is None else f"{usd:,.2f}"
 
     return [
         (
             each.label + (", taken" if each.is_chosen else ""),
             each.fleet,
-            told(each.standing_usd),
+            usd_text(each.standing_usd),
             each.controller or f"not run: {each.why}",
-            told(each.usd),
+            usd_text(each.usd),
             "-" if each.usd is None else str(each.missed),
-            told(each.optimum_usd),
+            usd_text(each.optimum_usd),
         )
         for each in sorted(answer.fleets, key=lambda each: not each.is_chosen)
     ]
@@ -105,13 +108,13 @@ def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.hurt) for name in ("rerouted", "late"))
     hurt = f"{late:,} late, {rerouted:,} again" if row.hurt else "-"
-    span = f"{clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    span = f"{show_clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
     return (
         row.name,
         f"{row.usd:,.2f}",
         f"{row.usd / hours_of(answer):,.2f}",
         f"{row.gpu_hours:,.1f}",
-        f"{len(row.windows) - row.missed} of {len(row.windows)}",
+        f"{len(row.windows) - row.missed_windows} of {len(row.windows)}",
         span,
         hurt,
         "-" if regret is None else f"{regret:+,.2f} USD ({percent(regret, _best_usd(answer))})",
@@ -132,14 +135,15 @@ def percent(part: float, whole: float | None) -> str:
 
 
 def _missed(row: Ran) -> str:
-    return f"{counted(row.missed, 'window')} of {len(row.windows)}"
+    return f"{counted(row.missed_windows, 'window')} of {len(row.windows)}"
 
 
 def missed_lines(row: Ran) -> list[str]:
     """The missed windows of a controller, the worst first."""
     short = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
     lines = [
-        f"{clock(each.start_s)} to {clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep {each.short_limit}"
+        f"{show_clock(each.start_s)} to {show_clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep "
+        f"{each.short_limit}"
         for each in short[:MOST_MISSED]
     ]
     return lines + ([f"and {len(short) - MOST_MISSED} more"] if len(short) > MOST_MISSED else [])
@@ -147,7 +151,7 @@ def missed_lines(row: Ran) -> list[str]:
 
 def to_json(answer: DayAnswer) -> dict[str, Any]:
     """What `plan day --json` prints."""
-    question, found = answer.question, answer.optimum
+    question, optimum = answer.question, answer.optimum
     return {
         "fleet": describe(question.fleet),
         "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
@@ -173,13 +177,13 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
         ],
         "controllers": [_controller_json(answer, row) for row in answer.rows],
         "optimum": None
-        if found is None
+        if optimum is None
         else {
-            **_controller_json(answer, found.ran),
-            "status": found.status,
-            "bound_if_more_never_hurt_usd": found.bound_usd,
-            "proved_usd": found.proved_usd,
-            "sizes": {"edges_s": found.edges_s.tolist(), "sizes": found.sizes.tolist()},
+            **_controller_json(answer, optimum.ran),
+            "status": optimum.status,
+            "bound_if_more_never_hurt_usd": optimum.bound_usd,
+            "proved_usd": optimum.proved_usd,
+            "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
         },
         "capacity": None
         if answer.capacity is None
@@ -199,11 +203,11 @@ def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
     return {
         "name": row.name,
         "parameters": {name: str(value) for name, value in row.parameters.items()},
-        "settings_tried": row.tried,
+        "settings_tried": row.settings_count,
         "usd": row.usd,
         "gpu_hours": row.gpu_hours,
         "windows": len(row.windows),
-        "missed": row.missed,
+        "missed": row.missed_windows,
         "worst_window": {
             "start_s": row.worst.start_s,
             "limit": row.worst.short_limit,
@@ -216,14 +220,14 @@ def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
         "late_while_starting": sum(each.late for each in row.hurt),
         "rerouted": sum(each.rerouted for each in row.hurt),
         "regret_usd": regret,
-        "regret_windows": row.missed,
+        "regret_windows": row.missed_windows,
     }
 
 
 def to_csv(answer: DayAnswer) -> str:
     """A row per controller: the figures of day.json."""
-    told = [_controller_json(answer, row) for row in _all(answer)]
-    flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in told]
+    controllers = [_controller_json(answer, row) for row in _rows_and_optimum(answer)]
+    flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in controllers]
     return _csv(list(flat[0]), (list(each.values()) for each in flat))
 
 
@@ -233,20 +237,20 @@ def windows_csv(answer: DayAnswer) -> str:
     head = ["controller", "start_s", "end_s", "requests_per_s"]
     head += [f"{what}_{pool.name}" for what in ("paid", "ready") for pool in pools]
     head += ["holds", "short_limit", "kept_frac"]
-    found = []
-    for row in _all(answer):
+    lines = []
+    for row in _rows_and_optimum(answer):
         edges_s = edges_of(row)
         rate = rates_rps(answer, edges_s)
         paid, ready = workers_over_time(row.run, len(pools), edges_s)
         for v, each in enumerate(row.windows):
             sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
-            found.append(
+            lines.append(
                 [
                     *(row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}", *sizes),
                     *(int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"),
                 ]
             )
-    return _csv(head, found)
+    return _csv(head, lines)
 
 
 def events_csv(answer: DayAnswer) -> str:
@@ -265,13 +269,13 @@ def events_csv(answer: DayAnswer) -> str:
                 each.late,
                 each.rerouted,
             ]
-            for row in _all(answer)
+            for row in _rows_and_optimum(answer)
             for each in row.hurt
         ),
     )
 
 
-def _all(answer: DayAnswer) -> list[Ran]:
+def _rows_and_optimum(answer: DayAnswer) -> list[Ran]:
     return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.ran])]
 
 
@@ -292,14 +296,14 @@ def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
     return np.histogram(answer.judged.arrival_s, edges_s)[0] / np.diff(edges_s)
 
 
-def figures(answer: DayAnswer) -> list[Figure]:
+def draw_day(answer: DayAnswer) -> list[Figure]:
     """The charts: demand and ready capacity, workers, verdicts of the windows, and costs."""
     shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
     shown += [] if answer.optimum is None else [answer.optimum.ran]
     edges_s = edges_of(answer.static)
     window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
     pools = answer.question.fleet.pools
-    found = [
+    pictures = [
         Figure(
             "demand",
             charts.windows_chart({"demand": rates_rps(answer, edges_s)}, window_s, "requests/s"),
@@ -310,16 +314,16 @@ def figures(answer: DayAnswer) -> list[Figure]:
     for p, pool in enumerate(pools):
         series = {name: counts[p] for name, counts in ready.items()}
         chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready", are_counts=True)
-        found.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
+        pictures.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
     kept = {row.name: [each.kept_frac for each in row.windows] for row in shown}
     chart = charts.windows_chart(kept, window_s, "share within the limit")
-    found.append(Figure("kept", chart, "Of each window the share within the limit that fewest keep."))
+    pictures.append(Figure("kept", chart, "Of each window the share within the limit that fewest keep."))
     bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
     if answer.optimum is not None:
         bars.insert(0, charts.Bar("optimum", answer.optimum.usd))
         bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
-    found.append(Figure("costs", charts.bars_chart(bars, "USD"), "What the traffic costs under each."))
-    return found
+    pictures.append(Figure("costs", charts.bars_chart(bars, "USD"), "What the traffic costs under each."))
+    return pictures
 
 
 def _html(answer: DayAnswer) -> str:
@@ -332,22 +336,22 @@ def _html(answer: DayAnswer) -> str:
     ]
     if answer.optimum is not None:
         cells.append(("Optimum", usd(answer.optimum.usd), "knowing the traffic: no controller can"))
-    head, told = rows(answer)
+    head, table_rows = day_table(answer)
     missed = missed_lines(best)
     parts = [
         f"<header><p class=eyebrow>A day of {escape(question.fleet.llm.name)}</p>",
-        f"<h1>{escape(sentence(answer))}</h1>",
+        f"<h1>{escape(recommendation(answer))}</h1>",
         f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
         bullets(answer.warnings) if answer.warnings else "",
         headline(cells),
-        section("Controllers", table(head, told, caption="Controllers", numeric=(1, 2, 3))),
+        section("Controllers", table(head, table_rows, caption="Controllers", numeric=(1, 2, 3))),
         section(
             "Fleets that could stand",
             table(FLEETS_HEAD, fleet_rows(answer), caption="Fleets", numeric=(2, 4, 5, 6)),
         )
         if answer.fleets
         else "",
-        section("Over the day", drawn(figures(answer))),
+        section("Over the day", drawn(draw_day(answer))),
         section(f"Windows that {best.name} misses", bullets(missed, "None.")),
         section("Settings", bullets(settings_lines(answer))),
         section("What this rests on", bullets(basis_lines(answer))),
@@ -362,17 +366,21 @@ def settings_lines(answer: DayAnswer) -> list[str]:
         if row.name == STATIC:
             continue
         own = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
-        tried = f"; best of {row.tried} settings on the part that trains" if row.tried > 1 else ""
-        lines.append(f"{row.name}: {own}{tried}{_swings(answer, row)}")
+        settings_text = (
+            f"; best of {row.settings_count} settings on the part that trains"
+            if row.settings_count > 1
+            else ""
+        )
+        lines.append(f"{row.name}: {own}{settings_text}{_oscillation_lines(answer, row)}")
     return lines + [f"{name} did not run: {why}" for name, why in answer.left_out]
 
 
-def _swings(answer: DayAnswer, row: Ran) -> str:
+def _oscillation_lines(answer: DayAnswer, row: Ran) -> str:
     """The times at which the controller oscillates."""
     pools = answer.question.fleet.pools
     return "".join(
         f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
-        f"{counted(each.times, 'time')}, first at {clock(each.first_s)}"
+        f"{counted(each.times, 'time')}, first at {show_clock(each.first_s)}"
         for each in row.swings
     )
 

@@ -13,73 +13,85 @@ from planner.reports import charts
 from planner.reports.drawing import Figure, chart_png
 from planner.reports.page import chart, page, section, table
 from planner.reports.words import level0_proof
-from planner.studies.pareto import Frontier, document
+from planner.studies.pareto_frontier import Frontier, frontier_document
 from planner.units import show_s
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
-def render(found: Frontier) -> dict[str, str | bytes]:
+def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     """The page, CSV, JSON and the picture, by their names."""
-    told, text = document(found), io.StringIO()
-    flat = [_flat(step) for step in told["steps"]]
+    values, text = frontier_document(frontier), io.StringIO()
+    flat = [_csv_row(step) for step in values["steps"]]
     columns = list(dict.fromkeys(key for line in flat for key in line))  # a step may lack an answer
     lines = csv.DictWriter(text, columns, lineterminator="\n")
     lines.writeheader()
     lines.writerows(flat)
-    caption = f"{found.objective} over {found.axis}: a dot where each fleet stops holding"
-    asked = "" if found.asked is None else "; the circle is what was asked"
-    figure = Figure("pareto", picture(found), f"{caption}{asked}.")
-    numbers = json.dumps(told, indent=2) + "\n"
-    return dict(zip(NAMES, (_html(found, figure), text.getvalue(), numbers, chart_png(figure)), strict=True))
+    caption = f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding"
+    question_note = "" if frontier.question_limit is None else "; the circle is what was asked"
+    figure = Figure("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
+    numbers = json.dumps(values, indent=2) + "\n"
+    return dict(
+        zip(NAMES, (_html(frontier, figure), text.getvalue(), numbers, chart_png(figure)), strict=True)
+    )
 
 
-def _html(found: Frontier, figure: Figure) -> str:
-    steps = rows(found)
-    values = [step.value for step in found.steps]
-    title = f"What {found.axis} costs: {min(values):.6g} to {max(values):.6g} {found.objective_unit}"
+def _html(frontier: Frontier, figure: Figure) -> str:
+    steps = frontier_table(frontier)
+    values = [step.value for step in frontier.steps]
+    title = f"What {frontier.axis} costs: {min(values):.6g} to {max(values):.6g} {frontier.objective_unit}"
     cells = [list(step.values()) for step in steps]
     body = (
         f"<header><p class=eyebrow>Frontier of {len(steps)} fleets</p><h1>{escape(title)}</h1>"
-        f"<p class=lead>{escape(asked_line(found))}.</p></header>"
+        f"<p class=lead>{escape(question_line(frontier))}.</p></header>"
         + chart(figure, wide=True)
         + section("Fleet by fleet", table(list(steps[0]), cells, caption="Frontier", numeric=(1,)))
-        + f"<p class=note>The staircase ends: {escape(found.ended)}.</p>"
+        + f"<p class=note>The staircase ends: {escape(frontier.ended)}.</p>"
     )
     return page(title, body, "Written by fleetplan. pareto.csv and pareto.json hold the same in plain units.")
 
 
-def picture(found: Frontier) -> Any:
+def draw_frontier(frontier: Frontier) -> Any:
     """The frontier as an Altair chart, with the question's own limit on it."""
-    asked = None if found.asked is None else found.best_at(found.asked)
+    question_step = None if frontier.question_limit is None else frontier.best_at(frontier.question_limit)
     return charts.staircase_chart(
-        [step.corner for step in found.steps],
-        [step.value for step in found.steps],
-        [f"{step.fleet.gpus} GPUs" for step in found.steps],
-        (f"{found.axis} [{found.unit}]", f"{found.objective} [{found.objective_unit}]"),
-        loosest=found.loosest if math.isfinite(found.loosest) else 1.05 * found.steps[0].corner,
-        asked=None if asked is None or found.asked is None else (found.asked, asked.value),
+        [step.corner for step in frontier.steps],
+        [step.value for step in frontier.steps],
+        [f"{step.fleet.gpus} GPUs" for step in frontier.steps],
+        (f"{frontier.axis} [{frontier.unit}]", f"{frontier.objective} [{frontier.objective_unit}]"),
+        loosest=frontier.loosest if math.isfinite(frontier.loosest) else 1.05 * frontier.steps[0].corner,
+        requested=None
+        if question_step is None or frontier.question_limit is None
+        else (frontier.question_limit, question_step.value),
     )
 
 
-def _shown(found: Frontier, limit: float) -> str:
-    return show_s(limit) if found.unit == "s" else f"{limit:.6g} {found.unit}"
+def _limit_text(frontier: Frontier, limit: float) -> str:
+    return show_s(limit) if frontier.unit == "s" else f"{limit:.6g} {frontier.unit}"
 
 
-def asked_line(found: Frontier) -> str:
+def question_line(frontier: Frontier) -> str:
     """Where the frontier begins, and what was asked."""
-    start = f"from {_shown(found, found.loosest)}" if math.isfinite(found.loosest) else "from no limit"
-    said = start if found.asked is None else f"{start}; asked was {_shown(found, found.asked)}"
+    start = (
+        f"from {_limit_text(frontier, frontier.loosest)}"
+        if math.isfinite(frontier.loosest)
+        else "from no limit"
+    )
+    message = (
+        start
+        if frontier.question_limit is None
+        else f"{start}; asked was {_limit_text(frontier, frontier.question_limit)}"
+    )
     anew = "; each rate draws other requests, so that a plan at one rate may cost less than the steps say"
-    return said + anew if found.axis == "rate" else said
+    return message + anew if frontier.axis == "rate" else message
 
 
-def ended_line(found: Frontier) -> str:
+def ended_line(frontier: Frontier) -> str:
     """Why there is no further fleet."""
-    return f"the staircase ends: {found.ended}"
+    return f"the staircase ends: {frontier.ended}"
 
 
-def _flat(step: dict[str, Any]) -> dict[str, Any]:
+def _csv_row(step: dict[str, Any]) -> dict[str, Any]:
     """A line of pareto.csv: each answer's price and scenarios in columns of their own."""
     answers = {each["name"].replace("-", "_"): each for each in step["answers"]}
     return {key: value for key, value in step.items() if key != "answers"} | {
@@ -100,17 +112,17 @@ def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def rows(found: Frontier) -> list[dict[str, str]]:
+def frontier_table(frontier: Frontier) -> list[dict[str, str]]:
     """The rows of the table, one per fleet, with every value as text."""
     return [
         {
-            f"{found.axis}, holds to": _shown(found, step["holds_to"]),
-            found.objective_unit: f"{step['value']:.6g}",
+            f"{frontier.axis}, holds to": _limit_text(frontier, step["holds_to"]),
+            frontier.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
             **_answer_cells(step),
             "one type per pool": f"{step['level0']:.6g}, "
             + level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"]),
             "asked": "*" if step["is_asked"] else "",
         }
-        for step in document(found)["steps"]
+        for step in frontier_document(frontier)["steps"]
     ]

@@ -15,27 +15,27 @@ from dataclasses import replace
 
 from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneAlone, Note, Remarked
-from planner.documents.task import Task
+from planner.documents.task import PlanQuestion
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
-from planner.io.executors import width
-from planner.search.alternatives import ONE_GPU
-from planner.search.answers import production
-from planner.search.best_fleet import Found, best_of, search_policies
-from planner.search.fleets import Counts
-from planner.search.owned import paid
-from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.problem import Conditions, Problem
-from planner.search.stages import Stage
-from planner.search.waves import of_each
-from planner.studies.whatif import Study
+from planner.parallel.executors import parallel_width
+from planner.search.evidence.alternatives import ONE_GPU
+from planner.search.evidence.plan import Plan
+from planner.search.level0.owned_gpus import objective_paid
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
+from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.problem.stages import Stage
+from planner.search.production.three_answers import plan_production
+from planner.studies.what_if import Study
 
 MOST_UNASKED = 4  # GPU types answered alone where nobody says whether to: together about as dear as the plan
 LEAST_S = 1.0  # for each GPU type
 
 
-def gpu_types(task: Task, study: Study) -> dict[str, dict[str, int | None]]:
+def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | None]]:
     """The stock by GPU type: a power-capped row is of the type of its uncapped one."""
     types: dict[str, dict[str, int | None]] = {}
     for name, count in task.stock.items():
@@ -44,65 +44,67 @@ def gpu_types(task: Task, study: Study) -> dict[str, dict[str, int | None]]:
     return types
 
 
-def with_each_gpu(study: Study, task: Task, found: Plan, *, seconds: float) -> Plan:
+def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float) -> Plan:
     """The plan with the best fleet of each GPU type alone among its alternatives, as "only h100-80g".
 
     They take the place of the cheapest mixed pools of these types. Each has its share of `seconds`; a search
     that did not come to its end says so.
     """
-    if found.throughput is not None:
-        task = replace(task, objective="cost", rate_rps=found.throughput.rate_rps)
+    if plan.throughput is not None:
+        task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
-    share_s = max(seconds / math.ceil(len(types) / width()), LEAST_S)
+    share_s = max(seconds / math.ceil(len(types) / parallel_width()), LEAST_S)
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
     for stock in types.values():  # whose traffic is one for all of them
-        study.asked(replace(task, stock=stock))
-    rows = of_each(lambda name: _alone(study, task, found, name, types[name], share_s), types)
+        study.traffic_request(replace(task, stock=stock))
+    rows = run_each(lambda name: _plan_on_gpu(study, task, plan, name, types[name], share_s), types)
     answered = {
-        f"{gpu}, mixed" for row, stock in zip(rows, types.values(), strict=True) for gpu in _names(row, stock)
+        f"{gpu}, mixed"
+        for row, stock in zip(rows, types.values(), strict=True)
+        for gpu in _exhausted_gpus(row, stock)
     }
     cheapest = min((row.objective for row in rows if row.is_priced), default=math.inf)
     kept = [
         row
-        for row in found.alternatives
+        for row in plan.alternatives
         if row.label not in answered and not (row.label == ONE_GPU and row.objective >= cheapest * (1 - 1e-9))
     ]
-    if found.certificate.answers:  # which are shown with their fleets
-        rows = [row for row in rows if row.fleet is None or row.fleet not in (found.fleet, found.on_paper)]
-    return replace(found, alternatives=(*kept, *rows))
+    if plan.certificate.answers:  # which are shown with their fleets
+        rows = [row for row in rows if row.fleet is None or row.fleet not in (plan.fleet, plan.on_paper)]
+    return replace(plan, alternatives=(*kept, *rows))
 
 
-def _names(row: Alternative, stock: Mapping[str, int | None]) -> set[str]:
+def _exhausted_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str]:
     """The GPUs whose mixed pools say nothing more; all of them stay where the time did not suffice."""
     if any(isinstance(note, NoneAlone) and not note.is_proved for note in row.notes):
         return set()
     return {gpu + market for gpu in stock for market in ("", SPOT, OWNED)}
 
 
-def _alone(
-    study: Study, task: Task, found: Plan, name: str, stock: Mapping[str, int | None], seconds: float
+def _plan_on_gpu(
+    study: Study, task: PlanQuestion, plan: Plan, name: str, stock: Mapping[str, int | None], seconds: float
 ) -> Alternative:
     label = f"only {name}"
-    value = found.certificate.value
-    made = found.certificate.answer("production")
-    paper = found.fleet if made is None else found.on_paper
+    value = plan.certificate.value
+    made = plan.certificate.find_answer("production")
+    paper = plan.fleet if made is None else plan.on_paper
     is_for_production = made is not None and task.per_gpu is True
     if (
         not is_for_production
         and paper is not None
-        and {pool.type.gpu.base for pool in paper.running} == {name}
+        and {pool.type.gpu.base for pool in paper.running_pools} == {name}
     ):
         return Alternative(label, paper, value, (Remarked("is-the-plan"),) if made is None else ())
     alone = replace(task, stock=stock)
     conditions = Conditions(time.monotonic() + seconds, answers=study.answers)
     try:
-        problem = pose(
+        problem = build_problem(
             alone,
             study.trace,
             study.catalog,
             seed=study.seed,
             conditions=conditions,
-            asked=study.asked(alone),
+            request=study.traffic_request(alone),
         )
         problem, best = best_of(search_policies(problem, walks=False))
     except InfeasibleError as error:
@@ -115,7 +117,7 @@ def _alone(
     fleet, against, is_on_paper = best.best, value, made is not None
     if made is not None and is_for_production and (counts := _in_production(problem, best)) is not None:
         fleet, against, is_on_paper = counts, made.value or math.inf, False
-    alone_value = paid(problem, fleet)
+    alone_value = objective_paid(problem, fleet)
     if alone_value < against * (1 - 1e-9):
         notes.append(Remarked("cheaper-alone"))
     if is_on_paper:
@@ -123,10 +125,10 @@ def _alone(
     return Alternative(label, problem.oracle.fleet(fleet), alone_value, tuple(notes))
 
 
-def _in_production(problem: Problem, paper: Found) -> Counts | None:
+def _in_production(problem: Problem, paper: FleetSearch) -> Counts | None:
     """The fleet that passes the test for production; None where none was found that does."""
     try:
-        answer = production(problem, paper)
+        answer = plan_production(problem, paper)
     except InfeasibleError:
         return None
     return answer.best if answer is not None and answer.is_tested else None

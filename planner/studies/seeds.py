@@ -19,12 +19,12 @@ from typing import Any
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.io.executors import SERIAL, Executor, run
+from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import output
-from planner.reports.run import outcome
+from planner.reports.simulated_run import outcome
 from planner.simulator.repeats import CONFIDENCE_FRAC, interval
-from planner.traffic.scaling import Asked
-from planner.traffic.trace import Trace, spread
+from planner.traffic.scaling import RateRequest
+from planner.traffic.trace import Trace, spread_stamps
 
 METRICS = ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
 SAME_FOR_ALL = (
@@ -34,12 +34,12 @@ SAME_FOR_ALL = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class SeedsQuestion:
     """All but the seed. `trace` as `read_trace(path, seed=None)` gives it, coarse stamps not yet spread."""
 
     fleet: Fleet
     trace: Trace
-    asked: Asked
+    traffic_request: RateRequest
     slo: Slo | None = None
     closed_loop: int = 0
 
@@ -54,7 +54,7 @@ class SeedRun:
 
 
 def over_seeds(
-    question: Question,
+    question: SeedsQuestion,
     seeds: Sequence[int],
     *,
     executor: Executor | None = SERIAL,
@@ -64,18 +64,20 @@ def over_seeds(
     if len(set(seeds)) < len(seeds) or not seeds:
         raise InputError(f"seeds: expected different ones, at least one, found {list(seeds)}")
     items = [(seed, with_requests and seed == seeds[0]) for seed in seeds]
-    return run(simulate_seed, items, shared=question, executor=executor)
+    return run_items(simulate_seed, items, shared=question, executor=executor)
 
 
-def simulate_seed(question: Question, item: tuple[int, bool]) -> SeedRun:
+def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
     """Simulate one seed; the flag beside the seed requests its requests.csv."""
     seed, with_requests = item
-    requests = question.asked.of(spread(question.trace, seed=seed), seed=seed)
-    found = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
-    return SeedRun(seed, found.summary(), output.requests_csv(found.simulation) if with_requests else None)
+    requests = question.traffic_request.of(spread_stamps(question.trace, seed=seed), seed=seed)
+    simulated = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
+    return SeedRun(
+        seed, simulated.summary(), output.requests_csv(simulated.simulation) if with_requests else None
+    )
 
 
-def document(runs: Sequence[SeedRun]) -> output.Document:
+def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
     """What `plan simulate --seeds --json` prints: every figure over the seeds, then the runs one by one."""
     summaries = [one.summary for one in runs]
     first = summaries[0]
@@ -126,12 +128,12 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    found = interval(values)
+    bounds = interval(values)
     numbers = {
-        "mean": found.mean,
-        "low": found.mean - found.half,
-        "high": found.mean + found.half,
-        "least": found.least,
-        "most": found.most,
+        "mean": bounds.mean,
+        "low": bounds.mean - bounds.half,
+        "high": bounds.mean + bounds.half,
+        "least": bounds.least,
+        "most": bounds.most,
     }
     return {name: float(f"{x:.10g}") if math.isfinite(x) else None for name, x in numbers.items()}

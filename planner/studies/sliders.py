@@ -17,9 +17,9 @@ import numpy as np
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet
 from planner.reports.words import describe, limit_text
-from planner.search.bill import bill
-from planner.simulator.metrics import Verdict, judge
+from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
 
@@ -30,7 +30,7 @@ SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)  # Factors on the size of the plan's pools; 
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SizeVerdicts:
     """A fleet: `kept_frac` (T, S, L, limits) is the share of requests, or gaps, within each limit, `holds`
     (T, S, L) whether the promise is kept. NaN, and no, where there was no time to simulate.
     """
@@ -48,7 +48,7 @@ class Sliders:
     `is_whole` is False where `time_limit_s` ended it.
     """
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[SizeVerdicts, ...]
     plan: int
     rate_rps: float
     limits: tuple[str, ...]
@@ -56,12 +56,12 @@ class Sliders:
     is_whole: bool
 
 
-def around(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Sliders:
+def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Sliders:
     """Simulate a fleet and its neighbours; an SLO for every window is judged over the whole trace."""
     until = time.monotonic() + time_limit_s
-    asked = replace(slo, every_s=None)
+    whole_slo = replace(slo, every_s=None)
     traces = [sped_up(trace, factor) for factor in TRAFFIC]
-    sizes = [_simulated(each, traces, asked, until) for each in _sizes(fleet)]
+    sizes = [_simulate_fleet(each, traces, whole_slo, until) for each in _neighbour_fleets(fleet)]
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
     own = next(k for k, each in enumerate(sizes) if each.text == describe(fleet))
     return Sliders(
@@ -74,44 +74,46 @@ def around(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Slid
     )
 
 
-def _sizes(fleet: Fleet) -> list[Fleet]:
+def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
     """The fleets in the order of simulation: the plan's own comes first, in case time runs out."""
-    own_usd_per_h = bill(fleet).usd_per_h
-    found: dict[tuple[int, ...], Fleet] = {}
+    own_usd_per_h = bill_fleet(fleet).usd_per_h
+    fleets: dict[tuple[int, ...], Fleet] = {}
     for factor in sorted(SIZES, key=lambda factor: factor != 1):
-        counts = tuple(math.ceil(factor * pool.count - 1e-9) for pool in fleet.running)
-        pools = tuple(replace(pool, count=count) for pool, count in zip(fleet.running, counts, strict=True))
+        counts = tuple(math.ceil(factor * pool.count - 1e-9) for pool in fleet.running_pools)
+        pools = tuple(
+            replace(pool, count=count) for pool, count in zip(fleet.running_pools, counts, strict=True)
+        )
         other = replace(fleet, pools=pools)
         if (
-            factor >= 1 or bill(other).usd_per_h < own_usd_per_h
+            factor >= 1 or bill_fleet(other).usd_per_h < own_usd_per_h
         ):  # fewer workers on nodes paid whole spare nothing
-            found.setdefault(counts, other)
-    return list(found.values())
+            fleets.setdefault(counts, other)
+    return list(fleets.values())
 
 
-def _simulated(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: float) -> Size:
+def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: float) -> SizeVerdicts:
     shape = (len(TRAFFIC), len(STEPS), len(LIMITS))
     kept, holds = np.full((*shape, len(slo.limits)), np.nan), np.zeros(shape, dtype=bool)
     for s, factor in enumerate(STEPS):
-        slow = tuple(replace(pool, type=pool.type.longer(factor - 1)) for pool in fleet.pools)
+        slow = tuple(replace(pool, type=pool.type.with_longer_steps(factor - 1)) for pool in fleet.pools)
         for t, trace in enumerate(traces):
             if time.monotonic() >= until:
                 break
-            for k, verdict in enumerate(_verdicts(replace(fleet, pools=slow), trace, slo)):
+            for k, verdict in enumerate(_judge_at_limits(replace(fleet, pools=slow), trace, slo)):
                 kept[t, s, k] = [line.kept_frac for line in verdict.lines]
                 holds[t, s, k] = verdict.holds
-    return Size(describe(fleet), bill(fleet).usd_per_h, kept, holds)
+    return SizeVerdicts(describe(fleet), bill_fleet(fleet).usd_per_h, kept, holds)
 
 
-def _verdicts(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
+def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
     """The verdicts for every factor on the limits, all from one simulation."""
-    asked = [
+    queries = [
         replace(slo, limits=tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in slo.limits))
         for factor in LIMITS
     ]
-    every: list[Limit] = [limit for each in asked for limit in each.limits]
+    every: list[Limit] = [limit for each in queries for limit in each.limits]
     simulation = simulate(fleet, trace, limits=every, record=False)
-    for k, each in enumerate(asked):
+    for k, each in enumerate(queries):
         part = slice(k * len(slo.limits), (k + 1) * len(slo.limits))
         counted, violations = simulation.counted[part], simulation.violations[part]
         own = replace(simulation, limits=each.limits, counted=counted, violations=violations)

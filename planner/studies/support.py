@@ -11,8 +11,8 @@ from planner.domain import Gpu
 from planner.models.all2all import LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, Ranks
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
-from planner.models.memory import memory
-from planner.models.spread import Z
+from planner.models.memory import worker_memory
+from planner.models.spread import INTERVAL_SIGMAS
 
 STEP_TIMES = {
     "kernels": "sums of measured kernels; off: the fit's mean error on steps held out",
@@ -30,7 +30,7 @@ KINDS = {
 Colour = Literal["green", "orange", "red"]
 
 
-def rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]:
+def support_rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]:
     """One worker of each TP and split of the experts that holds the LLM, with vLLM's usual settings; the
     smallest TP first.
     """
@@ -40,10 +40,10 @@ def rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def in_a_word(found: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
+def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
     """How well step times are known, its colour, and why; of each GPU the first of its rows counts."""
     first: dict[str, str] = {}
-    for row in found:
+    for row in rows:
         first.setdefault(row["gpu"], row["step_times"])
     gpus = {words: [gpu for gpu, kind in first.items() if kind in kinds] for words, kinds in KINDS.items()}
     measured, carried, computed = gpus.values()
@@ -69,10 +69,10 @@ def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | N
     """The row of one worker; None where the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
     budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else 8192
-    use = memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
+    use = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if use.kv_tokens == 0:
         return None
-    latency = known.latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
+    latency = known.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
     spread = latency.spread
     return {
         "gpu": gpu.name,
@@ -83,10 +83,12 @@ def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | N
         "all2all": all2all,
         "weight_gb": round(use.weight_bytes / 1e9, 2),
         "kv_tokens": use.kv_tokens,
-        "blocks_beside": kv_layout(llm, tp).beside.blocks(llm.context_tokens),
+        "blocks_beside": kv_layout(llm, tp).beside.sequence_blocks(llm.context_tokens),
         "step_times": latency.kind,
         "error_frac": latency.mape_frac,
-        "spread": None if spread is None else [spread.prefill.at(Z), spread.decode.at(Z)],
+        "spread": None
+        if spread is None
+        else [spread.prefill.at_sigmas(INTERVAL_SIGMAS), spread.decode.at_sigmas(INTERVAL_SIGMAS)],
         "basis": latency.basis,
         "unchecked": "" if known.is_checked(llm, gpu) else gpu.unchecked,
     }

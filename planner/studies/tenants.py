@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Fleet, Pool
-from planner.search.bill import bill
+from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import Simulation
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     if not simulation.tenants:
         return ()
     pool_of = np.repeat(np.arange(len(fleet.pools)), [pool.count for pool in fleet.pools])
-    shares, total = np.zeros(len(simulation.tenants)), bill(fleet).usd_per_h
+    shares, total = np.zeros(len(simulation.tenants)), bill_fleet(fleet).usd_per_h
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
     weights = prices if prices.sum() > 0 else gpus
@@ -52,14 +52,14 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
             used += weights[number]
     shares = shares / used if used else shares
     hours = max(float(simulation.end_s - simulation.arrival_s[0]), 1e-9) / 3600
-    found = []
+    costs = []
     for u, name in enumerate(simulation.tenants):
         mine = simulation.tenant == u
         inputs, outputs = (int(n[mine].sum()) for n in (simulation.input_tokens, simulation.output_tokens))
         usd = total * float(shares[u])
         per_million = 1e6 * usd * hours / max(inputs + outputs, 1)
-        found.append(TenantCost(name, int(mine.sum()), inputs, outputs, float(shares[u]), usd, per_million))
-    return tuple(found)
+        costs.append(TenantCost(name, int(mine.sum()), inputs, outputs, float(shares[u]), usd, per_million))
+    return tuple(costs)
 
 
 def _work_s(simulation: Simulation, pool: Pool, number: int, pool_of: npt.NDArray[np.int64]) -> Floats:
@@ -92,7 +92,7 @@ def _in_pool(
     return np.asarray(known & (pool_of[np.where(known, worker, 0)] == number))
 
 
-def rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:
+def tenant_rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:
     """The tenants as `plan simulate --json` prints them, the most expensive first."""
     return [
         {

@@ -10,9 +10,9 @@ from typing import Any
 from planner.fleet import Fleet
 from planner.manifests.monitoring import HEADROOM, HOLDS
 from planner.reports.words import describe, usd
-from planner.studies.replan import Replan
-from planner.studies.watch import Drift, LatencyLine, Watched
-from planner.units import finite, show_s
+from planner.studies.plan_watch import LatencyLine, LiveDrift, WatchedPlan
+from planner.studies.replanning import Replan
+from planner.units import finite_or_none, show_s
 
 WHAT = {
     "rate": ("traffic", "requests/s"),
@@ -32,23 +32,23 @@ GAUGES: Mapping[str, str] = {
 }
 
 
-def sentences(found: Watched) -> list[str]:
+def watch_sentences(watched: WatchedPlan) -> list[str]:
     """The result as sentences, the most important one first."""
-    lines = [_headline(found)]
-    lines += [_drifted(drift) for drift in found.drifts if drift.is_drift]
-    if inside := [_inside(drift) for drift in found.drifts if not drift.is_drift]:
+    lines = [_headline(watched)]
+    lines += [_drifted(drift) for drift in watched.drifts if drift.is_drift]
+    if inside := [_inside(drift) for drift in watched.drifts if not drift.is_drift]:
         lines.append(f"still inside: {'; '.join(inside)}")
-    lines += [_latency(line) for line in found.latencies]
-    planned, hits = found.hit_frac
+    lines += [_latency(line) for line in watched.latencies]
+    planned, hits = watched.hit_frac
     if hits is not None:
-        held = "" if planned is None else f", planned {100 * planned:.0f} %"
-        lines.append(f"prefix caches had {100 * hits:.0f} % of the prompt tokens{held}")
-    lines.append(_load(found))
+        planned_text = "" if planned is None else f", planned {100 * planned:.0f} %"
+        lines.append(f"prefix caches had {100 * hits:.0f} % of the prompt tokens{planned_text}")
+    lines.append(_load(watched))
     return lines
 
 
-def _headline(found: Watched) -> str:
-    holds = found.holds
+def _headline(watched: WatchedPlan) -> str:
+    holds = watched.holds
     more = "at least " if holds.is_at_most else ""
     until = f"the plan holds until {more}{holds.until_rps:.3g} req/s (now {holds.now_rps:.3g})"
     if holds.input_frac or holds.output_frac:
@@ -57,10 +57,10 @@ def _headline(found: Watched) -> str:
         until = (
             f"the plan no longer holds: it does until {holds.until_rps:.3g} req/s, now {holds.now_rps:.3g}"
         )
-    harder = ", ".join(_short(drift) for drift in found.drifts if drift.is_harder)
-    easier = ", ".join(_short(drift) for drift in found.drifts if drift.is_drift and not drift.is_up)
-    if found.missed:
-        missed = ", ".join(line.limit.name for line in found.missed)
+    harder = ", ".join(_short(drift) for drift in watched.drifts if drift.is_harder)
+    easier = ", ".join(_short(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
+    if watched.missed:
+        missed = ", ".join(line.limit.name for line in watched.missed)
         return f"the SLO is missed ({missed}){'; drifted: ' + harder if harder else ''}; {until}"
     if harder:
         return f"drifted: {harder}; {until}"
@@ -69,12 +69,12 @@ def _headline(found: Watched) -> str:
     return f"still inside the plan; {until}"
 
 
-def _short(drift: Drift) -> str:
+def _short(drift: LiveDrift) -> str:
     assert drift.since_s is not None
-    return f"{_change(drift)} since {when(drift.since_s)}"
+    return f"{_change(drift)} since {utc_text(drift.since_s)}"
 
 
-def _change(drift: Drift) -> str:
+def _change(drift: LiveDrift) -> str:
     by = f"{100 * abs(drift.change_frac):.0f} %"
     if drift.what == "missed":
         return f"prefix caches miss {by} {'more' if drift.change_frac > 0 else 'less'}"
@@ -82,16 +82,16 @@ def _change(drift: Drift) -> str:
     return f"{by} {way} traffic" if drift.what == "rate" else f"{WHAT[drift.what][0]} {by} {way}"
 
 
-def _drifted(drift: Drift) -> str:
+def _drifted(drift: LiveDrift) -> str:
     name, unit = WHAT[drift.what]
     assert drift.noticed_s is not None
     return (
         f"{name}: {drift.now:,.4g} {unit}, planned {drift.planned:,.4g}{_levels(drift)}: "
-        f"{_interval(drift)}; noticed {when(drift.noticed_s)}"
+        f"{_interval(drift)}; noticed {utc_text(drift.noticed_s)}"
     )
 
 
-def _inside(drift: Drift) -> str:
+def _inside(drift: LiveDrift) -> str:
     name, unit = WHAT[drift.what]
     past = f", drifted {len(drift.past)} times and came back" if drift.past else ""
     if math.isnan(drift.now):
@@ -100,11 +100,11 @@ def _inside(drift: Drift) -> str:
     return f"{name} {drift.now:,.4g} {unit}, {planned} ({_interval(drift)}){past}"
 
 
-def _levels(drift: Drift) -> str:
+def _levels(drift: LiveDrift) -> str:
     return f", levels {drift.planned_low:,.4g} to {drift.planned_high:,.4g}"
 
 
-def _interval(drift: Drift) -> str:
+def _interval(drift: LiveDrift) -> str:
     return f"{100 * drift.low_frac:+.0f} to {100 * drift.high_frac:+.0f} %"
 
 
@@ -120,8 +120,8 @@ def _latency(line: LatencyLine) -> str:
     return f"{line.limit.name} <= {show_s(line.limit.limit_s)}: {between}{planned}: {verdict}{why}"
 
 
-def _load(found: Watched) -> str:
-    live = found.live
+def _load(watched: WatchedPlan) -> str:
+    live = watched.live
     recent = slice(-max(int(3600 / live.every_s), 1), None)
 
     def mean(values: Any) -> str:
@@ -135,33 +135,33 @@ def _load(found: Watched) -> str:
     )
 
 
-def when(t_s: float) -> str:
+def utc_text(t_s: float) -> str:
     """For instance 'Tue 2026-11-24 14:05 UTC'."""
     return datetime.fromtimestamp(t_s, UTC).strftime("%a %Y-%m-%d %H:%M UTC")
 
 
-def document(found: Watched) -> dict[str, Any]:
+def watch_document(watched: WatchedPlan) -> dict[str, Any]:
     """What `plan watch --json` prints; times are Unix [s]."""
-    holds = found.holds
+    holds = watched.holds
     return {
-        "status": found.status,
-        "plan_holds": found.plan_holds,
-        "message": sentences(found)[0],
-        "from_s": float(found.live.edges_s[0]),
-        "to_s": float(found.live.edges_s[-1]),
-        "windows": found.live.windows,
+        "status": watched.status,
+        "plan_holds": watched.plan_holds,
+        "message": watch_sentences(watched)[0],
+        "from_s": float(watched.live.edges_s[0]),
+        "to_s": float(watched.live.edges_s[-1]),
+        "windows": watched.live.windows,
         "holds_until_rps": holds.until_rps,
-        "now_rps": finite(holds.now_rps),
-        "headroom_traffic_frac": finite(holds.headroom_frac),
+        "now_rps": finite_or_none(holds.now_rps),
+        "headroom_traffic_frac": finite_or_none(holds.headroom_frac),
         "is_at_most_tried": holds.is_at_most,
         "drift": [
             {
                 "what": drift.what,
                 "planned": drift.planned,
                 "planned_levels": [drift.planned_low, drift.planned_high],
-                "now": finite(drift.now),
-                "change_frac": finite(drift.change_frac),
-                "interval_95_frac": [finite(drift.low_frac), finite(drift.high_frac)],
+                "now": finite_or_none(drift.now),
+                "change_frac": finite_or_none(drift.change_frac),
+                "interval_95_frac": [finite_or_none(drift.low_frac), finite_or_none(drift.high_frac)],
                 "dispersion": drift.dispersion,
                 "is_drift": drift.is_drift,
                 "is_harder": drift.is_harder,
@@ -169,46 +169,49 @@ def document(found: Watched) -> dict[str, Any]:
                 "noticed_s": drift.noticed_s,
                 "past_s": [list(span) for span in drift.past],
             }
-            for drift in found.drifts
+            for drift in watched.drifts
         ],
         "slo": [
             {
                 "limit": line.limit.name,
                 "limit_s": line.limit.limit_s,
-                "above_s": finite(line.low_s),
-                "at_most_s": finite(line.high_s),
+                "above_s": finite_or_none(line.low_s),
+                "at_most_s": finite_or_none(line.high_s),
                 "predicted_s": line.planned_s,
                 "requests": line.requests,
                 "is_kept": line.is_kept,
             }
-            for line in found.latencies
+            for line in watched.latencies
         ],
-        "hit_frac": {"planned": found.hit_frac[0], "live": found.hit_frac[1]},
+        "hit_frac": {"planned": watched.hit_frac[0], "live": watched.hit_frac[1]},
     }
 
 
-def samples(found: Watched) -> list[tuple[str, dict[str, str], float]]:
+def prometheus_samples(watched: WatchedPlan) -> list[tuple[str, dict[str, str], float]]:
     """The Prometheus samples of GAUGES: name, labels, value."""
     rows: list[tuple[str, dict[str, str], float]] = [
-        (HOLDS, {}, float(found.plan_holds)),
-        (HEADROOM, {}, found.holds.headroom_frac),
-        ("fleetplan_holds_until_rps", {}, found.holds.until_rps),
-        ("fleetplan_watched_timestamp_seconds", {}, float(found.live.edges_s[-1])),
+        (HOLDS, {}, float(watched.plan_holds)),
+        (HEADROOM, {}, watched.holds.headroom_frac),
+        ("fleetplan_holds_until_rps", {}, watched.holds.until_rps),
+        ("fleetplan_watched_timestamp_seconds", {}, float(watched.live.edges_s[-1])),
     ]
-    for drift in found.drifts:
+    for drift in watched.drifts:
         rows.append(("fleetplan_drifted", {"quantity": drift.what}, float(drift.is_drift)))
         rows.append(("fleetplan_drift_frac", {"quantity": drift.what}, drift.change_frac))
-    for line in found.latencies:
+    for line in watched.latencies:
         kept = math.nan if line.is_kept is None else float(line.is_kept)
         rows.append(("fleetplan_slo_kept", {"limit": line.limit.name}, kept))
     return rows
 
 
-def replan_sentence(found: Replan, running: Fleet) -> str:
+def replan_sentence(replanned: Replan, running: Fleet) -> str:
     """What replanning would change, and what it costs."""
-    best, before = found.best, next((way for way in found.ways if way.label == "keep what runs"), None)
+    best, before = (
+        replanned.best,
+        next((way for way in replanned.ways if way.label == "keep what runs"), None),
+    )
     now = "" if before is None else f" (now {usd(before.cost_usd_per_h)} per hour)"
-    if found.keeps:
+    if replanned.keeps:
         return (
             f"replanning on this traffic would keep {describe(running)}, {usd(best.cost_usd_per_h)} per hour"
         )

@@ -59,10 +59,10 @@ class Clients:
     gap_cv: float = 2.0
     lengths_frac: float = 0.1
 
-    def shares(self) -> FloatArray:
+    def rate_shares(self) -> FloatArray:
         """(count,), the largest first."""
-        found = np.arange(1.0, self.count + 1) ** -self.skew
-        return np.asarray(found / found.sum())
+        weights = np.arange(1.0, self.count + 1) ** -self.skew
+        return np.asarray(weights / weights.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,14 @@ class Description:
     @property
     def mean_rps(self) -> float:
         """Over what is drawn."""
-        return float(self.expected(np.array([0.0, self.duration_s])).sum()) / self.duration_s
+        return float(self.expected_requests(np.array([0.0, self.duration_s])).sum()) / self.duration_s
 
-    def at(self, rate_rps: float) -> Description:
+    def at_rate(self, rate_rps: float) -> Description:
         """The same at another mean rate. Fano factors rise with it, as more of the same requests' do."""
         factor = rate_rps / self.mean_rps
         return self if factor == 1 else self._times(factor)
 
-    def grown(self, growth_frac: float) -> Description:
+    def with_growth(self, growth_frac: float) -> Description:
         """The same with this share more requests."""
         return self if not growth_frac else self._times(1 + growth_frac)
 
@@ -141,7 +141,7 @@ class Description:
     def is_curve(self) -> bool:
         return len(set(self.rate_rps)) > 1
 
-    def expected(self, edges_s: FloatArray) -> FloatArray:
+    def expected_requests(self, edges_s: FloatArray) -> FloatArray:
         """Requests between neighbouring times of what is drawn, which begins at 0."""
         within_s = self.every_s * np.arange(len(self.rate_rps) + 1)
         requests = np.concatenate(([0.0], np.cumsum(self.rate_rps))) * self.every_s * self.growth
@@ -158,7 +158,7 @@ class Description:
         return self.every_s * int(np.argmax(sums[whole : whole + intervals] - sums[:intervals]))
 
 
-def check(description: Description) -> None:
+def check_description(description: Description) -> None:
     """Raises InputError for a description of which nothing sensible can be drawn."""
     requests = description.mean_rps * description.duration_s
     if not 20 <= requests <= MOST_DRAWN:
@@ -184,12 +184,12 @@ def check(description: Description) -> None:
 
 
 @lru_cache(maxsize=2)
-def draw(description: Description, *, seed: int) -> Trace:
+def draw_requests(description: Description, *, seed: int) -> Trace:
     """Requests of a description; other seeds draw others.
 
     Raises InputError for what `check` refuses.
     """
-    check(description)
+    check_description(description)
     rng = np.random.default_rng([seed, 20])
     at_s, client = _arrivals(description, rng)
     inside = at_s >= 0
@@ -199,13 +199,13 @@ def draw(description: Description, *, seed: int) -> Trace:
         think_s = np.zeros(len(at_s))
     else:
         at_s, client, session, turn, think_s = _turns(description.sessions, at_s, client, rng)
-    shares = description.clients.shares()
+    shares = description.clients.rate_shares()
     added, outputs = _lengths(description, shares, client, at_s, rng)
     prefix = _prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
     inputs = added
     if description.sessions is not None:
-        inputs = _contexts(added, outputs, session, turn) + shared
+        inputs = _context_tokens(added, outputs, session, turn) + shared
         fits = inputs + outputs <= description.sessions.most_tokens
         fits &= ~_after_a_long_one(fits, session)
     else:
@@ -216,7 +216,7 @@ def draw(description: Description, *, seed: int) -> Trace:
     keep = keep[np.argsort(at_s[keep], kind="stable")]
     tenants = tuple(f"tenant-{1 + k}" for k in range(description.tenants)) if description.tenants > 1 else ()
     offsets, ids, block = _blocks(inputs, session, prefix, shared, keep, description.sessions is not None)
-    found = Trace(
+    drawn = Trace(
         name=description.name,
         arrival_s=at_s[keep] - at_s[keep[0]],
         input_tokens=inputs[keep],
@@ -226,12 +226,12 @@ def draw(description: Description, *, seed: int) -> Trace:
         prefix_block_tokens=block,
         tenant=client[keep] % description.tenants,
         tenants=tenants,
-        after=_waits(session, turn, keep),
+        after=_edges_of_turns(session, turn, keep),
         think_s=think_s[keep],
         notes=(f"drawn from a description, seed {seed}", *description.basis),
         drawn_from=description,
     )
-    return found
+    return drawn
 
 
 # -- arrivals ----------------------------------------------------------------------------------------------
@@ -247,27 +247,27 @@ def _arrivals(description: Description, rng: np.random.Generator) -> tuple[Float
     coarse_s = np.linspace(-warm_s, description.duration_s, _cells(length_s, 5.0, CLIENT_CELLS) + 1)
     shares = _client_rates(description, coarse_s, rng)
     if not has_known_bursts:
-        mass = description.expected(coarse_s) / per_start
-        mass = mass * _evened(shares.sum(axis=0), mass, description, coarse_s)
+        mass = description.expected_requests(coarse_s) / per_start
+        mass = mass * _evening_factors(shares.sum(axis=0), mass, description, coarse_s)
         rates = mass * shares
-        return _renewals(rates, coarse_s, description.clients.gap_cv, rng)
+        return _gamma_arrivals(rates, coarse_s, description.clients.gap_cv, rng)
     shortest_s = min((window_s for window_s, _ in description.fano), default=5.0)
     edges_s = np.linspace(
         -warm_s, description.duration_s, _cells(length_s, shortest_s / FINE, MOST_CELLS) + 1
     )
-    mass = description.expected(edges_s) / per_start
-    bursts = _bursts(description, edges_s, rng)
-    mass = mass * bursts * _evened(bursts, mass, description, edges_s)
+    mass = description.expected_requests(edges_s) / per_start
+    bursts = _burst_factors(description, edges_s, rng)
+    mass = mass * bursts * _evening_factors(bursts, mass, description, edges_s)
     cv = 1.0 if description.gap_cv is None else description.gap_cv
-    at_s, _ = _renewals(mass[None, :], edges_s, cv, rng)
-    return at_s, _whose(at_s, shares, coarse_s, rng)
+    at_s, _ = _gamma_arrivals(mass[None, :], edges_s, cv, rng)
+    return at_s, _client_of_requests(at_s, shares, coarse_s, rng)
 
 
 def _cells(length_s: float, cell_s: float, most: int) -> int:
     return int(np.clip(math.ceil(length_s / cell_s), 1, most))
 
 
-def _evened(
+def _evening_factors(
     factor: FloatArray, mass: FloatArray, description: Description, edges_s: FloatArray
 ) -> FloatArray:
     """(cells,): by what to multiply so that each interval of the curve keeps its expected requests."""
@@ -283,18 +283,18 @@ def _evened(
 def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
     """(clients, cells): shares of the clients, each moving over minutes by itself."""
     clients = description.clients
-    found = np.repeat(clients.shares()[:, None], len(edges_s) - 1, axis=1)
+    rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
     for scale_s in CLIENT_RATE_S:
         blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1
         values = rng.gamma(1 / CLIENT_RATE_VAR, CLIENT_RATE_VAR, (clients.count, blocks))
         phase_s = rng.uniform(0.0, scale_s, clients.count)
         middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
         block = ((middle_s[None, :] + phase_s[:, None]) / scale_s).astype(np.int64)
-        found *= np.take_along_axis(values, block, axis=1)
-    return found
+        rates *= np.take_along_axis(values, block, axis=1)
+    return rates
 
 
-def _renewals(
+def _gamma_arrivals(
     mass: FloatArray, edges_s: FloatArray, cv: float, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray]:
     """Gamma gaps of this CV in the time in which a row of `mass` (rows, cells) brings one request a unit."""
@@ -322,36 +322,38 @@ def _renewals(
     return edges_s[cell] + np.clip(part, 0.0, 1.0) * (edges_s[1] - edges_s[0]), owner
 
 
-def _whose(at_s: FloatArray, shares: FloatArray, edges_s: FloatArray, rng: np.random.Generator) -> IntArray:
+def _client_of_requests(
+    at_s: FloatArray, shares: FloatArray, edges_s: FloatArray, rng: np.random.Generator
+) -> IntArray:
     """(n,) the client of each request, by the shares (clients, cells) of the moment."""
     clients, cells = shares.shape
     until = np.cumsum(shares, axis=0)
     until /= until[-1]
     flat = (until.T + np.arange(cells)[:, None]).ravel()
     cell = np.clip(((at_s - edges_s[0]) / (edges_s[1] - edges_s[0])).astype(np.int64), 0, cells - 1)
-    found = np.searchsorted(flat, cell + rng.uniform(size=len(at_s)), side="right") - cell * clients
-    return np.asarray(np.clip(found, 0, clients - 1), np.int64)
+    client_index = np.searchsorted(flat, cell + rng.uniform(size=len(at_s)), side="right") - cell * clients
+    return np.asarray(np.clip(client_index, 0, clients - 1), np.int64)
 
 
-def _bursts(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
+def _burst_factors(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
     """(cells,) with mean 1: by what the rate is multiplied so that counts have the Fano factors asked for."""
-    found = np.ones(len(edges_s) - 1)
+    factors = np.ones(len(edges_s) - 1)
     if not description.fano:
-        return found
+        return factors
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
-    for scale_s, variance in scales(description):
+    for scale_s, variance in time_scales(description):
         blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1
-        values = _factors(variance, blocks, rng)
-        found *= values[((middle_s + rng.uniform(0.0, scale_s)) / scale_s).astype(np.int64)]
-    return found
+        values = _gamma_factors(variance, blocks, rng)
+        factors *= values[((middle_s + rng.uniform(0.0, scale_s)) / scale_s).astype(np.int64)]
+    return factors
 
 
-def _factors(variance: float, shape: int | tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+def _gamma_factors(variance: float, shape: int | tuple[int, ...], rng: np.random.Generator) -> FloatArray:
     """Factors with mean 1 and this variance."""
     return rng.gamma(1 / variance, variance, shape)
 
 
-def scales(description: Description) -> list[tuple[float, float]]:
+def time_scales(description: Description) -> list[tuple[float, float]]:
     """Time scales tau [s] and the variances sigma^2 of their factors; see the module's docstring."""
     rates = np.array(description.rate_rps) * description.growth
     return _scales(
@@ -376,15 +378,15 @@ def _scales(
     longest_s = min(windows_s.max() * 4, evened_s)
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
-    asked = wanted
+    target = wanted
     for _ in range(TRIED):
-        found = _fitted(asked, windows_s, taus_s)
-        made = _made(found, windows_s, taus_s, evened_s)
-        asked = asked * np.clip(np.divide(wanted, made, out=np.ones(len(made)), where=made > 0), 0.5, 2.0)
-    return [(float(tau), float(each)) for tau, each in zip(taus_s, found, strict=True) if each > 1e-6]
+        fitted = _fit_variances(target, windows_s, taus_s)
+        made = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
+        target = target * np.clip(np.divide(wanted, made, out=np.ones(len(made)), where=made > 0), 0.5, 2.0)
+    return [(float(tau), float(each)) for tau, each in zip(taus_s, fitted, strict=True) if each > 1e-6]
 
 
-def _fitted(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
+def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
     """Variances sigma^2 of the factors by which v(T) is nearest to what is wanted."""
     from scipy.optimize import least_squares  # Imported late: it takes a tenth of a second.
 
@@ -392,18 +394,20 @@ def _fitted(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> Fl
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
     weight = 1 / np.maximum(wanted, 1e-3 * wanted.max())
 
-    def missed(root: FloatArray) -> FloatArray:
-        found = []
+    def residuals(root: FloatArray) -> FloatArray:
+        variances = []
         for lag, triangle in zip(lags, triangles, strict=True):
             together = np.prod(1 + root**2 * triangle, axis=1) - 1
-            found.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * together, lag))
-        return np.asarray((np.array(found) - wanted) * weight)
+            variances.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * together, lag))
+        return np.asarray((np.array(variances) - wanted) * weight)
 
     start = np.full(len(taus_s), math.sqrt(max(wanted.max() / len(taus_s), 1e-3)))
-    return np.asarray(least_squares(missed, start, max_nfev=100).x ** 2)
+    return np.asarray(least_squares(residuals, start, max_nfev=100).x ** 2)
 
 
-def _made(sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float) -> FloatArray:
+def _variances_over_windows(
+    sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float
+) -> FloatArray:
     """Variances of the evened rate's means over windows, as they come out."""
     rng = np.random.default_rng(0)
     within = int(np.clip(evened_s / windows_s.min() * 2, 8, TRIED_CELLS // 8))
@@ -412,18 +416,18 @@ def _made(sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_
     rate = np.ones((intervals, within))
     for tau_s, variance in zip(taus_s, sigma2, strict=True):
         if variance > 1e-6:
-            values = _factors(variance, (intervals, int(evened_s / tau_s) + 2), rng)
+            values = _gamma_factors(variance, (intervals, int(evened_s / tau_s) + 2), rng)
             block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s
             rate *= np.take_along_axis(values, block.astype(np.int64), axis=1)
     mean = rate.mean(axis=1, keepdims=True)
     rate = np.divide(rate, mean, out=np.ones_like(rate), where=mean > 0)
     sums = np.concatenate((np.zeros((intervals, 1)), np.cumsum(rate, axis=1)), axis=1)
-    found = []
+    variances_made = []
     for window_s in windows_s:
         cells = max(round(window_s / evened_s * within), 1)
         whole = sums[:, ::cells]
-        found.append(float((np.diff(whole, axis=1) / cells).var()))
-    return np.array(found)
+        variances_made.append(float((np.diff(whole, axis=1) / cells).var()))
+    return np.array(variances_made)
 
 
 # -- sessions ----------------------------------------------------------------------------------------------
@@ -443,12 +447,12 @@ def _turns(
     return at_s, client[session], session, turn, think_s
 
 
-def _contexts(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
+def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
     """Prompts of turns: all that was said before, and what the turn adds."""
-    said = np.cumsum(added + outputs)
+    conversation_tokens = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
-    before = said[first] - (added + outputs)[first]
-    return np.asarray(said - outputs - before[session])
+    before = conversation_tokens[first] - (added + outputs)[first]
+    return np.asarray(conversation_tokens - outputs - before[session])
 
 
 def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
@@ -458,7 +462,7 @@ def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
     return np.asarray((bad - (bad[first] - ~fits[first])[session - session[0]]) > 0)
 
 
-def _waits(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
+def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
     """Rows (request, parent) of turns of which the one before is kept too."""
     if not turn.any():
         return no_edges()
@@ -478,12 +482,12 @@ def _lengths(
 ) -> tuple[IntArray, ...]:
     """Tokens of input and output, (n,) each."""
     frac = description.clients.lengths_frac
-    first, second = (_scores(frac, shares, client, rng) for _ in range(2))
+    first, second = (_normal_scores(frac, shares, client, rng) for _ in range(2))
     if any(description.drift):
         interval = np.floor((at_s + description.from_s()) / description.every_s).astype(np.int64)
         interval %= len(description.rate_rps)
         first, second = (
-            _normal(scores * math.sqrt(max(1 - float(np.var(drift)), 0.0)) + np.array(drift)[interval])
+            _to_normal(scores * math.sqrt(max(1 - float(np.var(drift)), 0.0)) + np.array(drift)[interval])
             if drift
             else scores
             for scores, drift in zip((first, second), description.drift, strict=True)
@@ -494,12 +498,12 @@ def _lengths(
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
     return tuple(
-        lengths.of_scores(_normal(scores) if frac or any(description.drift) else scores)
+        lengths.of_scores(_to_normal(scores) if frac or any(description.drift) else scores)
         for lengths, scores in ((description.input, first), (description.output, second))
     )
 
 
-def _normal(scores: FloatArray) -> FloatArray:
+def _to_normal(scores: FloatArray) -> FloatArray:
     """The same order, normal as a whole: as clients' rates move, those of the moment are not."""
     from scipy.special import ndtri
 
@@ -508,7 +512,7 @@ def _normal(scores: FloatArray) -> FloatArray:
     return np.asarray(ndtri(rank / len(scores)))
 
 
-def _scores(frac: float, shares: FloatArray, client: IntArray, rng: np.random.Generator) -> FloatArray:
+def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.random.Generator) -> FloatArray:
     """Standard normal scores of which a share of the variance is between clients, whatever these are."""
     from scipy.special import ndtr, ndtri
 

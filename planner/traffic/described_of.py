@@ -12,8 +12,8 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.traffic.described import CLIENT_RATE_S, CLIENT_RATE_VAR, Clients, Description, Prefixes, Sessions
-from planner.traffic.lengths import Histogram
-from planner.traffic.sessions import sessions, waiting
+from planner.traffic.lengths import LengthHistogram
+from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import IntArray, Trace
 
 INTERVALS = 48
@@ -37,10 +37,10 @@ def described_of(trace: Trace) -> Description:
         )
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
     curve_rps, every_s = _curve(trace, duration_s)
-    session = sessions(trace) if trace.after.size else None
+    session = session_numbers(trace) if trace.after.size else None
     starts = trace if session is None else trace.select(np.unique(session, return_index=True)[1])
     fano = _fano(starts, every_s, duration_s)
-    prefixes = _shared(trace) if trace.has_prefixes and session is None else None
+    prefixes = _shared_texts(trace) if trace.has_prefixes and session is None else None
     if session is None:
         turns, added = None, trace.input_tokens
     else:
@@ -87,7 +87,7 @@ def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float,
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
     longest_s = min(every_s, duration_s) / 3
-    found = []
+    fano_factors = []
     for window_s in WINDOWS_S:
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
@@ -96,11 +96,11 @@ def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float,
         counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
         by_interval = counts.reshape(-1, within)
         variance = (by_interval.var(axis=1)).mean()
-        found.append((window_s, max(float(f"{variance / counts.mean():.4g}"), 1.0)))
-    return tuple(found)
+        fano_factors.append((window_s, max(float(f"{variance / counts.mean():.4g}"), 1.0)))
+    return tuple(fano_factors)
 
 
-def _histogram(tokens: IntArray) -> Histogram:
+def _histogram(tokens: IntArray) -> LengthHistogram:
     """Edges at quantiles; bins whose tokens are not those of lengths spread evenly are cut at their mean."""
     ordered = np.sort(tokens)
     before = np.concatenate(([0], np.cumsum(ordered)))
@@ -112,7 +112,7 @@ def _histogram(tokens: IntArray) -> Histogram:
         wrong = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
         worst = int(np.argmax(wrong))
         if wrong[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:
-            return Histogram(tuple(map(float, edges)), tuple(map(float, counts)))
+            return LengthHistogram(tuple(map(float, edges)), tuple(map(float, counts)))
         cut = int(np.clip(sums[worst] // counts[worst], edges[worst] + 1, edges[worst + 1] - 1))
         edges = np.insert(edges, worst + 1, cut)
 
@@ -153,9 +153,11 @@ def _clients(trace: Trace, added: IntArray, every_s: float) -> Clients:
         requests = np.sort(np.bincount(trace.tenant, minlength=len(trace.tenants)))[::-1]
         count = len(requests)
         skew = _skew(float(((requests / requests.sum()) ** 2).sum()), count)
-    together = np.square(Clients(count, skew).shares()).sum()
+    together = np.square(Clients(count, skew).rate_shares()).sum()
     moves = (1 + CLIENT_RATE_VAR) ** len(CLIENT_RATE_S) - 1
-    alike = np.mean([_alike(trace, each, CLIENT_RATE_S[0], every_s) for each in (added, trace.output_tokens)])
+    alike = np.mean(
+        [_rank_correlation(trace, each, CLIENT_RATE_S[0], every_s) for each in (added, trace.output_tokens)]
+    )
     frac = float(np.clip(alike / (together * moves), 0.0, MOST_LENGTHS_FRAC))
     return Clients(count, skew, usual.gap_cv, float(f"{frac:.3g}"))
 
@@ -166,12 +168,14 @@ def _skew(together: float, count: int) -> float:
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (
-            (middle, high) if np.square(Clients(count, middle).shares()).sum() < together else (low, middle)
+            (middle, high)
+            if np.square(Clients(count, middle).rate_shares()).sum() < together
+            else (low, middle)
         )
     return float(f"{(low + high) / 2:.3g}")
 
 
-def _alike(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
+def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
     """Correlation of the ranks of two lengths in one window, around the mean of their interval."""
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
@@ -188,18 +192,18 @@ def _alike(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> f
 
 def _turns(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
     """The means of its sessions, and what each request adds to what was said before."""
-    waits = waiting(trace)
-    said = trace.input_tokens + trace.output_tokens
+    waits = waits_for_others(trace)
+    conversation_tokens = trace.input_tokens + trace.output_tokens
     before = np.zeros(len(trace), np.int64)
-    np.maximum.at(before, trace.after[:, 0], said[trace.after[:, 1]])
+    np.maximum.at(before, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
     added = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
-    most = int(said.max())
+    most = int(conversation_tokens.max())
     return Sessions(float(f"{turns:.4g}"), float(f"{think_s:.4g}"), most), added
 
 
-def _shared(trace: Trace) -> Prefixes | None:
+def _shared_texts(trace: Trace) -> Prefixes | None:
     """As many texts as first blocks that several prompts have; what such a prompt shares on average."""
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.io.values import shown
+from planner.files.document_values import show_value
 from planner.traffic import doubts
-from planner.traffic.sessions import nominal
+from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
 from planner.traffic.trace import (
     MAX_IDS,
@@ -24,7 +24,7 @@ from planner.traffic.trace import (
     FloatArray,
     IntArray,
     Trace,
-    joined,
+    join_arrays,
     no_edges,
     no_ids,
     several_llms,
@@ -36,7 +36,7 @@ OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an er
 ANEW_FRAC = 0.01  # a clock that starts again does so this near to where it started, of its span
 YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # a clock since 1970 is between these
 DATE_S = 1e8  # a clock of numbers that begins later counts from a date, and does not start again
-SAID_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
+REPORTED_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
 MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
 NESTED = "hash_ids"  # The only column whose parts identify a format.
 
@@ -46,7 +46,7 @@ BLANK = "no field (blank line)"
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TraceFormat:
     """A public trace format: the columns that tell it, compared without regard to case.
 
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
@@ -70,12 +70,14 @@ class Format:
 
 
 FORMATS = (
-    Format("requests", "arrival_s", "input_tokens", "output_tokens", starts_at_zero=False),
-    Format("generic", "timestamp", "input_tokens", "output_tokens"),
-    Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", is_coarse=True),
-    Format("Qwen-Bailian", "timestamp", "input_length", "output_length", block_tokens=16, also=("chat_id",)),
-    Format(
+    TraceFormat("requests", "arrival_s", "input_tokens", "output_tokens", starts_at_zero=False),
+    TraceFormat("generic", "timestamp", "input_tokens", "output_tokens"),
+    TraceFormat("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    TraceFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", is_coarse=True),
+    TraceFormat(
+        "Qwen-Bailian", "timestamp", "input_length", "output_length", block_tokens=16, also=("chat_id",)
+    ),
+    TraceFormat(
         "RAGPulse",
         "timestamp",
         "input_length",
@@ -83,8 +85,8 @@ FORMATS = (
         block_tokens=0,
         also=("hash_ids.user_input",),
     ),
-    Format("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
-    Format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+    TraceFormat("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
+    TraceFormat("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 PUBLISHED = tuple(each.name for each in FORMATS[2:])  # These formats are published by others.
 _TENANT = ("tenant", "client")
@@ -94,7 +96,7 @@ _IMAGES = ("image_tokens",)  # that an encoder adds to the prompt
 _REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
 
 
-class Rows:
+class TraceRows:
     """Gathers the checked columns of one file block by block, then makes the trace of them."""
 
     def __init__(
@@ -146,7 +148,7 @@ class Rows:
         self.known = {name.strip().lower(): name for name in names}
         if len(self.known) < len(names):
             twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
-            raise TraceError(f"{where}: column {shown(twice)} is given twice; keep one")
+            raise TraceError(f"{where}: column {show_value(twice)} is given twice; keep one")
 
     def _choose(self, where: str) -> None:
         """The columns that are read beside the first three; empty for the rows before they began."""
@@ -184,14 +186,15 @@ class Rows:
         if self.hash_ids is not None and not self.blocks:
             self.blocks = [np.zeros(rows, np.int64)]
 
-    def _tell_format(self, where: str) -> Format:
+    def _tell_format(self, where: str) -> TraceFormat:
         missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
         closest = min(missing, key=lambda f: len(missing[f]))
         if lacks := missing[closest]:
-            found = ", ".join(map(shown, list(self.known.values())[:16])) or "no column"
+            column_names = ", ".join(map(show_value, list(self.known.values())[:16])) or "no column"
             raise TraceError(
-                f"{where}: closest to the {closest.name} format, but column {shown(lacks[0])} is missing; "
-                f"found {found}; expected one of the headers {accepted()}"
+                f"{where}: closest to the {closest.name} format, but column {show_value(lacks[0])} is "
+                "missing; "
+                f"found {column_names}; expected one of the headers {accepted_columns()}"
             )
         return closest
 
@@ -233,8 +236,8 @@ class Rows:
         if self.think is not None:
             think_s = _numbers(columns[self.think].where(columns[self.think].notna(), 0.0))
             if (at := np.flatnonzero(~((think_s >= 0) & (think_s < np.inf)))).size:
-                found = _found(columns[self.think].iloc[at[0]])
-                self._refuse(line[at[0]], self.think, "seconds >= 0", found)
+                bad_value = shown_value(columns[self.think].iloc[at[0]])
+                self._refuse(line[at[0]], self.think, "seconds >= 0", bad_value)
             self.think_s.append(think_s[keep])
         if self.after is not None:
             self.parents += self._lists(line, self.after, columns[self.after], keep)
@@ -268,7 +271,7 @@ class Rows:
         bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
         if (at := np.flatnonzero(bad)).size:
             expected = f"a whole number of tokens, 0 to {MAX_TOKENS}"
-            self._refuse(line[at[0]], name, expected, _found(column.iloc[at[0]]))
+            self._refuse(line[at[0]], name, expected, shown_value(column.iloc[at[0]]))
         return counts.astype(np.int64)
 
     def _ticks(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
@@ -278,7 +281,7 @@ class Rows:
         if self.ticks and is_date != (self.origin is not None):
             kinds = ("a number", "a date")
             expected = f"{kinds[not is_date]} as in the lines before"
-            self._refuse(line[0], self.clock, expected, _found(first))
+            self._refuse(line[0], self.clock, expected, shown_value(first))
         if is_date:
             dates = self._dates(line, column.astype(str))
             bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # within 64 bits of nanoseconds
@@ -288,7 +291,7 @@ class Rows:
             bad = ~((ticks >= 0) & (ticks < np.inf))
             expected = "a number >= 0"
         if (at := np.flatnonzero(bad)).size:
-            self._refuse(line[at[0]], self.clock, expected, _found(column.iloc[at[0]]))
+            self._refuse(line[at[0]], self.clock, expected, shown_value(column.iloc[at[0]]))
         if is_date:
             self.origin = self.origin or dates.iloc[0]
             ticks = (dates.dt.as_unit("ns") - self.origin).to_numpy().astype(np.int64) / 1e9
@@ -308,13 +311,13 @@ class Rows:
         self.has_zones = is_zoned
         if (at := np.flatnonzero(zoned != is_zoned)).size:
             kinds = ("without a zone", "with a zone, such as Z,")
-            found = shown(text.iloc[at[0]])
-            self._refuse(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", found)
+            bad_value = show_value(text.iloc[at[0]])
+            self._refuse(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", bad_value)
         return dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
 
-    def _refuse(self, line: int, name: str, expected: str, found: str) -> None:
+    def _refuse(self, line: int, name: str, expected: str, bad_value: str) -> None:
         where = f"{self.path}, {self.counted} {line}, column {name}"
-        raise TraceError(f"{where}: expected {expected}, found {found}")
+        raise TraceError(f"{where}: expected {expected}, found {bad_value}")
 
     def _warnings(self) -> tuple[str, ...]:
         """Of the share of requests that are left out; blank lines are none."""
@@ -325,20 +328,22 @@ class Rows:
             raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
         dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
         share = dropped / (kept + dropped)
-        said = (
+        message = (
             f"{dropped} of {kept + dropped} requests ({share:.1%}) cannot be served as they stand: {reasons}"
         )
         if share > MOST_DROPPED_FRAC and not self.drop_invalid:
-            raise TraceError(f"{self.path}: {said}. Mend the file, or go on without them with --drop-invalid")
-        if share <= SAID_DROPPED_FRAC:
+            raise TraceError(
+                f"{self.path}: {message}. Mend the file, or go on without them with --drop-invalid"
+            )
+        if share <= REPORTED_DROPPED_FRAC:
             return ()
-        return (f"{self.path.name}: {said}; they are left out, so the plan is for the other {kept} alone",)
+        return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {kept} alone",)
 
     def trace(self) -> Trace:
         """What was gathered, in order of arrival."""
         warnings = (*self._warnings(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        ticks, restarted = self._restarted(joined(self.ticks))
+        ticks, restarted = self._restarted(join_arrays(self.ticks))
         warnings += restarted
         order, notes = self._order(ticks)
         if order is not None:
@@ -359,7 +364,7 @@ class Rows:
         llm, llms = self._named(self.llm)
         if len(llms) > 1:
             notes.append(several_llms(llm, llms))
-        inputs, outputs = (joined(parts) for parts in self.tokens)
+        inputs, outputs = (join_arrays(parts) for parts in self.tokens)
         offsets, ids, block_tokens = self._prefixes(inputs, notes)
         adapter, adapters = self._adapters()
         if ids.size and adapters:
@@ -392,7 +397,7 @@ class Rows:
                 f"{waits} requests wait for others, so when they arrive depends on the fleet; rates and "
                 "windows are of arrivals as if answers took no time"
             )
-        found = replace(
+        gathered = replace(
             in_order,
             after=after,
             think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
@@ -402,23 +407,23 @@ class Rows:
             coarse_s=quantum_s,
         )
         if not waits:
-            return found
-        found = nominal(found)
-        if found.arrival_s[-1] > MAX_SPAN_S:
+            return gathered
+        gathered = with_nominal_arrivals(gathered)
+        if gathered.arrival_s[-1] > MAX_SPAN_S:
             raise TraceError(
                 f"{self.path}, column {self.think}: with all pauses the last request arrives after "
-                f"{found.arrival_s[-1]:.3g} s, more than 100 years; give seconds"
+                f"{gathered.arrival_s[-1]:.3g} s, more than 100 years; give seconds"
             )
-        return found
+        return gathered
 
     def _doubts(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
         """Of the clock. A format that others publish has its unit, but for Mooncake's plain names."""
-        said = doubts.of_gaps(self.path.name, arrival_s)
+        messages = doubts.of_gaps(self.path.name, arrival_s)
         counts = self.origin is None and per_s == self.format.ticks_per_s
-        if not said and counts and self.format.name in ("generic", "Mooncake"):
+        if not messages and counts and self.format.name in ("generic", "Mooncake"):
             lengths = self.counts[0], self.counts[1]
-            said = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
-        return said
+            messages = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
+        return messages
 
     def _per_s(self, first: float, notes: list[str]) -> float:
         """Ticks of the clock in a second; those of a clock that counts from 1970 are told by its size."""
@@ -437,7 +442,9 @@ class Rows:
         names = self.texts[self.request_id]
         named = Counter(name for name in names if name)  # nobody waits for what has no name
         if (twice := named.most_common(1)) and twice[0][1] > 1:
-            raise TraceError(f"{self.path}, column {self.request_id}: {shown(twice[0][0])} is given twice")
+            raise TraceError(
+                f"{self.path}, column {self.request_id}: {show_value(twice[0][0])} is given twice"
+            )
         place = {names[row]: i for i, row in enumerate(order.tolist()) if names[row]}
         edges = []
         for i, row in enumerate(order.tolist()):
@@ -548,12 +555,12 @@ class Rows:
         blocks = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.int64)
         texts = self.texts[self.block]
         with_ids = [text for text, count in zip(texts, blocks.tolist(), strict=False) if count]
-        found = sorted(set(with_ids or texts))  # a request without ids need not say
-        tokens = _number(found[0])
-        if len(found) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
+        block_sizes = sorted(set(with_ids or texts))  # a request without ids need not say
+        tokens = _number(block_sizes[0])
+        if len(block_sizes) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
             raise TraceError(
                 f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows "
-                f"with ids, found {', '.join(map(shown, found[:3]))}"
+                f"with ids, found {', '.join(map(show_value, block_sizes[:3]))}"
             )
         return int(tokens)
 
@@ -586,10 +593,10 @@ def _numbers(column: pd.Series[Any]) -> FloatArray:
         return column.to_numpy(dtype=np.float64)
     try:
         if not any(isinstance(value, bool) for value in column):
-            found = column.to_numpy(dtype=object).astype(np.float64)
+            floats = column.to_numpy(dtype=object).astype(np.float64)
             text = "".join([value for value in column if isinstance(value, str)])
             if "_" not in text and text.isascii():
-                return found
+                return floats
     except (ValueError, TypeError, OverflowError):
         pass
     return np.array([_number(value) for value in column], dtype=np.float64)
@@ -607,16 +614,16 @@ def _number(value: object) -> float:
         return np.nan
 
 
-def _found(value: object) -> str:
+def shown_value(value: object) -> str:
     is_missing = value is None or (isinstance(value, float) and np.isnan(value))
-    return "nothing or NaN" if is_missing else shown(value)
+    return "nothing or NaN" if is_missing else show_value(value)
 
 
-def known(names: Iterable[str]) -> bool:
+def is_known_format(names: Iterable[str]) -> bool:
     """Whether columns are those of a format, whatever else there is."""
     lower = {name.strip().lower() for name in names}
     return any(all(name.lower() in lower for name in form.columns) for form in FORMATS)
 
 
-def accepted() -> str:
+def accepted_columns() -> str:
     return "; ".join(f"{','.join(f.columns)} ({f.name})" for f in FORMATS)

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.traffic.formats import Rows, known
-from planner.traffic.logs.reading import read_frame
-from planner.traffic.reading import ids_of
+from planner.traffic.formats import TraceRows, is_known_format
+from planner.traffic.logs.log_reading import read_frame
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import ids_of
 
 NAME = "DataFrame"
 
@@ -26,9 +26,9 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
     path = Path(str(frame.attrs.get("name", NAME)))
     if not len(frame):
         raise TraceError(f"{path}: has no row; expected at least one request")
-    if not known(map(str, frame.columns)):
+    if not is_known_format(map(str, frame.columns)):
         return read_frame(str(path), frame, drop_invalid=drop_invalid)
-    rows = Rows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
+    rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
     columns = {name: _plain(frame[by_name[name]]) for name in rows.needed}
     blank = np.logical_and.reduce([column.isna().to_numpy() for column in columns.values()])

@@ -334,8 +334,8 @@ def tree_of_thoughts(
     for _ in range(HEIGHT):
         tree, end = np.repeat(tree, branches), np.repeat(above, branches)
         numbers = request + np.arange(len(end))
-        asked = np.repeat(parent, branches)
-        edges.append(np.column_stack((numbers, asked))[asked >= 0])
+        scored = np.repeat(parent, branches)
+        edges.append(np.column_stack((numbers, scored))[scored >= 0])
         ends.append(end)
         outputs.append(_gamma(thought_tokens, len(end), rng))
         arrivals.append(start_s[tree])

@@ -31,13 +31,13 @@ def quarters_apart(trace: Trace) -> tuple[float, float]:
     since_s = trace.arrival_s - trace.arrival_s[0]
     quarter = np.minimum(QUARTERS * since_s / (since_s[-1] or 1.0), QUARTERS - 1).astype(int)
 
-    def largest(tokens: Ints) -> float:
-        parts = [np.sort(_some(tokens[quarter == k])) for k in range(QUARTERS)]
+    def largest_distance(tokens: Ints) -> float:
+        parts = [np.sort(_sample_evenly(tokens[quarter == k])) for k in range(QUARTERS)]
         pairs = [pair for pair in itertools.combinations(parts, 2) if all(map(len, pair))]
         apart = [d for a, b in pairs if (d := distance_frac(a, b)) > by_chance_frac(a, b, 2 * len(pairs))]
         return max((d for d in apart if d >= OTHER_FRAC), default=0.0)
 
-    return largest(trace.input_tokens), largest(trace.output_tokens)
+    return largest_distance(trace.input_tokens), largest_distance(trace.output_tokens)
 
 
 def distance_frac(a: Ints, b: Ints) -> float:
@@ -52,5 +52,5 @@ def by_chance_frac(a: Ints, b: Ints, comparisons: int) -> float:
     return math.sqrt(-math.log(BY_CHANCE / comparisons / 2) / 2 * (len(a) + len(b)) / (len(a) * len(b)))
 
 
-def _some(tokens: Ints) -> Ints:
+def _sample_evenly(tokens: Ints) -> Ints:
     return tokens[:: -(-len(tokens) // QUARTER_REQUESTS) or 1]

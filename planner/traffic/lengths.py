@@ -25,8 +25,8 @@ BEND = 60.0  # of what lies between two percentiles, where a mean asks for the l
 
 
 def _tokens(lengths: FloatArray) -> IntArray:
-    found: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
-    return found
+    tokens: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
+    return tokens
 
 
 def _over_scores(tokens: FloatArray) -> float:
@@ -66,7 +66,7 @@ class Lognormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LengthHistogram:
     """`counts[i]` requests are longer than `edges_tokens[i]` and at most `edges_tokens[i + 1]`, evenly."""
 
     edges_tokens: tuple[float, ...]
@@ -84,7 +84,7 @@ class Histogram:
         lengths = np.interp(ndtr(scores), below / below[-1], self.edges_tokens)
         return _tokens(np.ceil(lengths))
 
-    def scaled(self, factor: float) -> Histogram:
+    def scaled(self, factor: float) -> LengthHistogram:
         return replace(self, edges_tokens=tuple(edge * factor for edge in self.edges_tokens))
 
 
@@ -99,7 +99,7 @@ class Percentiles:
 
     fracs: tuple[float, ...]
     tokens: tuple[float, ...]
-    asked_mean_tokens: float = 0.0
+    given_mean_tokens: float = 0.0
     most_tokens: float = 0.0
 
     @property
@@ -111,8 +111,8 @@ class Percentiles:
         normal = NormalDist().inv_cdf  # of the standard library: a catalog is read by every command
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
         if len(scores) == 1:
-            _sigma(float(scores[0]), float(logs[0]), self.asked_mean_tokens)
-        elif self.asked_mean_tokens:
+            _sigma(float(scores[0]), float(logs[0]), self.given_mean_tokens)
+        elif self.given_mean_tokens:
             _check_mean(self, _mean_of(self, scores, logs))
 
     def of_scores(self, scores: FloatArray) -> IntArray:
@@ -122,55 +122,58 @@ class Percentiles:
         return Percentiles(
             self.fracs,
             tuple(each * factor for each in self.tokens),
-            self.asked_mean_tokens * factor,
+            self.given_mean_tokens * factor,
             self.most_tokens * factor,
         )
 
 
-Lengths = Fixed | Lognormal | Histogram | Percentiles
+Lengths = Fixed | Lognormal | LengthHistogram | Percentiles
 
 
 @lru_cache(maxsize=64)
-def _curve(asked: Percentiles) -> Callable[[FloatArray], FloatArray]:
+def _curve(percentiles: Percentiles) -> Callable[[FloatArray], FloatArray]:
     """Tokens by score. Raises InputError where the mean cannot be, with what the percentiles allow."""
     from scipy.special import ndtri
 
-    scores, logs = ndtri(np.array(asked.fracs)), np.log(asked.tokens)
-    mean = asked.asked_mean_tokens
+    scores, logs = ndtri(np.array(percentiles.fracs)), np.log(percentiles.tokens)
+    mean = percentiles.given_mean_tokens
     if len(scores) == 1:
         sigma = _sigma(float(scores[0]), float(logs[0]), mean)
-        return _tail(scores, logs, sigma, sigma, 1.0, asked.most_tokens)
+        return _tail(scores, logs, sigma, sigma, 1.0, percentiles.most_tokens)
     slopes = np.diff(logs) / np.diff(scores)
-    mean_of = _mean_of(asked, scores, logs)
+    mean_of = _mean_of(percentiles, scores, logs)
     steep, bend = float(slopes[-1]), 1.0
     if mean:
-        _check_mean(asked, mean_of)
+        _check_mean(percentiles, mean_of)
         if mean < mean_of(0.0, 1.0):
-            steep, bend = 0.0, _where(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
+            steep, bend = 0.0, _solve_rising(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
         elif mean <= mean_of(STEEPEST, 1.0):
-            steep = _where(lambda each: mean_of(each, 1.0), mean, 0.0, STEEPEST)
+            steep = _solve_rising(lambda each: mean_of(each, 1.0), mean, 0.0, STEEPEST)
         else:
-            steep, bend = STEEPEST, _where(lambda each: mean_of(STEEPEST, 1 / each), mean, 1.0, BEND)
+            steep, bend = STEEPEST, _solve_rising(lambda each: mean_of(STEEPEST, 1 / each), mean, 1.0, BEND)
             bend = 1 / bend
-    return _tail(scores, logs, float(slopes[0]), steep, bend, asked.most_tokens)
+    return _tail(scores, logs, float(slopes[0]), steep, bend, percentiles.most_tokens)
 
 
-def _mean_of(asked: Percentiles, scores: FloatArray, logs: FloatArray) -> Callable[[float, float], float]:
+def _mean_of(
+    percentiles: Percentiles, scores: FloatArray, logs: FloatArray
+) -> Callable[[float, float], float]:
     """The mean by the last slope and the bend."""
     first = float((logs[1] - logs[0]) / (scores[1] - scores[0]))
 
     def mean_of(steep: float, bend: float) -> float:
-        return _over_scores(_tail(scores, logs, first, steep, bend, asked.most_tokens)(_SCORES))
+        return _over_scores(_tail(scores, logs, first, steep, bend, percentiles.most_tokens)(_SCORES))
 
     return mean_of
 
 
-def _check_mean(asked: Percentiles, mean_of: Callable[[float, float], float]) -> None:
+def _check_mean(percentiles: Percentiles, mean_of: Callable[[float, float], float]) -> None:
     least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1 / BEND)
-    if not least <= asked.asked_mean_tokens <= most:
+    if not least <= percentiles.given_mean_tokens <= most:
         raise InputError(
-            f"mean: {asked.asked_mean_tokens:g} tokens cannot be with these percentiles"
-            f"{' and this max' if asked.most_tokens else ''}, which allow {math.ceil(least)} to {most:.0f}"
+            f"mean: {percentiles.given_mean_tokens:g} tokens cannot be with these percentiles"
+            f"{' and this max' if percentiles.most_tokens else ''}, which allow {math.ceil(least)} to "
+            f"{most:.0f}"
         )
 
 
@@ -181,11 +184,15 @@ def _tail(
         below = np.clip(np.searchsorted(scores, at, side="right") - 1, 0, max(len(scores) - 2, 0))
         if len(scores) > 1:
             part = np.clip((at - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
-            found = logs[below] + (logs[below + 1] - logs[below]) * part**bend
+            log_tokens = logs[below] + (logs[below + 1] - logs[below]) * part**bend
         else:
-            found = np.full(len(at), logs[0])
-        found = found + first * bend * np.minimum(at - scores[0], 0.0) + last * np.maximum(at - scores[-1], 0)
-        return np.asarray(np.exp(np.clip(found, 0.0, math.log(most_tokens or MAX_TOKENS))))
+            log_tokens = np.full(len(at), logs[0])
+        log_tokens = (
+            log_tokens
+            + first * bend * np.minimum(at - scores[0], 0.0)
+            + last * np.maximum(at - scores[-1], 0)
+        )
+        return np.asarray(np.exp(np.clip(log_tokens, 0.0, math.log(most_tokens or MAX_TOKENS))))
 
     return tokens
 
@@ -205,7 +212,7 @@ def _sigma(score: float, log: float, mean: float) -> float:
     return min(kept)
 
 
-def _where(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+def _solve_rising(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:
     """Between `low` and `high`, where a rising function has this value."""
     for _ in range(50):
         middle = (low + high) / 2

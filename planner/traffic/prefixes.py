@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
-from planner.io.code_cache import cached_jit
+from planner.files.code_cache import cached_jit
 from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.traffic.workload import PrefixSharing
 
@@ -189,7 +189,7 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     )
 
 
-def reuse(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
+def stack_distances(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
     """Previous users and stack distances of block uses; each request's nodes must be a path from a root."""
     previous, distance = _reuse(offsets, node, nodes)
     return Reuse(previous, distance)
@@ -207,7 +207,9 @@ def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
     parts = []
     for r in range(min(replicas, len(trace))):
         blocks = block_uses(trace.select(np.arange(r, len(trace), replicas)))
-        parts.append(_hit_tokens(blocks.tokens, reuse(blocks.offsets, blocks.node, len(blocks.parent))))
+        parts.append(
+            _hit_tokens(blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
+        )
     hits = np.zeros(max(map(len, parts)))
     for part in parts:
         hits += np.pad(part, (0, len(hits) - len(part)), mode="edge")
@@ -232,14 +234,14 @@ def working_set_tokens(trace: Trace, blocks: Blocks, used: Reuse, window_s: floa
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MeanAndDeviation:
     """Mean and standard deviation; None where there is nothing to take them of."""
 
     mean: float | None
     sd: float | None
 
     @classmethod
-    def of(cls, values: npt.NDArray[Any]) -> Spread:
+    def of(cls, values: npt.NDArray[Any]) -> MeanAndDeviation:
         return cls(float(values.mean()), float(values.std())) if len(values) else cls(None, None)
 
 
@@ -266,12 +268,12 @@ class PrefixSummary:
     shared_node_tokens: int
     distinct_tokens: int
     hottest_node_requests: int
-    shared_frac: Spread
-    key_frac: Spread
-    key_requests: Spread
+    shared_frac: MeanAndDeviation
+    key_frac: MeanAndDeviation
+    key_requests: MeanAndDeviation
     reuse_gap_s: dict[int, float]
     window_s: float
-    working_set_tokens: Spread
+    working_set_tokens: MeanAndDeviation
     largest_working_set_tokens: float
     hit_frac: dict[int, float]
     infinite_hit_frac: float
@@ -285,13 +287,13 @@ class PrefixSummary:
         return plain
 
 
-def summarise(
+def summarise_prefixes(
     trace: Trace, *, window_s: float = WINDOW_S, workers: tuple[int, ...] = (4, 8, 16)
 ) -> PrefixSummary:
     """All of the above; raises TraceError without block ids."""
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
-    used = reuse(blocks.offsets, blocks.node, len(blocks.parent))
+    used = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
     curve = hit_curve(trace, blocks.tokens, used)
     is_hit = used.previous >= 0
     gap_s = trace.arrival_s[blocks.owner[is_hit]] - trace.arrival_s[used.previous[is_hit]]
@@ -327,12 +329,12 @@ def summarise(
         shared_node_tokens=int(tree.tokens[is_shared].sum()),
         distinct_tokens=int(tree.tokens.sum()),
         hottest_node_requests=int(tree.requests.max()),
-        shared_frac=Spread.of(shared_tokens / trace.input_tokens),
-        key_frac=Spread.of(key_frac),
-        key_requests=Spread.of(tree.requests[shared_keys]),
+        shared_frac=MeanAndDeviation.of(shared_tokens / trace.input_tokens),
+        key_frac=MeanAndDeviation.of(key_frac),
+        key_requests=MeanAndDeviation.of(tree.requests[shared_keys]),
         reuse_gap_s=dict(zip(GAP_PERCENTILES, percentiles, strict=False)),
         window_s=window_s,
-        working_set_tokens=Spread.of(sets),
+        working_set_tokens=MeanAndDeviation.of(sets),
         largest_working_set_tokens=float(sets.max()),
         hit_frac={size: float(curve.at(size)) for size in CACHE_TOKENS},
         infinite_hit_frac=curve.infinite_frac,

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.traffic.scaling import combined
-from planner.traffic.sessions import sessions
+from planner.traffic.scaling import combine_parts
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
 BLOCKS = 60  # A block is one of so many equal parts of the trace, within the bounds below.
@@ -30,14 +30,14 @@ def block_s(trace: Trace) -> float:
     return min(float(np.clip(trace.duration_s / BLOCKS, LEAST_S, MOST_S)), trace.duration_s / 4)
 
 
-def redrawn(trace: Trace, rng: np.random.Generator) -> Trace:
+def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
     """Other requests of the same kind, from the first to about the last arrival of the trace. Where requests
     come in few bursts, blocks may miss all of them: then it is drawn again, MOST_DRAWS times.
     """
     for _ in range(MOST_DRAWS):
-        found = _redrawn_once(trace, rng)
-        if found is not None and found.duration_s > 0:
-            return found
+        new_trace = _redrawn_once(trace, rng)
+        if new_trace is not None and new_trace.duration_s > 0:
+            return new_trace
     return trace
 
 
@@ -46,7 +46,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
         return trace
-    session = sessions(trace) if trace.after.size else np.arange(len(trace))
+    session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
     first = np.full(session.max() + 1, len(trace))
     np.minimum.at(first, session, np.arange(len(trace)))
     begin_s = trace.arrival_s[first] - start_s  # of each session
@@ -65,6 +65,8 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
         arrival_s.append(trace.arrival_s[row] - from_s + place_s)
     if not any(map(len, rows)):
         return None
-    found = combined(trace, rows, arrival_s)
-    said = f"redrawn from blocks of {length_s:.4g} s, each from within {reach_s:.4g} s of its place"
-    return replace(found, arrival_s=found.arrival_s - found.arrival_s[0], notes=(*trace.notes, said))
+    new_trace = combine_parts(trace, rows, arrival_s)
+    note = f"redrawn from blocks of {length_s:.4g} s, each from within {reach_s:.4g} s of its place"
+    return replace(
+        new_trace, arrival_s=new_trace.arrival_s - new_trace.arrival_s[0], notes=(*trace.notes, note)
+    )

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.errors import InputError, TraceError
-from planner.traffic.described import Description, draw
-from planner.traffic.sessions import sessions
+from planner.traffic.described import Description, draw_requests
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges
 from planner.units import quantity
 
 if TYPE_CHECKING:
-    from planner.traffic.logs.reading import Reading
+    from planner.traffic.logs.log_reading import LogOptions
 
 Scaling = Literal["superpose", "compress", "thin"]
 
@@ -47,7 +47,7 @@ SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RateRequest:
     """Which traffic is meant: a trace at this rate (None: its own), and which part of it.
 
     With `described` there is no trace: every seed draws requests of that description. `reading` says how a
@@ -58,15 +58,15 @@ class Asked:
     how: Scaling = "superpose"
     part: str = "whole"
     described: Description | None = None
-    reading: Reading | None = None
+    reading: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
         """The requests meant; the seed draws what `rescale` draws, or all of them."""
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
-            return window(draw(self.described.at(rate_rps), seed=seed), self.part)
+            return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
         if self.rate_rps is None:
-            return window(trace, self.part)
+            return select_window(trace, self.part)
         return busiest_at(trace, self.rate_rps, self.part, how=self.how, rng=np.random.default_rng(seed))
 
 
@@ -103,9 +103,11 @@ def busiest_at(
     is_short = how == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
     is_short = is_short and length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
     if not is_short or not trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf:
-        return window(rescale(trace, rate_rps, how=how, rng=rng), spec)
+        return select_window(rescale(trace, rate_rps, how=how, rng=rng), spec)
     near = _rescaled(trace, rate_rps, how, rng, length_s)
-    return _part(near, spec, busiest(near, length_s), length_s, of=round(rate_rps * trace.duration_s))
+    return _part(
+        near, spec, find_busiest_window(near, length_s), length_s, of=round(rate_rps * trace.duration_s)
+    )
 
 
 def _rescaled(
@@ -124,13 +126,13 @@ def _rescaled(
     factor = rate_rps / trace.rate_rps
     if abs(factor - 1) <= SAME_FRAC:
         return trace
-    said = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
+    note = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
     if how == "compress":
         return replace(
             trace,
             arrival_s=trace.arrival_s / factor,
             think_s=trace.think_s / factor,
-            notes=(*trace.notes, f"{said}, clock times {factor:.4g}"),
+            notes=(*trace.notes, f"{note}, clock times {factor:.4g}"),
         )
     requests = round(rate_rps * trace.duration_s)
     if not 2 <= requests <= MAX_REQUESTS:
@@ -139,7 +141,7 @@ def _rescaled(
             f"requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
         )
     if how == "superpose" and factor > 1:
-        return _superpose(trace, requests, said, rng, busiest_s)
+        return _superpose(trace, requests, note, rng, busiest_s)
     if factor > 1:
         raise InputError(
             f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
@@ -151,7 +153,7 @@ def _rescaled(
         inner = 1 + rng.choice(len(trace) - 2, size=requests - 2, replace=False)
         index = np.sort(np.concatenate(([0], inner, [len(trace) - 1])))
     return replace(
-        trace.select(index), notes=(*trace.notes, f"{said}, {len(index)} of {len(trace)} requests kept")
+        trace.select(index), notes=(*trace.notes, f"{note}, {len(index)} of {len(trace)} requests kept")
     )
 
 
@@ -159,7 +161,7 @@ def _whole_sessions(
     trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
 ) -> IntArray:
     """About so many requests: sessions in random order, those of `always` first, as many as come nearest."""
-    session = sessions(trace)
+    session = session_numbers(trace)
     order = rng.permutation(session.max() + 1)
     first = session[list(always)]
     order = np.concatenate((np.unique(first), order[~np.isin(order, first)]))
@@ -170,7 +172,7 @@ def _whole_sessions(
 
 
 def _superpose(
-    trace: Trace, requests: int, said: str, rng: np.random.Generator, busiest_s: float | None
+    trace: Trace, requests: int, how_note: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
     whole, rest = divmod(requests, len(trace))
     copies = [_Copy(None, None)]
@@ -186,14 +188,14 @@ def _superpose(
         rows = [copy.rows(trace) for copy in copies]
         turned = [copy.turned(trace, row) for copy, row in zip(copies, rows, strict=True)]
         arrival_s, laps = zip(*turned, strict=True)
-        found = combined(trace, rows, arrival_s, np.concatenate(laps))
-        rest = len(found) - whole * len(trace)
+        superposed = combine_parts(trace, rows, arrival_s, np.concatenate(laps))
+        rest = len(superposed) - whole * len(trace)
     else:
-        found = combined(trace, *_may_be_busiest(trace, copies, busiest_s))
-    note = f"{said}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
-    if found.copies_share_prefixes:
+        superposed = combine_parts(trace, *_may_be_busiest(trace, copies, busiest_s))
+    note = f"{how_note}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
+    if superposed.copies_share_prefixes:
         note += "; copies share their prefixes"
-    return replace(found, notes=(*trace.notes, note))
+    return replace(superposed, notes=(*trace.notes, note))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +220,7 @@ class _Copy:
         return np.minimum(start_s + turned_s, trace.arrival_s[-1]), laps
 
 
-def combined(
+def combine_parts(
     trace: Trace, rows: Sequence[IntArray], arrival_s: Sequence[FloatArray], laps: FloatArray | None = None
 ) -> Trace:
     """Parts of a trace at new arrivals, as one: `rows` of it each, whole sessions, perhaps several times.
@@ -228,14 +230,14 @@ def combined(
     """
     row, at_s = np.concatenate(rows), np.concatenate(arrival_s)
     order = np.argsort(at_s, kind="stable")
-    found = replace(trace, after=no_edges()).select(row[order], arrival_s=at_s[order])
+    merged_trace = replace(trace, after=no_edges()).select(row[order], arrival_s=at_s[order])
     if trace.after.size:
-        return _with_waits(found, trace, rows, np.zeros(len(row)) if laps is None else laps, order)
-    return replace(found, copies_share_prefixes=True) if trace.has_prefixes else found
+        return _with_waits(merged_trace, trace, rows, np.zeros(len(row)) if laps is None else laps, order)
+    return replace(merged_trace, copies_share_prefixes=True) if trace.has_prefixes else merged_trace
 
 
 def _with_waits(
-    found: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
+    merged_trace: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
 ) -> Trace:
     """Copies of a trace, `rows` of it each, with their waits, but across the seam, and blocks of their own.
 
@@ -251,18 +253,18 @@ def _with_waits(
         edges.append(place[between[laps[between[:, 0]] == laps[between[:, 1]]]])
         first += len(row)
     after = np.concatenate(edges)
-    found = replace(found, after=after[np.lexsort((after[:, 0], after[:, 1]))])
+    merged_trace = replace(merged_trace, after=after[np.lexsort((after[:, 0], after[:, 1]))])
     if not trace.has_prefixes:
-        return found
+        return merged_trace
     ids, which = np.unique(trace.prefix_ids, return_inverse=True)
-    of = np.repeat(sessions(trace), np.diff(trace.prefix_offsets))
+    of = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
     low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
     np.minimum.at(low, which, of)
     np.maximum.at(high, which, of)
     copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
-    used = np.searchsorted(ids, found.prefix_ids)
-    own = np.repeat(copy, np.diff(found.prefix_offsets)) * (low == high)[used]
-    return replace(found, prefix_ids=used + own * len(ids))
+    used = np.searchsorted(ids, merged_trace.prefix_ids)
+    own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
+    return replace(merged_trace, prefix_ids=used + own * len(ids))
 
 
 def _may_be_busiest(
@@ -278,7 +280,7 @@ def _may_be_busiest(
     bin_s, since_s = length_s / whole, trace.arrival_s - trace.arrival_s[0]
     count = int(trace.duration_s / bin_s) + 1
     tokens = trace.input_tokens + trace.output_tokens
-    held = np.zeros(2 * AROUND + count + whole)  # whole numbers, exact; of bin b: held[AROUND + b]
+    bin_tokens = np.zeros(2 * AROUND + count + whole)  # whole numbers, exact; of bin b: held[AROUND + b]
     for copy in copies:
         of_copy, some = since_s, tokens
         if copy.some is not None:
@@ -286,8 +288,8 @@ def _may_be_busiest(
         for part, shift_s in _either_side(of_copy, copy.shift_s, trace.duration_s):
             bins = (of_copy[part] / bin_s).astype(np.int64) + (AROUND + math.floor(shift_s / bin_s))
             if len(bins):
-                held[bins[0] : bins[-1] + 1] += np.bincount(bins - bins[0], some[part])
-    before = np.concatenate(([0], np.cumsum(held)))
+                bin_tokens[bins[0] : bins[-1] + 1] += np.bincount(bins - bins[0], some[part])
+    before = np.concatenate(([0], np.cumsum(bin_tokens)))
     b = np.arange(count)
     at_most = before[b + 2 * AROUND + whole] - before[b]
     at_least = before[b + whole] - before[b + 2 * AROUND]
@@ -322,7 +324,7 @@ def _spans(begins: IntArray, ends: IntArray) -> IntArray:
     return np.column_stack([begins[is_new], ends[np.concatenate((np.flatnonzero(is_new)[1:] - 1, [-1]))]])
 
 
-def busiest(trace: Trace, length_s: float) -> int:
+def find_busiest_window(trace: Trace, length_s: float) -> int:
     """The request at which the earliest of the windows with the most input and output tokens begins."""
     arrival_s = trace.arrival_s
     tokens = np.zeros(len(trace) + 1, np.int64)
@@ -332,14 +334,14 @@ def busiest(trace: Trace, length_s: float) -> int:
     for block in range(0, len(trace), BLOCK):  # so that a long trace takes little more than its tokens
         starts_s = arrival_s[block : block + BLOCK]
         ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
-        held = tokens[ends] - tokens[block : block + len(starts_s)]
-        at = int(np.argmax(held))
-        if held[at] > most:
-            most, first = int(held[at]), block + at
+        window_tokens = tokens[ends] - tokens[block : block + len(starts_s)]
+        at = int(np.argmax(window_tokens))
+        if window_tokens[at] > most:
+            most, first = int(window_tokens[at]), block + at
     return first
 
 
-def window(trace: Trace, spec: str = "whole") -> Trace:
+def select_window(trace: Trace, spec: str = "whole") -> Trace:
     """The part of a trace that `spec` names: "whole", "first 10 min" or "busiest 10 min".
 
     A window holds the arrivals in [start, start + length). The busiest is the earliest of those with the most
@@ -353,7 +355,7 @@ def window(trace: Trace, spec: str = "whole") -> Trace:
     if length_s > trace.duration_s:
         note = f"window: {spec.strip()} is the whole trace of {trace.duration_s:.4g} s"
         return replace(trace, notes=(*trace.notes, note))
-    first = busiest(trace, length_s) if match[1] == "busiest" else 0
+    first = find_busiest_window(trace, length_s) if match[1] == "busiest" else 0
     return _part(trace, spec, first, length_s, of=len(trace))
 
 

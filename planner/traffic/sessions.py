@@ -15,7 +15,7 @@ import numpy.typing as npt
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
 
-def waiting(trace: Trace) -> npt.NDArray[np.bool_]:
+def waits_for_others(trace: Trace) -> npt.NDArray[np.bool_]:
     """(n,): whether a request waits for others."""
     waits = np.zeros(len(trace), dtype=bool)
     waits[trace.after[:, 0]] = True
@@ -30,14 +30,14 @@ def arrivals_s(trace: Trace, residence_s: FloatArray) -> FloatArray:
     return np.array(at_s)
 
 
-def nominal(trace: Trace) -> Trace:
+def with_nominal_arrivals(trace: Trace) -> Trace:
     """The same requests with their nominal arrivals, in that order; on every fleet the same will happen."""
     arrival_s = arrivals_s(trace, np.zeros(len(trace)))
     order = np.argsort(arrival_s, kind="stable")
     return trace.select(order, arrival_s=arrival_s[order])
 
 
-def sessions(trace: Trace) -> IntArray:
+def session_numbers(trace: Trace) -> IntArray:
     """(n,): the number of each request's session."""
     from scipy.sparse import coo_array  # Imported late: it takes a tenth of a second.
     from scipy.sparse.csgraph import connected_components

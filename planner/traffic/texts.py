@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import TraceError
-from planner.io.files import open_text
-from planner.io.jsontext import TwiceError, parse_json
-from planner.io.values import shown
+from planner.files.checked_files import open_text
+from planner.files.document_values import show_value
+from planner.files.jsontext import TwiceError, parse_json
 from planner.traffic.trace import MAX_TOKENS, IntArray
 
 BLOCK_TOKENS = 16
@@ -73,11 +73,13 @@ def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
     try:
         request = parse_json(text, has_nan=True, counts_digits=False)
     except TwiceError as twice:
-        raise TraceError(f"{path}, line {line}: column {shown(twice.key)} is given twice; keep one") from None
+        raise TraceError(
+            f"{path}, line {line}: column {show_value(twice.key)} is given twice; keep one"
+        ) from None
     except ValueError as error:
         raise TraceError(
             f"{path}, line {line}: is not JSON ({error}); expected one object per line"
         ) from None
     if not isinstance(request, dict):
-        raise TraceError(f"{path}, line {line}: expected a JSON object, found {shown(request)}")
+        raise TraceError(f"{path}, line {line}: expected a JSON object, found {show_value(request)}")
     return request

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import TraceError
-from planner.io.values import shown
+from planner.files.document_values import show_value
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ def no_edges() -> IntArray:
     return np.zeros((0, 2), np.int64)
 
 
-def constant(value: float, n: int) -> npt.NDArray[Any]:
+def constant_array(value: float, n: int) -> npt.NDArray[Any]:
     """The same value n times, in no more memory than one takes; it cannot be written to."""
     return np.broadcast_to(np.array(value), n)
 
@@ -44,11 +44,11 @@ def _never_falls(values: npt.NDArray[Any]) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def join_arrays(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """One array of many, which are given free."""
-    found = np.concatenate(parts)
+    joined_array = np.concatenate(parts)
     parts.clear()
-    return found
+    return joined_array
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -99,15 +99,15 @@ class Trace:
         if not n:
             raise TraceError(f"{self.name}: no request is left; expected at least one")
         if not self.prefix_offsets.size:
-            object.__setattr__(self, "prefix_offsets", constant(0, n + 1))
+            object.__setattr__(self, "prefix_offsets", constant_array(0, n + 1))
         if not self.tenant.size:
-            object.__setattr__(self, "tenant", constant(0, n))
+            object.__setattr__(self, "tenant", constant_array(0, n))
         if not self.llm.size:
-            object.__setattr__(self, "llm", constant(0, n))
+            object.__setattr__(self, "llm", constant_array(0, n))
         if not self.adapter.size:
-            object.__setattr__(self, "adapter", constant(-1, n))
+            object.__setattr__(self, "adapter", constant_array(-1, n))
         if not self.think_s.size:
-            object.__setattr__(self, "think_s", constant(0.0, n))
+            object.__setattr__(self, "think_s", constant_array(0.0, n))
         columns = (
             *(self.input_tokens, self.output_tokens, self.tenant, self.llm, self.adapter, self.think_s),
         )
@@ -202,11 +202,11 @@ class Trace:
         if (across := (to != waited_for) & ((to == index) | (waited_for == index))).any():
             raise TraceError(
                 f"{self.name}: {across.sum()} requests wait for requests to another LLM (columns after and "
-                f"model), {shown(name)} among them; LLMs are planned each on its own traffic, so keep a "
+                f"model), {show_value(name)} among them; LLMs are planned each on its own traffic, so keep a "
                 "session to one LLM, or take such waits out"
             )
         part = self.select(self.llm == index)
-        note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {shown(name)}"
+        note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {show_value(name)}"
         notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)
         return replace(part, llm=no_ids(), llms=(), notes=notes)
 
@@ -252,7 +252,7 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
     return np.clip(np.searchsorted(edges_s, times_s, "right") - 1, 0, len(edges_s) - 2)
 
 
-def spread(trace: Trace, *, seed: int) -> Trace:
+def spread_stamps(trace: Trace, *, seed: int) -> Trace:
     """A trace of a coarse clock with its stamps spread over the clock's step; any other as it is."""
     quantum_s = trace.coarse_s
     if not quantum_s:
@@ -269,5 +269,5 @@ def spread(trace: Trace, *, seed: int) -> Trace:
 def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
     """The note on a trace of several LLMs, as long as it is not split."""
     counts = Counter(dict(zip(llms, np.bincount(llm, minlength=len(llms)).tolist(), strict=True)))
-    shares = (f"{shown(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
+    shares = (f"{show_value(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
     return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError, TraceError
-from planner.traffic.sessions import sessions, waiting
+from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
 PEAK_WINDOWS_S = (1, 10, 60, 600)
@@ -149,7 +149,7 @@ def dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
 
 def session_summary(trace: Trace) -> SessionSummary:
     """See SessionSummary; some request of the trace must wait for another."""
-    waits, turns = waiting(trace), np.bincount(sessions(trace))
+    waits, turns = waits_for_others(trace), np.bincount(session_numbers(trace))
     turns = turns[turns > 1]
     return SessionSummary(
         len(turns), int(waits.sum()), Distribution.of(turns), Distribution.of(trace.think_s[waits])
@@ -262,7 +262,7 @@ def to_classes(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lengths:
+class TraceLengths:
     """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
     Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
@@ -278,23 +278,23 @@ class Lengths:
     is_cached: bool = False
 
 
-def distinct_lengths(trace: Trace) -> Lengths:
+def distinct_lengths(trace: Trace) -> TraceLengths:
     """Count the requests of every pair (input, output)."""
     pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
     inputs, outputs = (pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float)
-    return Lengths(inputs, outputs, requests.astype(np.int64))
+    return TraceLengths(inputs, outputs, requests.astype(np.int64))
 
 
 @lru_cache(maxsize=16)  # a search asks for the same of every worker type
-def coarser(lengths: Lengths, most: int = 20_000) -> Lengths:
+def coarser_lengths(lengths: TraceLengths, most: int = 20_000) -> TraceLengths:
     """The same requests as no more pairs than that, each somewhat less work: lengths on a grid of powers.
 
     Prompts and outputs are rounded down, what hits or is shared up, so a lower bound may rest on them.
     """
-    return coarsened(lengths, most, 1.02)[0]
+    return coarsen_pairs(lengths, most, 1.02)[0]
 
 
-def coarsened(lengths: Lengths, most: int, grow: float) -> tuple[Lengths, IntArray]:
+def coarsen_pairs(lengths: TraceLengths, most: int, grow: float) -> tuple[TraceLengths, IntArray]:
     """The same on a grid of powers of `grow` or, where those are too many, of more; (U,) which of them each
     pair has become."""
     became = np.arange(len(lengths.requests))
@@ -313,7 +313,7 @@ def coarsened(lengths: Lengths, most: int, grow: float) -> tuple[Lengths, IntArr
         first = np.zeros(len(requests), np.int64)
         first[group] = np.arange(len(group))  # any of them: they are alike
         cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
-        lengths = Lengths(
+        lengths = TraceLengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
         )
         became, grow = group[became], 1 + 2 * (grow - 1)

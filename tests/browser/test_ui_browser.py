@@ -38,10 +38,10 @@ from browsing import (
 from live_metrics import exported
 from plans import pairs
 
-from planner.io.files import repository_dir
+from planner.files.checked_files import repository_dir
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
-from planner.traffic.trace import spread
+from planner.traffic.trace import spread_stamps
+from planner.traffic.trace_reading import read_trace
 
 need_browser("streamlit")
 
@@ -379,7 +379,7 @@ def test_browser_a_phone_shows_the_answer_for_several_llms_before_the_question(
 @functools.cache
 def measured() -> bytes:
     """What engines of some fleet would tell Prometheus of the sample."""
-    simulation = simulate(pairs(), spread(read_trace(SAMPLE), seed=0))
+    simulation = simulate(pairs(), spread_stamps(read_trace(SAMPLE), seed=0))
     return json.dumps(exported(simulation)).encode()
 
 

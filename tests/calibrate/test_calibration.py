@@ -16,7 +16,7 @@ from planner.calibrate.measured_runs import (
     FACTOR_PRIOR,
     SIGMA,
     USUAL_STEPS,
-    Engine,
+    MeasuredEngine,
     calibrate,
     corrected,
     predict,
@@ -24,12 +24,12 @@ from planner.calibrate.measured_runs import (
 )
 from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.engine import default_engine
-from planner.documents.fleet import read_fleet
+from planner.documents.engine_file import default_engine
+from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError
-from planner.imports import MeasuredRun, MeasuredRuns
+from planner.importers import MeasuredRun, MeasuredRuns
 from planner.models.latency import Array, StepLatency
-from planner.models.tables import COLUMNS, StepTable
+from planner.models.step_tables import COLUMNS, StepTable
 
 LLM, GPU = "meta-llama/Llama-3.1-8B", "h100-80g"
 SETUP = {"llm": LLM, "gpu": GPU, "tp": "1"}
@@ -42,12 +42,12 @@ def known() -> Catalog:
 
 @pytest.fixture(scope="module")
 def base(known: Catalog) -> StepLatency:
-    return known.latency(known.llm(LLM), known.gpu(GPU), 1)
+    return known.step_latency(known.llm(LLM), known.gpu(GPU), 1)
 
 
 @pytest.fixture(scope="module")
-def engine(known: Catalog) -> Engine:
-    return Engine(known.llm(LLM), known.gpu(GPU), 1)
+def engine(known: Catalog) -> MeasuredEngine:
+    return MeasuredEngine(known.llm(LLM), known.gpu(GPU), 1)
 
 
 def steps_of(latency: StepLatency, X: Array, noise: Array | None = None) -> StepTable:
@@ -60,7 +60,7 @@ def steps_of(latency: StepLatency, X: Array, noise: Array | None = None) -> Step
 
 def run_of(
     truth: StepLatency,
-    engine: Engine,
+    engine: MeasuredEngine,
     name: str,
     rng: np.random.Generator,
     *,
@@ -83,14 +83,14 @@ def run_of(
     return measured(run, engine, truth)
 
 
-def measured(run: MeasuredRun, engine: Engine, truth: StepLatency) -> MeasuredRun:
+def measured(run: MeasuredRun, engine: MeasuredEngine, truth: StepLatency) -> MeasuredRun:
     latency_s: dict[str, dict[str, float]] = {}
     for (metric, name), value in predict(run, engine, truth).items():
         latency_s.setdefault(metric, {})[name] = value
     return replace(run, latency_s=latency_s)
 
 
-def several(truth: StepLatency, engine: Engine, seed: int) -> list[MeasuredRun]:
+def several(truth: StepLatency, engine: MeasuredEngine, seed: int) -> list[MeasuredRun]:
     rng = np.random.default_rng(seed)
     loads = ((1, None, 30), (8, None, 120), (64, None, 200), (None, 4.0, 120))
     return [
@@ -129,7 +129,7 @@ def test_planted_corrections_are_found_from_steps(
 
 @pytest.mark.parametrize(("compute", "bandwidth", "host_s"), PLANTED)
 def test_planted_corrections_are_found_from_runs(
-    compute: float, bandwidth: float, host_s: float, base: StepLatency, engine: Engine
+    compute: float, bandwidth: float, host_s: float, base: StepLatency, engine: MeasuredEngine
 ) -> None:
     """Four runs, closed and open loop, TTFT and TPOT alone: the steps of the true engine come out."""
     truth = corrected(base, compute, bandwidth, host_s)
@@ -141,7 +141,7 @@ def test_planted_corrections_are_found_from_runs(
     assert found.after_frac < 0.02
 
 
-def test_nothing_to_correct_leaves_the_fit_alone(base: StepLatency, engine: Engine) -> None:
+def test_nothing_to_correct_leaves_the_fit_alone(base: StepLatency, engine: MeasuredEngine) -> None:
     found = calibrate(base, runs=several(base, engine, 1)[:2], engine=engine)
     assert (found.compute, found.bandwidth) == pytest.approx((1.0, 1.0), abs=0.01)
     assert found.host_s == pytest.approx(0.0, abs=1e-4)
@@ -181,7 +181,7 @@ def test_more_measurements_make_it_surer(base: StepLatency) -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_a_batch_latency_alone_moves_the_fit(base: StepLatency, engine: Engine) -> None:
+def test_a_batch_latency_alone_moves_the_fit(base: StepLatency, engine: MeasuredEngine) -> None:
     """One number, 20 % above the prediction: the corrected fit predicts it much nearer."""
     run = MeasuredRun("batch", 8, (512.0,), (128.0,), {"e2e": {"max": 1.0}}, concurrency=8)
     truth = measured(run, engine, corrected(base, 1.2, 1.2, 0.0))
@@ -190,7 +190,7 @@ def test_a_batch_latency_alone_moves_the_fit(base: StepLatency, engine: Engine) 
     assert found.before_frac == pytest.approx(np.log(1.2), abs=0.01)
 
 
-def test_gaps_stand_in_for_tpot(base: StepLatency, engine: Engine) -> None:
+def test_gaps_stand_in_for_tpot(base: StepLatency, engine: MeasuredEngine) -> None:
     """A mean gap counts every gap once, so it lies near TPOT; bucket edges are not used."""
     rng = np.random.default_rng(0)
     run = run_of(base, engine, "a", rng, concurrency=8, statistics=("mean",))
@@ -200,7 +200,7 @@ def test_gaps_stand_in_for_tpot(base: StepLatency, engine: Engine) -> None:
     assert predicted["tbt", "mean"] == pytest.approx(run.latency_s["tpot"]["mean"], rel=0.1)
 
 
-def test_drawn_lengths_keep_their_mean(base: StepLatency, engine: Engine) -> None:
+def test_drawn_lengths_keep_their_mean(base: StepLatency, engine: MeasuredEngine) -> None:
     """TTFT at concurrency 1 is the prefill of the mean prompt, nearly."""
     run = MeasuredRun("a", 100, (1000.0,), (20.0,), {"ttft": {"mean": 1.0}}, concurrency=1)
     equal, drawn = (
@@ -220,7 +220,7 @@ def test_drawn_lengths_keep_their_mean(base: StepLatency, engine: Engine) -> Non
     ],
 )
 def test_runs_that_cannot_be_simulated_say_why(
-    change: dict[str, object], message: str, base: StepLatency, engine: Engine
+    change: dict[str, object], message: str, base: StepLatency, engine: MeasuredEngine
 ) -> None:
     run = MeasuredRun(
         "a", 4, (500.0,), (20.0,), {"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, concurrency=2
@@ -238,7 +238,7 @@ def test_nothing_measured_is_refused(base: StepLatency) -> None:
 
 
 def test_a_calibrated_fit_tells_the_planner_how_sure_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: StepLatency, engine: Engine
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: StepLatency, engine: MeasuredEngine
 ) -> None:
     """Steps and runs of one engine -> fit.yaml -> fleet.yaml and catalog, with its standard error."""
     monkeypatch.chdir(tmp_path)
@@ -257,7 +257,7 @@ def test_a_calibrated_fit_tells_the_planner_how_sure_it_is(
     row = yaml.safe_load(Path("latency/fit.yaml").read_text())["fits"][0]
     assert row["uncertainty_frac"] == pytest.approx(found["uncertainty_frac"], abs=1e-4)
     known = read_catalog(tmp_path)
-    latency = known.latency(known.llm(LLM), known.gpu(GPU), 1)
+    latency = known.step_latency(known.llm(LLM), known.gpu(GPU), 1)
     assert latency.uncertainty_frac == row["uncertainty_frac"]
     assert "calibrated on 8 steps and 2 runs: compute x1.3" in latency.basis
     assert "standard error" in latency.basis

@@ -13,13 +13,13 @@ from benchmarks.engines import Points
 from planner.calibrate.engine_fit import fit_engine
 from planner.calibrate.fitting import fit_table
 from planner.documents.catalog import read_catalog
-from planner.documents.engine import parse_engine
+from planner.documents.engine_file import parse_engine
 from planner.errors import InputError
-from planner.imports import Facts
-from planner.io.files import to_yaml
+from planner.files.checked_files import to_yaml
+from planner.importers import Facts
 from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import least_absolute
-from planner.models.tables import COLUMNS, StepTable
+from planner.models.step_tables import COLUMNS, StepTable
 
 DEVICE = StepLatency((1.0, 512.0), (2e-3, 40e-3), 1e-8, 5e-5, 1e-8, 0.0, 0.0, "planted")
 OWN_S, OWN_SEQUENCE_S = 0.8e-3, 20e-6
@@ -110,7 +110,7 @@ def test_asynchronous_scheduling_hides_the_host_and_leaves_a_rest() -> None:
 
     rows = list(read_catalog().engines.values())
     found = fit_engine(a_profile(), a_watch(seconds, on_cpu=False, async_scheduling="true"), rows)
-    nearest = min(rows, key=lambda row: row.distance("0.32.0"))
+    nearest = min(rows, key=lambda row: row.version_distance("0.32.0"))
     assert found.async_scheduling
     assert found.host.step_s == pytest.approx(OWN_S, rel=0.01)
     assert found.rest.step_s == pytest.approx(0.3e-3, rel=0.03)

@@ -27,7 +27,7 @@ from shares import some
 from planner import cli
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
-from planner.io import files
+from planner.files import checked_files
 
 HEADER = "timestamp,input_tokens,output_tokens\n"
 ROWS = "".join(f"{i / 2},{200 + 10 * (i % 7)},{20 + i % 5}\n" for i in range(60))
@@ -797,13 +797,13 @@ def test_yaml_is_refused_before_it_grows(here: Path, lines: Callable[[], str]) -
     (here / "x.yaml").write_text(lines())
     start_s = time.monotonic()
     with pytest.raises(InputError, match=r"x.yaml, line \d+: is not valid YAML"):
-        files.read_yaml(here / "x.yaml")
+        checked_files.read_yaml(here / "x.yaml")
     assert time.monotonic() - start_s < 1.0
 
 
 def test_yaml_anchors_and_merge_keys_are_welcome(here: Path) -> None:
     (here / "x.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]\n")
-    assert files.read_yaml(here / "x.yaml") == {
+    assert checked_files.read_yaml(here / "x.yaml") == {
         "a": {"x": 1},
         "b": {"x": 1, "y": 2},
         "c": [{"x": 1}, {"x": 1}],
@@ -866,22 +866,22 @@ def test_an_interrupted_write_leaves_what_was_there(
 ) -> None:
     out = tmp_path / "below" / "out"
     if is_again:
-        files.write_files(out, OLD)
+        checked_files.write_files(out, OLD)
     before = snapshot(tmp_path)
     with monkeypatch.context() as patch:
         fail_at(patch, method, nth, error)
         if not has_links:
-            patch.setattr(files, "_linked", lambda path, other: False)
+            patch.setattr(checked_files, "_link_file", lambda path, other: False)
         with pytest.raises((InputError, KeyboardInterrupt)) as caught:
-            files.write_files(out, NEW, outdated=OUTDATED)
+            checked_files.write_files(out, NEW, outdated=OUTDATED)
     if isinstance(error, OSError):
         assert str(caught.value) == f"{out}: cannot be written (No space left on device)"
     assert snapshot(tmp_path) == before
 
 
 def test_a_new_plan_replaces_the_old_one_and_its_outdated_files_only(tmp_path: Path) -> None:
-    files.write_files(tmp_path / "out", OLD)
-    files.write_files(tmp_path / "out", NEW, outdated=OUTDATED)
+    checked_files.write_files(tmp_path / "out", OLD)
+    checked_files.write_files(tmp_path / "out", NEW, outdated=OUTDATED)
     found = {name: raw for name, raw in snapshot(tmp_path / "out").items() if raw is not None}
     assert found == {
         "plan.yaml": b"new",
@@ -896,7 +896,7 @@ def test_a_folder_in_the_way_of_a_file_stops_it_all(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
     before = snapshot(tmp_path)
     with pytest.raises(InputError, match=r"cannot be written \(report.html is a directory there\)"):
-        files.write_files(tmp_path, NEW)
+        checked_files.write_files(tmp_path, NEW)
     assert snapshot(tmp_path) == before
 
 
@@ -931,7 +931,7 @@ def test_what_may_not_be_read_is_one_line(
     line = [word for pair in asked.items() for word in pair]
     assert run("--slo", "nowhere", "--trace", "nowhere", "-o", "out").code == 1
     read_catalog()  # remembers where the shipped fits are
-    shutil.copytree(files.repository_dir("catalogs"), here / "catalogs")
+    shutil.copytree(checked_files.repository_dir("catalogs"), here / "catalogs")
     monkeypatch.setattr("planner.documents.catalog.repository_dir", Path)
     here.chmod(0o777)
     for path in here.rglob("*"):
@@ -1022,7 +1022,7 @@ def test_want_of_memory_is_one_line(run: Run, here: Path, monkeypatch: pytest.Mo
     def too_much(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 34.3 GiB")
 
-    monkeypatch.setattr("planner.traffic.reading.read_files", too_much)
+    monkeypatch.setattr("planner.traffic.trace_reading.read_files", too_much)
     outcome = run("trace", "trace.csv")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == (
@@ -1050,15 +1050,15 @@ def test_a_link_to_nothing_is_refused_beforehand(run: Run, here: Path) -> None:
 
 def test_a_name_that_ends_in_gz_gets_a_packed_file(tmp_path: Path) -> None:
     """Plain text under such a name could not be read again."""
-    files.write_file(tmp_path / "new" / "x.csv.gz", "a,b\n")
-    with files.open_text(tmp_path / "new" / "x.csv.gz") as stream:
+    checked_files.write_file(tmp_path / "new" / "x.csv.gz", "a,b\n")
+    with checked_files.open_text(tmp_path / "new" / "x.csv.gz") as stream:
         assert stream.read() == b"a,b\n"
-    files.write_file(tmp_path / "upload.gz", gzip.compress(b"packed already"))
+    checked_files.write_file(tmp_path / "upload.gz", gzip.compress(b"packed already"))
     assert gzip.decompress((tmp_path / "upload.gz").read_bytes()) == b"packed already"
 
 
 def test_a_device_is_written_to_as_it_is(here: Path) -> None:
-    files.write_file(Path("/dev/null"), "x")
+    checked_files.write_file(Path("/dev/null"), "x")
     assert Path("/dev/null").is_char_device()
     with pytest.raises(InputError, match=r"/dev/full: cannot be written \(No space left"):
-        files.write_file(Path("/dev/full"), "x" * 10**6)
+        checked_files.write_file(Path("/dev/full"), "x" * 10**6)

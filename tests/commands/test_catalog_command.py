@@ -12,8 +12,8 @@ import pytest
 
 from planner import cli
 from planner.documents.catalog import read_catalog
-from planner.documents.llm import llm_from_config
-from planner.imports import silicon_fits
+from planner.documents.llm_config import llm_from_config
+from planner.importers import silicon_fits
 
 HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None
 needs_tables = pytest.mark.skipif(not HAS_TABLES, reason="needs the extra 'silicon'")
@@ -49,9 +49,9 @@ def test_fits_are_made_and_found(plan: Plan) -> None:
     own = read_catalog(Path("own"))
     llm, gpu = own.llm("qwen3-30b-a3b"), own.gpu("b200")
     for row in rows:
-        latency = own.latency(llm, gpu, 2, ep=row["ep"])
+        latency = own.step_latency(llm, gpu, 2, ep=row["ep"])
         assert latency.kind == "kernels" and latency.mape_frac == row["mape_frac"]
-    assert own.latency(llm, gpu, 2) != own.latency(llm, gpu, 2, ep=True)
+    assert own.step_latency(llm, gpu, 2) != own.step_latency(llm, gpu, 2, ep=True)
 
 
 @needs_tables
@@ -92,7 +92,9 @@ def test_of_several_reasons_memory_is_the_last_to_be_told(
         "glm on h100 tp1: does not fit into memory",
         "glm on h100 tp4: AIConfigurator lacks kernels: x",
     )
-    monkeypatch.setattr(silicon_fits, "silicon_fits", lambda *_, **__: silicon_fits.Fitted(None, reasons))
+    monkeypatch.setattr(
+        silicon_fits, "silicon_fits", lambda *_, **__: silicon_fits.FittedKernels(None, reasons)
+    )
     code, _, err = plan("catalog", "fit", "glm-4.5-air", "--gpu", "h100", "-o", "own")
     assert code == 1 and reasons[1] in err and reasons[0] not in err
 

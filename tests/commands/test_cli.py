@@ -26,7 +26,7 @@ from shares import some
 from fleetplan import __main__
 from planner import __version__, cli
 from planner.errors import InputError
-from planner.search import certify
+from planner.search.evidence import certify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
@@ -152,7 +152,7 @@ def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -
         f"{document['bill']['usd_per_h']:.2f} USD/h",
         "Step times estimated, not measured here.",
         "1 decode worker of 2 lost",
-        "this one is kept in 27 of 33 futures with so much more, too few",
+        "this one is kept in 27 of 33 scenarios with so much more, too few",
         "with 5 workers (3 + 2) the SLO is kept in 7 of 10 futures",
         "10,909 requests in 9.1 min",
         "certified",

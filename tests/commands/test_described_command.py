@@ -16,7 +16,7 @@ import yaml
 import fleetplan
 from planner import cli
 from planner.errors import InputError
-from planner.search.futures import Futures, drawn_by
+from planner.search.oracle.scenarios import Scenarios, drawn_by
 
 TRACE = Path(__file__).parents[2] / "examples" / "traces" / "azure-conversation-sample.csv"
 QUESTION = "--llm llama-3.1-8b --ttft-p90 1s --tpot-p99 100ms --gpus a100-80g --safety none".split()
@@ -135,7 +135,7 @@ def test_futures_are_drawn_from_the_description() -> None:
     task = fleetplan.read_task(document).task()
     trace = fleetplan.read_task(document).task().described
     assert trace is not None
-    futures = Futures(task, None, 0, 1, 4)  # type: ignore[arg-type]
+    futures = Scenarios(task, None, 0, 1, 4)  # type: ignore[arg-type]
     assert drawn_by(task, None) == "description"  # type: ignore[arg-type]
     first, second = futures[0].trace, futures[1].trace
     assert len(first) != len(second) or (first.arrival_s != second.arrival_s).any()

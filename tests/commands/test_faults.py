@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from planner.api.planning import plan
+from planner.api.results import PlanResult
 from planner.cli import app
 from planner.errors import InputError, PlannerError
-from planner.face.planning import plan
-from planner.face.results import PlanResult
-from planner.io import interrupts
-from planner.io.files import _locked, reserved, write_files
+from planner.files.checked_files import _lock_folder, reserve_folder, write_files
+from planner.parallel import interrupts
 from planner.reports import output
 
 TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
@@ -69,20 +69,20 @@ def test_last_words_are_said_after_an_interrupt_alone() -> None:
                     raise error
         except (ValueError, KeyboardInterrupt):
             pass
-        assert interrupts.spoken() == ("saved" if error is KeyboardInterrupt else "")
-    assert interrupts.spoken() == ""
+        assert interrupts.tidy_and_report() == ("saved" if error is KeyboardInterrupt else "")
+    assert interrupts.tidy_and_report() == ""
 
 
 def test_two_runs_into_one_folder_are_refused(here: Path) -> None:
     """The second one in one line, whatever it would do there; the folder is removed where nothing came."""
-    with reserved(here / "a" / "out"):
+    with reserve_folder(here / "a" / "out"):
         line = ["--slo", "slo.yaml", "--trace", "trace.csv", "-o", str(here / "a" / "out")]
         refused = CliRunner().invoke(app, line)
         assert isinstance(refused.exception, InputError)
         assert "another run is writing into it" in str(refused.exception)
         (here / "a" / "out" / "x").touch()
     assert (here / "a" / "out" / "x").exists()
-    with pytest.raises(ValueError, match="late"), reserved(here / "b" / "out"):
+    with pytest.raises(ValueError, match="late"), reserve_folder(here / "b" / "out"):
         raise ValueError("late")
     assert not (here / "b").exists()
 
@@ -94,7 +94,7 @@ def test_what_killed_runs_left_is_removed_by_the_next(tmp_path: Path) -> None:
         (folder / "new").mkdir(parents=True)
         if folder is not new:
             os.utime(folder, (time.time() - 120,) * 2)
-    with _locked(used) as is_ours:
+    with _lock_folder(used) as is_ours:
         assert is_ours
         write_files(tmp_path, {"a.txt": "a"})
     assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, used.name, "a.txt"]
@@ -168,7 +168,7 @@ def test_without_a_home_or_a_place_to_keep_anything_a_plan_is_made(here: Path) -
 
 def test_what_takes_too_long_to_read_ends_in_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit counts from the start of the command; nothing is left where it ends before a plan."""
-    from planner.face import inputs
+    from planner.api import inputs
 
     def reads_long(*_: object, **__: object) -> None:
         time.sleep(10)

@@ -22,7 +22,7 @@ SEARCH_ON = """
 import os, time
 from fleetplan.__main__ import main
 from planner.commands import plan
-from planner.commands.plan import BestSoFar
+from planner.commands.plan_command import BestSoFar
 
 class Waits(BestSoFar):
     def see(self, standing):

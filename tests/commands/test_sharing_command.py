@@ -15,14 +15,14 @@ from plans import CATALOG
 
 from planner import cli
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.documents.safety import Safety
-from planner.documents.together import Question, read_question
+from planner.documents.several_llms_question import SeveralLlmsQuestion, read_question
 from planner.errors import InputError
-from planner.io import files
-from planner.traffic.reading import read_trace
+from planner.files import checked_files
+from planner.traffic.trace_reading import read_trace
 
-EXAMPLE = files.repository_dir("examples") / "slo-two-llms.yaml"
+EXAMPLE = checked_files.repository_dir("examples") / "slo-two-llms.yaml"
 SMALL = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}}
 HEADER = "timestamp,input_tokens,output_tokens"
 ROWS = [f"{i / 4},{200 + 10 * (i % 7)},{20 + i % 5}" for i in range(80)]
@@ -56,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run_command
 
 
-def ask(folder: Path, llms: Any, *, trace: str | None = None, **shared: Any) -> Question:
+def ask(folder: Path, llms: Any, *, trace: str | None = None, **shared: Any) -> SeveralLlmsQuestion:
     path = folder / "slo.yaml"
     path.write_text(as_text({"llms": llms, **shared}))
     return read_question(path, folder / trace if trace else None, CATALOG)

@@ -12,12 +12,12 @@ from log_samples import REQUESTS, SAMPLES, date
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.common import read_requests
+from planner.commands.command_output import read_requests
 from planner.documents.catalog import read_catalog
-from planner.documents.reading import read_reading
+from planner.documents.log_columns import read_reading
 from planner.documents.task import read_task
 from planner.errors import InputError
-from planner.traffic.reading import read_trace
+from planner.traffic.trace_reading import read_trace
 
 RUN = CliRunner()
 

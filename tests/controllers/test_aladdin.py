@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from readings import deployment, per_worker, reading
 
-from planner.controllers.aladdin import Aladdin
+from planner.controllers.aladdin_controller import Aladdin
 from planner.controllers.deployment import CapacityTable
 from planner.controllers.table import parse_controller
 from planner.errors import InputError
-from planner.simulator.elastic import Reading
+from planner.simulator.elastic import MetricsReading
 
 
 def aladdin(**parameters: object) -> Aladdin:
@@ -20,7 +20,7 @@ def aladdin(**parameters: object) -> Aladdin:
     return made
 
 
-def beat(minute: int, rate_rps: float, tokens: float = 600.0) -> Reading:
+def beat(minute: int, rate_rps: float, tokens: float = 600.0) -> MetricsReading:
     return reading(
         60.0 * minute,
         interval_s=60.0,

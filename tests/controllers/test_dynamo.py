@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from readings import ENGINE, deployment, reading
 
-from planner.controllers.dynamo import DynamoSettings, decode_workers, prefill_workers
+from planner.controllers.dynamo_load import DynamoSettings, decode_workers, prefill_workers
 from planner.controllers.table import parse_controller
 from planner.errors import InputError
 

@@ -9,13 +9,13 @@ import pytest
 from readings import ENGINE, deployment, reading
 
 from planner.controllers.dynamo_sla import (
-    Load,
+    ForecastLoad,
+    count_replicas,
     decode_rps,
     decode_tokens_per_s,
     mixed_rps,
     prefill_rps,
     prefill_tokens_per_s,
-    replicas,
 )
 from planner.controllers.table import parse_controller
 
@@ -35,9 +35,9 @@ CASES = (
 def test_replicas(case: tuple[float, ...]) -> None:
     """The last two by hand: 100,000 prompt tokens/s are 2.5 workers, 1.25 at half; 5,000 tokens/s are 5."""
     requests, tokens_in, tokens_out, prefill, decode, correction, p, d = case
-    load = Load(requests / 60, tokens_in, tokens_out)
-    assert replicas(load.rate_rps, prefill_rps(load, prefill, correction)) == p
-    assert replicas(load.rate_rps, decode_rps(load, decode)) == d
+    load = ForecastLoad(requests / 60, tokens_in, tokens_out)
+    assert count_replicas(load.rate_rps, prefill_rps(load, prefill, correction)) == p
+    assert count_replicas(load.rate_rps, decode_rps(load, decode)) == d
 
 
 def test_what_a_worker_carries() -> None:
@@ -47,7 +47,9 @@ def test_what_a_worker_carries() -> None:
     assert decode_tokens_per_s(ENGINE, 1000, 0.015) == pytest.approx(25 / 0.015)
     assert decode_tokens_per_s(ENGINE, 1000, 0.1) == pytest.approx(64 / 0.0228)
     assert decode_tokens_per_s(ENGINE, 1000, 0.005) == pytest.approx(1 / 0.0102)
-    assert mixed_rps(ENGINE, Load(0, 950, 100), 0.015) == pytest.approx(3 / (100 * (0.01 + 3 * 0.00135)))
+    assert mixed_rps(ENGINE, ForecastLoad(0, 950, 100), 0.015) == pytest.approx(
+        3 / (100 * (0.01 + 3 * 0.00135))
+    )
 
 
 def seen(**given: Any) -> dict[str, Any]:

@@ -30,25 +30,25 @@ def test_a_season_is_recovered() -> None:
             forecast.add(60.0 * minute, 60.0, more * curve(60.0 * minute - 30))
             if minute > 30:
                 ahead_s = 60.0 * minute + 3600
-                assert forecast.at(ahead_s) == pytest.approx(more * curve(ahead_s), rel=0.02)
+                assert forecast.rate_at(ahead_s) == pytest.approx(more * curve(ahead_s), rel=0.02)
 
 
 def test_without_a_season_the_drift_goes_on() -> None:
     """6 requests/s and 0.6 more every minute: 12 seen last, 5 min of drift further half a bucket behind."""
     forecast = RateForecast(300.0, DAY_S, deployment())
-    assert forecast.at(60.0) == 0.0
+    assert forecast.rate_at(60.0) == 0.0
     for minute in range(1, 11):
         forecast.add(60.0 * minute, 60.0, 6 + 0.6 * minute)
     assert forecast.mean_rps(300.0) == pytest.approx(10.8)
-    assert forecast.at(900.0) == pytest.approx(10.8 + 3.0)
-    assert forecast.at(1e6) > 0
+    assert forecast.rate_at(900.0) == pytest.approx(10.8 + 3.0)
+    assert forecast.rate_at(1e6) > 0
 
 
 def test_a_falling_rate_stops_at_zero() -> None:
     forecast = RateForecast(300.0, DAY_S, deployment())
     for minute in range(1, 11):
         forecast.add(60.0 * minute, 60.0, max(10.0 - minute, 0.0))
-    assert forecast.at(3600.0) == 0.0
+    assert forecast.rate_at(3600.0) == 0.0
 
 
 def test_a_day_unlike_all_others_is_not_believed_without_end() -> None:
@@ -56,7 +56,7 @@ def test_a_day_unlike_all_others_is_not_believed_without_end() -> None:
     forecast = RateForecast(300.0, DAY_S, deployment(history=HISTORY))
     for minute in range(1, 31):
         forecast.add(60.0 * minute, 60.0, 1000.0)
-    assert forecast.at(3600.0) == pytest.approx(3 * curve(3600.0), rel=0.02)
+    assert forecast.rate_at(3600.0) == pytest.approx(3 * curve(3600.0), rel=0.02)
 
 
 def run(name: str, parameters: dict[str, object], rates: list[float], **known: Any) -> list[int]:
@@ -114,7 +114,15 @@ def test_by_load_counts_lengths_and_bursts() -> None:
     of work a second. From 0.5 on two workers, from 1 on three, beyond 2 in proportion. Twice the prompt: 1.2.
     Thrice the rate in one of twelve spans: the 95th percentile is 0.45 of the way there, 1.24."""
     rule = LoadRule((0.5, 1.0), 2.0, 15.0, 180.0)
-    assert [rule.workers(load) for load in (0.0, 0.5, 0.6, 1.0, 1.1, 2.0, 4.0)] == [0, 1, 2, 2, 3, 3, 6]
+    assert [rule.workers_for_load(load) for load in (0.0, 0.5, 0.6, 1.0, 1.1, 2.0, 4.0)] == [
+        0,
+        1,
+        2,
+        2,
+        3,
+        3,
+        6,
+    ]
     own = deployment(engines=(ENGINE,), rules=(rule,))
     assert ENGINE.work_s("mixed", 500, 100) == pytest.approx(0.0655)
 

@@ -127,7 +127,7 @@ STABILISED = (
 @pytest.mark.parametrize(("before", "desired", "stabilised"), STABILISED)
 def test_stabilisation(before: tuple[tuple[float, int], ...], desired: int, stabilised: int) -> None:
     behaviour = Behaviour(UP, DOWN, [(-ago_s, replicas) for ago_s, replicas in before])
-    assert behaviour.stabilised(0.0, 100, desired) == stabilised
+    assert behaviour.stabilise(0.0, 100, desired) == stabilised
 
 
 def test_going_up_waits_for_the_whole_window() -> None:

@@ -45,34 +45,34 @@ def test_scaled(case: str) -> None:
     made = scaler(target, ready)
     if panicking:
         made.panic_s, made.panic_size = 995.0, panicking
-    assert made.scaled(1000.0, ready, stable, panic) == workers
+    assert made.workers_for_means(1000.0, ready, stable, panic) == workers
 
 
 def test_small_rates_of_change_still_move() -> None:
     """1.1 x 2 workers is 3, not 2; 100 / 1.1 is 90."""
-    assert scaler(1, 2, max_up_rate=1.1).scaled(0.0, 2, 3, 3.1) == 3
-    assert scaler(10, 100, max_down_rate=1.1).scaled(0.0, 100, 1, 1) == 90
+    assert scaler(1, 2, max_up_rate=1.1).workers_for_means(0.0, 2, 3, 3.1) == 3
+    assert scaler(10, 100, max_down_rate=1.1).workers_for_means(0.0, 100, 1, 1) == 90
 
 
 def test_panic_ends_a_stable_window_after_the_surge() -> None:
     """TestAutoscalerPanicThenUnPanicScaleDown and TestAutoscalerUnpanicAfterSlowIncrease."""
     made = scaler(10)
-    assert made.scaled(0.0, 1, 100, 100) == 10
-    assert made.scaled(0.0, 10, 100, 1000) == 100
-    assert made.scaled(30.0, 10, 1, 1) == 100
-    assert made.scaled(61.0, 10, 1, 1) == 1
+    assert made.workers_for_means(0.0, 1, 100, 100) == 10
+    assert made.workers_for_means(0.0, 10, 100, 1000) == 100
+    assert made.workers_for_means(30.0, 10, 1, 1) == 100
+    assert made.workers_for_means(61.0, 10, 1, 1) == 1
     slow = scaler(1, 10)
-    assert [slow.scaled(0.0, 10, 11, 25), slow.scaled(30.0, 40, 30, 41), slow.scaled(62.0, 55, 50, 56)] == [
-        25,
-        41,
-        50,
-    ]
+    assert [
+        slow.workers_for_means(0.0, 10, 11, 25),
+        slow.workers_for_means(30.0, 40, 30, 41),
+        slow.workers_for_means(62.0, 55, 50, 56),
+    ] == [25, 41, 50]
 
 
 def test_panic_is_extended() -> None:
     made = scaler(1, 10)
-    assert made.scaled(0.0, 10, 11, 25) == 25
-    assert made.scaled(30.0, 40, 30, 80) == 80
+    assert made.workers_for_means(0.0, 10, 11, 25) == 25
+    assert made.workers_for_means(30.0, 40, 30, 80) == 80
     assert made.panic_s == 30.0
 
 
@@ -91,7 +91,7 @@ def test_down_delay() -> None:
     )
     for time_s, concurrency, workers in told:
         made.panic_s = None
-        assert made.scaled(float(time_s), 4, concurrency, concurrency) == workers, time_s
+        assert made.workers_for_means(float(time_s), 4, concurrency, concurrency) == workers, time_s
 
 
 def test_a_new_autoscaler_keeps_its_workers_for_a_window() -> None:

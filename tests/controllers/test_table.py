@@ -12,10 +12,10 @@ import pytest
 from readings import deployment, per_worker, reading
 
 from planner.controllers.deployment import CapacityTable, Deployment, EngineProfile, Role
-from planner.controllers.oscillation import oscillations
-from planner.controllers.table import CONTROLLERS, parse_controller, parse_controllers, variants
+from planner.controllers.oscillation import find_oscillations
+from planner.controllers.table import CONTROLLERS, parse_controller, parse_controllers, settings_variants
 from planner.errors import InputError
-from planner.simulator.elastic import Controller, ElasticPool, Floats, Ints, Reading
+from planner.simulator.elastic import Controller, ElasticPool, Floats, Ints, MetricsReading
 
 ALL = tuple(CONTROLLERS)
 GIVEN: dict[str, dict[str, object]] = {
@@ -100,11 +100,11 @@ def test_what_is_needed_is_said(name: str) -> None:
 def test_rows_are_whole(name: str) -> None:
     row = CONTROLLERS[name]
     assert row.words and row.kind and row.source
-    assert set(row.reads) <= {each.name for each in fields(Reading)}
+    assert set(row.reads) <= {each.name for each in fields(MetricsReading)}
     assert set(row.needs) <= {each.name for each in fields(Deployment)}
     every = [each.name for each in row.parameters]
     assert len(every) == len(set(every)) and all(each.words and each.range for each in row.parameters)
-    points = list(variants(parse_controller(name, GIVEN.get(name))))
+    points = list(settings_variants(parse_controller(name, GIVEN.get(name))))
     assert len(points) >= len(row.grid) and len({repr(each.settings) for each in points}) == len(points)
 
 
@@ -120,7 +120,7 @@ def test_the_docs_have_every_controller() -> None:
 
 def test_capacity_tables() -> None:
     table = CapacityTable(np.array([1.0, 2.0, 4.0]), np.array([[1, 1], [1, 2], [2, 3]]), "by hand")
-    asked = [table.at(rate).tolist() for rate in (0.0, 0.5, 1.0, 1.1, 4.0, 4.1, 6.0)]
+    asked = [table.sizes_for_rate(rate).tolist() for rate in (0.0, 0.5, 1.0, 1.1, 4.0, 4.1, 6.0)]
     assert asked == [[0, 0], [1, 1], [1, 1], [1, 2], [2, 3], [3, 4], [3, 5]]
     for rates, sizes, says in (
         ([2.0, 1.0], [[1], [1]], "rates that rise"),
@@ -210,7 +210,7 @@ def test_an_hpa_without_windows_oscillates() -> None:
     jumpy = parse_controller("hpa", {"target": 1, "down_window": "0 s"})(own)
     asked, _ = fluid_day(jumpy, own, DAY)
     times_s = np.linspace(0.0, jumpy.every_s * (len(asked) - 1), len(asked))
-    found = oscillations(times_s, asked, [120.0])
+    found = find_oscillations(times_s, asked, [120.0])
     assert found and found[0].times >= 3
     calm, _ = fluid_day(parse_controller("hpa", {"target": 1})(own), own, DAY)
-    assert oscillations(times_s, calm, [120.0]) == ()
+    assert find_oscillations(times_s, calm, [120.0]) == ()

@@ -52,9 +52,9 @@ def test_asks_for_the_most_of_the_time_of_a_start(seed: int) -> None:
             max(target(v)[p] for v in [u, u + start, *(t for t in times_s if u < t <= u + start)])
             for p, start in enumerate(start_s)
         ]
-        assert table.asked(u) == tuple(asked)
+        assert table.sizes_at(u) == tuple(asked)
         before = max((t for t in [0.0, *table._changes_s] if t <= u), default=0.0)
-        assert table.asked(before) == tuple(asked)
+        assert table.sizes_at(before) == tuple(asked)
         assert table.next_s(u) > u
 
 

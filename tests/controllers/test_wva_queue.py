@@ -33,7 +33,7 @@ THIRD = QueueTimes(64, 640, 6.973, 0.027, 14.9, 0.001, 128, 128)
 def test_some_figures() -> None:
     assert QueueModel(FIRST).most_rps == pytest.approx(389.4737, rel=1e-6)
     assert QueueModel(FIRST).least_rps == pytest.approx(0.05211047, rel=1e-6)
-    state = QueueModel(THIRD).at(50.0)
+    state = QueueModel(THIRD).queue_state_at(50.0)
     assert (state.ttft_ms, state.itl_ms) == pytest.approx((51.6233, 8.477905), rel=1e-5)
     assert largest_rate_rps(FIRST, 60.0, 1.07) == pytest.approx(319.21427, rel=1e-4)
     assert largest_rate_rps(THIRD, 200.0, 8.5) == pytest.approx(50.648701, rel=1e-4)
@@ -63,15 +63,15 @@ def test_all_cases() -> None:
         )
         assert [model.least_rps, model.most_rps] == pytest.approx(case["rate_range"], rel=1e-6)
         for rate, expected in case["analyze"].items():
-            state = model.at(float(rate))
+            state = model.queue_state_at(float(rate))
             for name, field in NAMES.items():
                 assert getattr(state, field) == pytest.approx(expected[name], rel=1e-5, abs=1e-6), (
                     rate,
                     name,
                 )
         rates, _ = case["size"]
-        ttft = model.largest(lambda state: state.ttft_ms, case["slo"]["ttft"])
-        itl = model.largest(lambda state: state.itl_ms, case["slo"]["itl"])
+        ttft = model.largest_rate_rps(lambda state: state.ttft_ms, case["slo"]["ttft"])
+        itl = model.largest_rate_rps(lambda state: state.itl_ms, case["slo"]["itl"])
         assert (ttft, itl) == pytest.approx((rates["ttft"], rates["itl"]), rel=1e-4)
 
 
@@ -92,7 +92,7 @@ def test_the_chain_solved_as_linear_equations(seed: int) -> None:
     share = np.linalg.lstsq(
         np.vstack([rates.T, np.ones(states)]), np.append(np.zeros(states), 1.0), rcond=None
     )[0]
-    state = model.at(1000 * rate)
+    state = model.queue_state_at(1000 * rate)
     through = rate * (1 - share[-1])
     assert state.throughput_rps == pytest.approx(1000 * through, rel=1e-6)
     assert state.in_service == pytest.approx(share @ n, rel=1e-6)

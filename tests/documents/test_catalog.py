@@ -15,8 +15,8 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import Split, read_fits, read_header
 from planner.domain import Limit
 from planner.errors import CatalogError
-from planner.io.files import repository_dir
-from planner.io.values import Wording
+from planner.files.checked_files import repository_dir
+from planner.files.document_values import Wording
 from planner.models.all2all import Ranks
 from planner.models.latency import StepLatency
 
@@ -486,7 +486,7 @@ def with_fits(folder: Path, *fits: dict[str, Any], llm: str = "llama-3.1-70b", g
 def test_a_fit_of_ones_own_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     """f(1) = 10 ms, h = 1 ms: a step of one token takes 11 ms."""
     own = with_fits(tmp_path, FIT)
-    latency = own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+    latency = own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
     assert latency.basis == "measured by hand"
     assert latency.step_s(1) == pytest.approx(0.011)
 
@@ -495,11 +495,15 @@ def test_an_llm_without_fits_has_those_of_its_shape_and_format(catalog: Catalog)
     """Qwen3-30B-A3B of July 2025 is the first one with a longer context; in fp8 it is another LLM."""
     h100 = catalog.gpu("h100")
     of_july = catalog.llm("Qwen/Qwen3-30B-A3B-Instruct-2507")
-    assert catalog.latency(of_july, h100, 1) == catalog.latency(catalog.llm("qwen3-30b-a3b"), h100, 1)
-    assert catalog.latency(of_july, h100, 1).kind == "kernels"
+    assert catalog.step_latency(of_july, h100, 1) == catalog.step_latency(
+        catalog.llm("qwen3-30b-a3b"), h100, 1
+    )
+    assert catalog.step_latency(of_july, h100, 1).kind == "kernels"
     quantised = replace(of_july, name="mine", weights="fp8-block", dtype_bytes=1.0)
-    assert catalog.latency(quantised, h100, 1) == catalog.latency(catalog.llm("qwen3-30b-a3b-fp8"), h100, 1)
-    assert catalog.latency(replace(quantised, weights="fp8"), h100, 1).kind == "roofline"
+    assert catalog.step_latency(quantised, h100, 1) == catalog.step_latency(
+        catalog.llm("qwen3-30b-a3b-fp8"), h100, 1
+    )
+    assert catalog.step_latency(replace(quantised, weights="fp8"), h100, 1).kind == "roofline"
 
 
 def test_whole_experts_have_a_fit_of_their_own(tmp_path: Path) -> None:
@@ -509,37 +513,37 @@ def test_whole_experts_have_a_fit_of_their_own(tmp_path: Path) -> None:
     whole = {**FIT, "ep": True, "f_s": [0.02, 0.1]}
     own = with_fits(tmp_path, FIT, whole, {**whole, "tp": 2}, {**FIT, "tp": 8}, llm="qwen3-30b-a3b", gpu="l4")
     llm, gpu = own.llm("qwen3-30b-a3b"), own.gpu("l4")
-    assert own.latency(llm, gpu, 4).step_s(1) == pytest.approx(0.011)
-    assert own.latency(llm, gpu, 4, ep=True).step_s(1) == pytest.approx(0.021)
-    assert own.latency(llm, gpu, 2).step_s(1) == pytest.approx(0.021)
-    assert own.latency(llm, gpu, 8).step_s(1) == pytest.approx(0.011)
-    assert own.latency(llm, gpu, 8, ep=True).kind == "roofline"
+    assert own.step_latency(llm, gpu, 4).step_s(1) == pytest.approx(0.011)
+    assert own.step_latency(llm, gpu, 4, ep=True).step_s(1) == pytest.approx(0.021)
+    assert own.step_latency(llm, gpu, 2).step_s(1) == pytest.approx(0.021)
+    assert own.step_latency(llm, gpu, 8).step_s(1) == pytest.approx(0.011)
+    assert own.step_latency(llm, gpu, 8, ep=True).kind == "roofline"
 
 
 def test_a_dense_llm_has_no_experts_to_ask_for(tmp_path: Path) -> None:
     own = with_fits(tmp_path, FIT)
     llm, gpu = own.llm("llama-3.1-70b"), own.gpu("h100")
-    assert own.latency(llm, gpu, 4, ep=True) == own.latency(llm, gpu, 4)
+    assert own.step_latency(llm, gpu, 4, ep=True) == own.step_latency(llm, gpu, 4)
 
 
 def test_a_capped_gpu_has_its_bases_fit_slowed(tmp_path: Path) -> None:
     """At 350 W the 100 ms that grow with tokens take 130 ms, the floor of 10 ms and 1 ms of host stay."""
     own = with_fits(tmp_path, FIT)
-    capped = own.latency(own.llm("llama-3.1-70b"), own.gpu("h100@350W"), 4)
+    capped = own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100@350W"), 4)
     assert capped.step_s(8192) == pytest.approx(0.010 + 0.130 + 0.001)
     assert capped.d_s == 1e-7 and "power cap" in capped.basis
 
 
 def test_a_fit_measured_under_the_cap_is_not_slowed_again(tmp_path: Path) -> None:
     own = with_fits(tmp_path, {**FIT, "basis": "at 350 W"}, gpu="h100-80g@350W")
-    assert own.latency(own.llm("llama-3.1-70b"), own.gpu("h100@350W"), 4).basis == "at 350 W"
+    assert own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100@350W"), 4).basis == "at 350 W"
 
 
 def test_without_a_fit_the_roofline_answers(catalog: Catalog) -> None:
-    latency = catalog.latency(catalog.llm("opt-13b"), catalog.gpu("a6000"), 2)
+    latency = catalog.step_latency(catalog.llm("opt-13b"), catalog.gpu("a6000"), 2)
     assert "roofline" in latency.basis
-    capped = catalog.latency(catalog.llm("opt-13b"), catalog.gpu("h100@350W"), 1)
-    uncapped = catalog.latency(catalog.llm("opt-13b"), catalog.gpu("h100"), 1)
+    capped = catalog.step_latency(catalog.llm("opt-13b"), catalog.gpu("h100@350W"), 1)
+    uncapped = catalog.step_latency(catalog.llm("opt-13b"), catalog.gpu("h100"), 1)
     assert capped.step_s(8192) > uncapped.step_s(8192)
     assert capped.step_s(1, 0, 1, 1000) >= uncapped.step_s(1, 0, 1, 1000)
 
@@ -558,7 +562,7 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
 
     monkeypatch.setattr(catalog_module, "read_fits", counted)
     for _ in range(3):
-        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+        own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
     assert [path.name for path in parsed if path.parent.parent == tmp_path] == ["llama-3.1-70b--h100.yaml"]
     assert len(parsed) == len(set(parsed))
 
@@ -578,17 +582,17 @@ def test_only_the_fits_of_the_pair_are_parsed_and_once(
 def test_a_bad_fit_names_file_row_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     own = with_fits(tmp_path, {**FIT, **change})
     with pytest.raises(CatalogError, match=rf"h100.yaml: .*{message}"):
-        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+        own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
 
 
 def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> None:
     own = with_fits(tmp_path, FIT, FIT)
     with pytest.raises(CatalogError, match="tp 4: is given twice"):
-        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+        own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
     (tmp_path / "latency" / "headless.yaml").write_text("fits: []\n")
     own = read_catalog(tmp_path)
     with pytest.raises(CatalogError, match=r"headless.yaml: llm is missing"):
-        own.latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+        own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
 
 
 def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
@@ -596,7 +600,7 @@ def test_every_shipped_fit_can_be_read(catalog: Catalog) -> None:
         llm, gpu = read_header(path)
         for (tp, ep, dp, kind), fit in read_fits(path).items():
             ranks = Ranks(kind)
-            latency = catalog.latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp, ranks=ranks)
+            latency = catalog.step_latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp, ranks=ranks)
             assert replace(latency, spread=None) == fit
 
 
@@ -642,4 +646,4 @@ def test_a_config_is_found_by_folder_or_file_and_has_the_fits_of_its_twin(tmp_pa
     file.write_text(json.dumps(TUNED_70B))
     llm = own.llm(str(file.parent))
     assert llm == own.llm(str(file)) and llm.name == str(file.parent) and llm.context_tokens == 8192
-    assert own.latency(llm, own.gpu("h100"), 4).basis == "measured by hand"
+    assert own.step_latency(llm, own.gpu("h100"), 4).basis == "measured by hand"

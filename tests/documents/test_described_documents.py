@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from plans import CATALOG
 
-from planner.documents.described import description_document, parse_description
 from planner.documents.task import parse_task
+from planner.documents.traffic_description import description_document, parse_description
 from planner.errors import InputError
-from planner.io.files import to_yaml, yaml_value
-from planner.io.values import Section
+from planner.files.checked_files import to_yaml, yaml_value
+from planner.files.document_values import Section
 from planner.traffic.described import Description
-from planner.traffic.lengths import Histogram, Lognormal, Percentiles
+from planner.traffic.lengths import LengthHistogram, Lognormal, Percentiles
 
 PLAIN: dict[str, Any] = {"rate": 30, "input": 1500, "output": 300}
 FULL: dict[str, Any] = {
@@ -32,7 +32,7 @@ FULL: dict[str, Any] = {
 
 
 def read(document: dict[str, Any]) -> Description:
-    found = parse_description(Section.of(document, "slo.yaml: traffic"), CATALOG.tasks)
+    found = parse_description(Section.from_document(document, "slo.yaml: traffic"), CATALOG.tasks)
     assert found is not None
     return found
 
@@ -89,7 +89,7 @@ def test_buckets_of_prometheus_are_read() -> None:
             "output": {"histogram": {"edges": [0, 10, 20], "counts": [0, 2]}},
         }
     )
-    assert found.input == Histogram((0, 100, 200), (1, 2)) and found.duration_s == 600
+    assert found.input == LengthHistogram((0, 100, 200), (1, 2)) and found.duration_s == 600
 
 
 def test_a_question_takes_it_in_place_of_a_rate() -> None:

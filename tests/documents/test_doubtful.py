@@ -11,13 +11,13 @@ import pytest
 import yaml
 from plans import CATALOG
 
-from planner.documents.catalog import NOT_SAID, read_catalog
-from planner.documents.llm import llm_from_config
+from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
+from planner.documents.llm_config import llm_from_config
 from planner.documents.task import parse_task
 from planner.domain import Limit
 from planner.errors import CatalogError, InputError
-from planner.io.files import read_yaml, repository_dir
-from planner.io.jsontext import parse_json
+from planner.files.checked_files import read_yaml, repository_dir
+from planner.files.jsontext import parse_json
 from planner.simulator.replay import allowed_violations
 from planner.traffic.trace import Trace
 
@@ -97,7 +97,7 @@ def test_a_row_that_does_not_say_it_is_unchecked(tmp_path: Path) -> None:
     both = {"a": row | {"aliases": []}, "b": row | {"aliases": [], "unchecked": False}}
     (tmp_path / "gpus.yaml").write_text(yaml.safe_dump(both))
     gpus = read_catalog(tmp_path).gpus
-    assert (gpus["a"].unchecked, gpus["b"].unchecked) == (NOT_SAID, "")
+    assert (gpus["a"].unchecked, gpus["b"].unchecked) == (UNCHECKED_BY_DEFAULT, "")
 
 
 def test_an_estimated_gpu_with_a_remembered_price_is_not_bought_unasked() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import parse_latency
-from planner.documents.fleet import fleet_document, fleet_of, parse_fleet
+from planner.documents.fleet_file import fleet_document, fleet_of, parse_fleet
 from planner.documents.task import parse_task
 from planner.errors import CatalogError, InputError
-from planner.io.values import Section
+from planner.files.document_values import Section
 from planner.models.engine import DEPLOYED_VERSION, Engine, HostTime
 from planner.models.latency import Kind, StepLatency
 
@@ -204,7 +204,7 @@ def test_a_fit_says_what_it_rests_on(written: dict[str, str], kind: str) -> None
     numbers = {"knots_tokens": [1, 2], "f_s": [1.0, 1.0]} | dict.fromkeys(
         ("a_s", "b_s", "d_s", "e_s", "h_s"), 0.0
     )
-    assert parse_latency(Section.of(numbers | written, "fit.yaml")).kind == kind
+    assert parse_latency(Section.from_document(numbers | written, "fit.yaml")).kind == kind
 
 
 @pytest.mark.parametrize(("name", "title"), [("sglang", "SGLang 0.5"), ("trtllm", "TensorRT-LLM 1.3")])

@@ -9,10 +9,10 @@ import yaml
 from plans import CATALOG, LLM
 
 from planner.documents.fits import form_document
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Network, Policies
-from planner.io.files import to_yaml
 from planner.models.memory import kv_cache_tokens
 
 ONE = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: w, gpu: h100-80g, tp: 4, count: 2}\n"
@@ -46,7 +46,7 @@ def test_the_smallest_file_gets_vllms_defaults(tmp_path: Path) -> None:
         2048,
     )
     assert pool.type.kv_tokens == kv_cache_tokens(LLM, gpu, 4, max_num_batched_tokens=2048, max_num_seqs=256)
-    assert pool.type.latency == CATALOG.latency(LLM, gpu, 4)
+    assert pool.type.latency == CATALOG.step_latency(LLM, gpu, 4)
     assert fleet.policies == Policies()
     assert fleet.network == Network()
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from plans import CATALOG
 
-from planner.documents.fleet import fleet_document, fleet_of
+from planner.documents.fleet_file import fleet_document, fleet_of
 from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.models.kv_offload import KvOffload
-from planner.search.options import Engines
+from planner.search.problem.options import Engines
 
 NAME = "meta-llama/Llama-3.1-8B"
 ASKED = {"size": "200 GB", "bandwidth": "50 GB/s"}

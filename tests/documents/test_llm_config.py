@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.errors import CatalogError
 from planner.models.llm import Llm
 
@@ -229,8 +229,8 @@ def test_the_file_that_modelopt_leaves_beside_the_config_counts(
         llm = llm_from_config(path)
         assert (llm.dtype_bytes, llm.kv_dtype_bytes) == bytes_per
     catalog = read_catalog()
-    silicon = catalog.latency(catalog.llm("llama-3.1-70b"), catalog.gpu("h100"), 4)
-    assert catalog.latency(catalog.llm(str(tmp_path)), catalog.gpu("h100"), 4) != silicon
+    silicon = catalog.step_latency(catalog.llm("llama-3.1-70b"), catalog.gpu("h100"), 4)
+    assert catalog.step_latency(catalog.llm(str(tmp_path)), catalog.gpu("h100"), 4) != silicon
 
 
 @pytest.mark.parametrize(

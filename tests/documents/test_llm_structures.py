@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.documents.llm_row import llm_row
 from planner.errors import CatalogError
 from planner.models.llm import (

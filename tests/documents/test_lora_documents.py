@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from plans import CATALOG
 
-from planner.documents.fleet import fleet_document, fleet_of
-from planner.documents.lora import lora_document, parse_lora
+from planner.documents.fleet_file import fleet_document, fleet_of
+from planner.documents.lora_settings import lora_document, parse_lora
 from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.models.lora import Lora
-from planner.search.options import Engines, worker_types
+from planner.search.problem.options import Engines, worker_types
 
 NAME = "meta-llama/Llama-3.1-8B"
 ASKED: dict[str, Any] = {"max_loras": 4, "max_rank": 16, "adapters": 50}

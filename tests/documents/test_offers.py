@@ -12,10 +12,10 @@ from plans import CATALOG
 from planner.documents.catalog import read_catalog
 from planner.documents.facts import OldPrices, Price
 from planner.documents.offers import OLD_DAYS, age_days, first_day, offer_of, parse_offers
-from planner.documents.task import Spot, Task, parse_task
+from planner.documents.task import PlanQuestion, Spot, parse_task
 from planner.errors import CatalogError, InputError
-from planner.reports.facts import sentence
-from planner.search.findings import old_prices, prices
+from planner.reports.fact_sentences import sentence
+from planner.search.evidence.findings import list_prices, old_price_warnings
 
 OFFERS = """
 h100:
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(catalog: Any = CATALOG, **fleet: Any) -> Task:
+def asked(catalog: Any = CATALOG, **fleet: Any) -> PlanQuestion:
     return parse_task(
         {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "fleet": fleet}, catalog, where="slo.yaml"
     )
@@ -41,18 +41,18 @@ def test_a_provider_and_a_term_price_the_gpus_in_stock(folder: Path) -> None:
     """On demand 3.00, reserved 2.00, for the capped row as for its base; reserved GPUs are said to be."""
     mine = read_catalog(folder)
     task = asked(mine, gpus=["h100", "h100@350W"], price_of={"provider": "Acme"})
-    assert [gpu.price_usd_per_h for gpu in task.gpus(mine)] == [3.0, 3.0] and not task.reserved
+    assert [gpu.price_usd_per_h for gpu in task.priced_gpus(mine)] == [3.0, 3.0] and not task.reserved
     task = asked(mine, gpus=["h100"], price_of={"provider": "acme", "term": "reserved-1y"})
-    assert [gpu.price_usd_per_h for gpu in task.gpus(mine)] == [2.0] and task.reserved == {"h100-80g"}
-    (price,) = prices(task, mine, task.gpus(mine))
+    assert [gpu.price_usd_per_h for gpu in task.priced_gpus(mine)] == [2.0] and task.reserved == {"h100-80g"}
+    (price,) = list_prices(task, mine, task.priced_gpus(mine))
     assert price == Price("h100-80g", 2.0, "acme, reserved-1y: a contract", "2026-11-20")
 
 
 def test_a_price_of_ones_own_comes_before_the_providers(folder: Path) -> None:
     mine = read_catalog(folder)
     task = asked(mine, gpus=["h100"], price_of={"provider": "acme"}, prices={"h100": "9 usd/h"})
-    assert [gpu.price_usd_per_h for gpu in task.gpus(mine)] == [9.0]
-    (price,) = prices(task, mine, task.gpus(mine))
+    assert [gpu.price_usd_per_h for gpu in task.priced_gpus(mine)] == [9.0]
+    (price,) = list_prices(task, mine, task.priced_gpus(mine))
     assert (price.source, price.date) == ("slo.yaml", "")
 
 
@@ -148,7 +148,7 @@ def test_old_prices_are_warned_of_and_prices_of_ones_own_are_not() -> None:
         Price("over", 1.0, "a list", "2026-05-24"),
         Price("mine", 1.0, "slo.yaml", ""),
     ]
-    (warning,) = old_prices(listed, today)
+    (warning,) = old_price_warnings(listed, today)
     assert warning == OldPrices(("old", "over"), "2025-07", 508, OLD_DAYS)
     assert "prices of old, over were listed more than 180 days ago, the oldest 2025-07" in sentence(warning)
-    assert old_prices(listed[1:2] + listed[3:], today) == ()
+    assert old_price_warnings(listed[1:2] + listed[3:], today) == ()

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError, PlannerError
 
 CATALOG = read_catalog()
 
 
-def task(**fleet: Any) -> Task:
+def task(**fleet: Any) -> PlanQuestion:
     document = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}, "fleet": fleet}
     return parse_task(document, CATALOG)
 
 
-def offered(read: Task) -> dict[str, float]:
-    return {gpu.name: gpu.price_usd_per_h for gpu in read.gpus(CATALOG)}
+def offered(read: PlanQuestion) -> dict[str, float]:
+    return {gpu.name: gpu.price_usd_per_h for gpu in read.priced_gpus(CATALOG)}
 
 
 def test_owned_gpus_are_offered_at_nothing_beside_those_for_rent() -> None:
@@ -51,10 +51,10 @@ def test_an_owned_gpu_needs_no_price_of_a_provider() -> None:
 
 
 def test_whole_nodes_are_the_catalogs_unless_slo_yaml_says_otherwise() -> None:
-    sold = {gpu.name: gpu.is_sold_whole for gpu in task(gpus=["h100", "l40s"]).gpus(CATALOG)}
+    sold = {gpu.name: gpu.is_sold_whole for gpu in task(gpus=["h100", "l40s"]).priced_gpus(CATALOG)}
     assert sold == {"h100-80g": True, "l40s-48g": False}
     fleet = {"gpus": {"h100": 8, "h100@350W": 8, "l40s": None}, "sold_as": {"h100": "gpu", "l40s": "node"}}
-    asked = {gpu.name: gpu.is_sold_whole for gpu in task(**fleet).gpus(CATALOG)}
+    asked = {gpu.name: gpu.is_sold_whole for gpu in task(**fleet).priced_gpus(CATALOG)}
     assert asked == {"h100-80g": False, "h100-80g@350W": False, "l40s-48g": True}
 
 

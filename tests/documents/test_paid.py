@@ -10,21 +10,21 @@ import pytest
 from plans import CATALOG, mixed
 
 from planner.documents.catalog import Catalog
-from planner.documents.fleet import fleet_document, parse_fleet
-from planner.documents.offers import Offer
-from planner.documents.task import Task, parse_task
+from planner.documents.fleet_file import fleet_document, parse_fleet
+from planner.documents.offers import ProviderOffer
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError
 
 PAID = {"price": "0.12 usd/kWh", "pue": 1.3}
 
 
-def task(catalog: Catalog = CATALOG, **fleet: Any) -> Task:
+def task(catalog: Catalog = CATALOG, **fleet: Any) -> PlanQuestion:
     document = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}, "fleet": fleet}
     return parse_task(document, catalog)
 
 
-def energy(read: Task) -> dict[str, float]:
-    return {gpu.name: gpu.electricity_usd_per_h for gpu in read.gpus(CATALOG)}
+def energy(read: PlanQuestion) -> dict[str, float]:
+    return {gpu.name: gpu.electricity_usd_per_h for gpu in read.priced_gpus(CATALOG)}
 
 
 def test_an_owned_gpu_costs_its_electricity_at_its_limit() -> None:
@@ -40,7 +40,7 @@ def test_of_all_it_is_added_to_every_price() -> None:
     spot = {"on_demand": 2.0, "spot": 1.0, "spot_interruptions_per_h": 0.1}
     paid = {"price": "120 usd/MWh", "pue": 1.3, "of": "all"}
     read = task(gpus={"a100": 64}, prices={"a100": spot}, electricity=paid)
-    prices = {gpu.name: gpu.usd_per_h for gpu in read.gpus(CATALOG)}
+    prices = {gpu.name: gpu.usd_per_h for gpu in read.priced_gpus(CATALOG)}
     assert prices == pytest.approx({"a100-80g": 2.0624, "a100-80g@spot": 1.0624})
 
 
@@ -95,7 +95,7 @@ def test_own_commitments_stand_beside_the_price_that_is_planned_with() -> None:
 
 def test_offers_of_a_catalog_are_the_cheapest_or_those_of_the_provider_asked_for() -> None:
     offers = tuple(
-        Offer(provider, term, usd_per_h, "2026-01", "")  # type: ignore[arg-type]
+        ProviderOffer(provider, term, usd_per_h, "2026-01", "")  # type: ignore[arg-type]
         for provider, term, usd_per_h in (
             ("a", "on-demand", 3.0),
             ("a", "reserved-1y", 2.5),
@@ -119,4 +119,4 @@ def test_googles_commitments_are_used_when_google_is_asked_for() -> None:
     found = {term: 8 * each.usd_per_h for term, each in read.terms["h100-80g"].items()}
     assert found == pytest.approx({"on-demand": 88.49, "reserved-1y": 61.3837, "reserved-3y": 38.8644}, 1e-4)
     bound = task(gpus={"h100": 64}, price_of={"provider": "gcp", "term": "reserved-3y"})
-    assert [gpu.price_usd_per_h for gpu in bound.gpus(CATALOG)] == [4.858]
+    assert [gpu.price_usd_per_h for gpu in bound.priced_gpus(CATALOG)] == [4.858]

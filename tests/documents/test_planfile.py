@@ -12,11 +12,11 @@ from shares import some
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import read_task
 from planner.errors import InputError
-from planner.io.files import write_files
+from planner.files.checked_files import write_files
 from planner.reports import output
-from planner.search.certify import plan
-from planner.search.written_plan import read_plan
-from planner.traffic.reading import read_trace
+from planner.search.evidence.certify import plan
+from planner.search.evidence.written_plan import read_plan
+from planner.traffic.trace_reading import read_trace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMAND = "plan --slo <slo>.yaml"  # quoted on the page

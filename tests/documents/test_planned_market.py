@@ -16,7 +16,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
 from planner.documents.planned_market import of_plans, read_planned
 from planner.errors import InfeasibleError, InputError
-from planner.solvers.schedule import Demand, schedule
+from planner.solvers.reserved_schedule import Demand, schedule
 
 CATALOG = read_catalog()
 LLM = "meta-llama/Llama-3.1-70B"

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.engine import default_engine
+from planner.documents.engine_file import default_engine
 from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo, slo_document
-from planner.documents.task import Robust, Spot, Task, parse_task, read_task
+from planner.documents.task import PlanQuestion, Robust, Spot, parse_task, read_task
 from planner.domain import Limit, Slo
 from planner.errors import CatalogError, InputError
+from planner.files.checked_files import repository_dir
 from planner.fleet import Network
-from planner.io.files import repository_dir
 
 CATALOG = read_catalog()
 LEAST = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}}
@@ -29,14 +29,14 @@ def catalog() -> Catalog:
     return CATALOG
 
 
-def task(**change: Any) -> Task:
+def task(**change: Any) -> PlanQuestion:
     return parse_task({**LEAST, **change}, CATALOG)
 
 
 def test_the_example_of_the_design(catalog: Catalog) -> None:
     """2 s, 200 ms, 20 requests/s, 50 GB/s, 80 kW, 500 USD/h in the library's units."""
     read = read_task(repository_dir("examples") / "slo.yaml", catalog)
-    assert read == Task(
+    assert read == PlanQuestion(
         llm="meta-llama/Llama-3.1-70B",
         slo=parse_slo({"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}, where=""),
         stock={"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32},
@@ -211,7 +211,7 @@ def test_numbers_that_yaml_takes_for_others_are_refused(tmp_path: Path, written:
 def test_prices_of_ones_own_hold_for_capped_rows_too() -> None:
     """H100 at 2 USD/h also with a cap, unless the cap has a price of its own; a stock of 0 is left out."""
     stock = {"h100": 1, "h100@350W": 1, "h100@450W": 1, "l4": 1, "a100": 0}
-    gpus = task(fleet={"gpus": stock, "prices": {"h100": "2 usd/h", "h100@450W": 1.5}}).gpus(CATALOG)
+    gpus = task(fleet={"gpus": stock, "prices": {"h100": "2 usd/h", "h100@450W": 1.5}}).priced_gpus(CATALOG)
     assert {gpu.name: gpu.price_usd_per_h for gpu in gpus} == {
         "h100-80g": 2.0,
         "h100-80g@350W": 2.0,
@@ -228,14 +228,14 @@ def test_kinds_of_prices() -> None:
     }
     read = task(fleet={"gpus": {"h100": 8, "h100@350W": 8, "a100": 8}, "prices": prices})
     assert read.reserved == {"h100-80g"} and read.prices_usd_per_h == {"h100-80g": 1.8, "a100-80g": 1.2}
-    assert {gpu.name: gpu.price_usd_per_h for gpu in read.gpus(CATALOG)} == {
+    assert {gpu.name: gpu.price_usd_per_h for gpu in read.priced_gpus(CATALOG)} == {
         "h100-80g": 1.8,
         "h100-80g@350W": 1.8,
         "a100-80g": 1.2,
         "h100-80g@spot": 1.0,
         "h100-80g@350W@spot": 1.0,
     }
-    (spot,) = {read.spot_terms(gpu) for gpu in read.gpus(CATALOG)} - {None}
+    (spot,) = {read.spot_terms(gpu) for gpu in read.priced_gpus(CATALOG)} - {None}
     assert spot == Spot(1.0, 0.05, 600.0)
     assert spot is not None and spot.down_frac == pytest.approx(0.05 / 6 / (1 + 0.05 / 6))
     on_spot = CATALOG.gpu("H100@spot")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fleet import fleet_document, fleet_of
+from planner.documents.fleet_file import fleet_document, fleet_of
 from planner.documents.task import parse_task
 from planner.errors import CatalogError, InputError
 from planner.fleet import Fleet
 from planner.models.speculation import Speculation
-from planner.search.options import Engines, decode_options, prefill_options, worker_types
+from planner.search.problem.options import Engines, decode_options, prefill_options, worker_types
 
 NAME = "meta-llama/Llama-3.1-8B"
 EAGLE = {"method": "eagle3", "tokens": 2, "acceptance": [0.8, "70 %"], "model": "a/drafter"}

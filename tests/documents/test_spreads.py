@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fleet import fleet_document, fleet_of
+from planner.documents.fleet_file import fleet_document, fleet_of
 from planner.documents.task import parse_task
 from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
-from planner.models.spread import Factor, Spread
-from planner.search.options import Engines, worker_types
+from planner.models.spread import Factor, StepTimeSpread
+from planner.search.problem.options import Engines, worker_types
 
 FACTORS = "prefill: {median: 1.1, log_sd: 0.2}, decode: {median: 1, log_sd: 0.1}"
 ROW = "{kind: kernels, " + FACTORS + ", source: s, date: d}"
@@ -40,9 +40,9 @@ def test_nine_in_ten_lie_between_low_and_high() -> None:
 
 def test_prefills_and_decodes_move_on_their_own() -> None:
     """Floor, sequences and KV by the factor of decodes; what grows with tokens by that of prefills."""
-    spread = Spread(Factor(2.0, 0.0), Factor(3.0, 0.0), "made up")
-    assert STEP.within(1.0, 1.0) == STEP
-    moved = replace(STEP, spread=spread).within(0.0, 0.0)
+    spread = StepTimeSpread(Factor(2.0, 0.0), Factor(3.0, 0.0), "made up")
+    assert STEP.at_spread(1.0, 1.0) == STEP
+    moved = replace(STEP, spread=spread).at_spread(0.0, 0.0)
     assert moved.f_s == (6.0, 12.0)
     assert (moved.a_s, moved.b_s, moved.d_s, moved.e_s, moved.m_s) == pytest.approx((0.2, 0.6, 0.9, 0.8, 1.5))
 
@@ -53,15 +53,15 @@ def test_step_times_of_the_catalog_have_the_spread_of_their_kind(catalog: Catalo
         replace(catalog.llm("llama-3.1-70b"), weights="fp8", dtype_bytes=1.0),
     )
     gpu = catalog.gpu("h100-80g")
-    kernels = catalog.latency(llm, gpu, 4)
+    kernels = catalog.step_latency(llm, gpu, 4)
     assert kernels.kind == "kernels" and kernels.spread == catalog.spreads["kernels, 16 bit"].spread
-    guessed = catalog.latency(fp8, catalog.gpu("mi300x"), 4)
+    guessed = catalog.step_latency(fp8, catalog.gpu("mi300x"), 4)
     assert guessed.kind == "roofline" and guessed.spread == catalog.spreads["roofline, fp8"].spread
-    assert catalog.spread(STEP, llm).spread is None  # nobody knows of figures that somebody wrote down
+    assert catalog.with_spread(STEP, llm).spread is None  # nobody knows of figures that somebody wrote down
 
 
 def test_a_calibration_leaves_its_standard_error(catalog: Catalog) -> None:
-    latency = catalog.spread(
+    latency = catalog.with_spread(
         replace(STEP, uncertainty_frac=0.05, kind="kernels"), catalog.llm("llama-3.1-8b")
     )
     assert latency.spread is not None and latency.spread.is_own
@@ -100,7 +100,7 @@ def test_a_plan_may_be_asked_to_hold_at_the_upper_end(catalog: Catalog) -> None:
     task = parse_task(asked, catalog)
     llm, gpu = catalog.llm("llama-3.1-8b"), catalog.gpu("h100-80g")
     types, _ = worker_types(llm, [gpu], catalog, 1000, Engines.of(task))
-    latency = catalog.latency(llm, gpu, 1)
+    latency = catalog.step_latency(llm, gpu, 1)
     assert latency.spread is not None
     assert types[0].latency.d_s == pytest.approx(latency.d_s * latency.spread.decode.high)
     assert types[0].latency.a_s == pytest.approx(latency.a_s * latency.spread.prefill.high)

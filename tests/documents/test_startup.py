@@ -9,7 +9,7 @@ import pytest
 from hand_made import GPU, LATENCY
 
 from planner.documents.catalog import read_catalog
-from planner.documents.startup import read_startup, start_s
+from planner.documents.startup_times import read_startup, start_s
 from planner.errors import CatalogError
 from planner.fleet import WorkerType
 from planner.models.llm import Llm
@@ -21,7 +21,7 @@ STORAGE = Storage("s", 2e6, True, "by hand")
 
 
 def worker(gpu: str, tp: int, llm: Llm) -> WorkerType:
-    return WorkerType(read_catalog().gpu(gpu), tp, LATENCY, 16000, 512, 8).serving(llm)
+    return WorkerType(read_catalog().gpu(gpu), tp, LATENCY, 16000, 512, 8).with_llm(llm)
 
 
 def test_the_parts_of_a_start() -> None:
@@ -56,7 +56,9 @@ def test_against_starts_of_vllm_on_h100(llm: str, is_warm: bool, measured_s: flo
     (weights from disk; both Llamas were compiled already). Within 5 %."""
     found = read_catalog().llm(llm)
     kind = worker("h100-nvl-94g", 1, found)
-    start = read_startup().start(found, kind, "page-cache" if is_warm else "local-disk", is_compiled=True)
+    start = read_startup().start_time(
+        found, kind, "page-cache" if is_warm else "local-disk", is_compiled=True
+    )
     assert start.estimated == ()
     assert start.start_s == pytest.approx(measured_s, rel=0.05)
 
@@ -65,11 +67,14 @@ def test_a_warm_node_starts_sooner() -> None:
     """Llama-3.1-70B on 4 H100, whose row is of another H100, of one GPU, and of fewer layers."""
     llm = read_catalog().llm("meta-llama/Llama-3.1-70B")
     kind, facts = worker("h100-80g", 4, llm), read_startup()
-    cold, warm = facts.start(llm, kind, "object-store", image="registry"), facts.warm(llm, kind)
-    assert warm.start_s < facts.start(llm, kind, "object-store").start_s < cold.start_s
+    cold, warm = (
+        facts.start_time(llm, kind, "object-store", image="registry"),
+        facts.warm_start_time(llm, kind),
+    )
+    assert warm.start_s < facts.start_time(llm, kind, "object-store").start_s < cold.start_s
     assert cold.image_s == pytest.approx(10e9 / 37.4e6)
     assert len(warm.estimated) == 3 and len(cold.estimated) == 4
-    assert start_s(llm, kind, "object-store") == facts.start(llm, kind, "object-store").start_s
+    assert start_s(llm, kind, "object-store") == facts.start_time(llm, kind, "object-store").start_s
 
 
 def test_a_gpu_without_a_row() -> None:
@@ -77,15 +82,15 @@ def test_a_gpu_without_a_row() -> None:
     llm = read_catalog().llm("meta-llama/Llama-2-13b-hf")
     kind = worker("h100-80g", 1, llm)
     kind = replace(kind, gpu=replace(GPU, name="x1", base="x1"))
-    assert read_startup().warm(llm, kind).estimated == ("x1: measured on h100-nvl-94g",)
+    assert read_startup().warm_start_time(llm, kind).estimated == ("x1: measured on h100-nvl-94g",)
 
 
 def test_unknown_rows_offer_the_nearest() -> None:
     facts = read_startup()
     with pytest.raises(CatalogError, match=r"storage 'objectstore' is not in .*; nearest: object-store"):
-        facts.storage("objectstore")
+        facts.find_storage("objectstore")
     with pytest.raises(CatalogError, match=r"image 'x' .* nearest: registry, secondary-boot-disk"):
-        facts.image("x")
+        facts.find_image("x")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 from plans import mixed
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.documents.warm_up import WarmPrompt, read_warm_up
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import PinnedPrefix, Policies
-from planner.io.files import to_yaml
 
 FLEET = mixed()
 WORKER = f"{FLEET.pools[0].name}-0"

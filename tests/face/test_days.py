@@ -13,7 +13,7 @@ import pytest
 
 import fleetplan
 from planner import cli
-from planner.face.days import DayResult
+from planner.api.day_api import DayResult
 
 STANDING = {
     "llm": "meta-llama/Llama-3.1-8B",

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import fleetplan
-from planner.face.days import JointDayResult
+from planner.api.day_api import JointDayResult
 from planner.simulator.elastic import ElasticRun
 
 NAME = "meta-llama/Llama-3.1-8B"

@@ -17,10 +17,10 @@ import yaml
 
 import fleetplan
 from planner import cli
-from planner.face.results import PlanResult, SharedPlanResult
-from planner.io import files
+from planner.api.results import PlanResult, SharedPlanResult
+from planner.files import checked_files
 
-EXAMPLES = files.repository_dir("examples")
+EXAMPLES = checked_files.repository_dir("examples")
 SLO = EXAMPLES / "slo.yaml"
 TRACE = EXAMPLES / "traces" / "azure-conversation-sample.csv"
 LLM = "meta-llama/Llama-3.1-8B"

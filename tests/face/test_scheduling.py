@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import fleetplan
-from planner.face.scheduling import ScheduleResult
+from planner.api.scheduling import ScheduleResult
 
 ONE = {
     "llm": "meta-llama/Llama-3.1-8B",

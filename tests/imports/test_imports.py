@@ -19,17 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from planner import imports
+from planner import importers
 from planner.calibrate.fitting import fit_table, fit_yaml
 from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError, PlannerError
-from planner.imports import Facts, MeasuredRun, MeasuredRuns
-from planner.imports.runs import read_runs
+from planner.importers import Facts, MeasuredRun, MeasuredRuns
+from planner.importers.benchmark_runs import read_runs
 from planner.models.latency import Array, StepLatency
-from planner.models.parallel import tp_s
-from planner.models.tables import COLUMNS, NOT_INCLUDED, StepTable, read_step_table
+from planner.models.parallelism import tp_s
+from planner.models.step_tables import COLUMNS, NOT_INCLUDED, StepTable, read_step_table
 
 DATA = Path(__file__).parents[1] / "data"
 LLM = "meta-llama/Llama-3.1-8B"
@@ -46,13 +46,13 @@ def catalog() -> Catalog:
 
 
 def runs_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> MeasuredRuns:
-    found = imports.read(name, [DATA / file for file in files], facts, catalog)
+    found = importers.read(name, [DATA / file for file in files], facts, catalog)
     assert isinstance(found, MeasuredRuns)
     return found
 
 
 def steps_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> StepTable:
-    found = imports.read(name, [DATA / file for file in files], facts, catalog)
+    found = importers.read(name, [DATA / file for file in files], facts, catalog)
     assert isinstance(found, StepTable)
     return found
 
@@ -82,14 +82,14 @@ def steps_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> StepTabl
     ],
 )
 def test_formats_are_told_by_their_content(file: str, name: str) -> None:
-    assert imports.detect(DATA / file) == name
+    assert importers.detect_format(DATA / file) == name
 
 
 def test_what_is_no_format_of_ours_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match=r"x\.csv: is no format we know \(found a, b\)"):
-        imports.detect(path)
+        importers.detect_format(path)
 
 
 # --- profiles
@@ -113,7 +113,7 @@ def test_splitwise_asks_which_of_several(catalog: Catalog) -> None:
     with pytest.raises(
         InputError, match="choose one with --llm, --gpu and --tp: bloom-176b on h100-80gb tp8"
     ):
-        imports.read("splitwise", [DATA / "splitwise.csv"], Facts(), catalog)
+        importers.read("splitwise", [DATA / "splitwise.csv"], Facts(), catalog)
 
 
 def test_vidur_adds_up_a_layer(catalog: Catalog) -> None:
@@ -155,11 +155,11 @@ def test_vidur_profiles_of_several_llms_and_nodes_are_told_apart(tmp_path: Path,
         files.append(tmp_path / name)
         pd.concat([other, mine]).to_csv(files[-1], index=False)
     facts = Facts(llm=LLM, gpu="a100-80g", tp=2)
-    table = imports.read("vidur", files, facts, catalog)
+    table = importers.read("vidur", files, facts, catalog)
     assert isinstance(table, StepTable)
     assert table.y == pytest.approx([32 * 0.52e-3, 32 * 0.2284e-3])
     with pytest.raises(InputError, match=r"n_embd is 8192, 4096, \S+ has 5120; name the LLM it is of"):
-        imports.read("vidur", files, replace(facts, llm="Qwen/Qwen3-32B"), catalog)
+        importers.read("vidur", files, replace(facts, llm="Qwen/Qwen3-32B"), catalog)
 
 
 LLMSERVINGSIM = tuple(f"llmservingsim_{kind}.csv" for kind in ("attention", "dense", "per_sequence"))
@@ -254,7 +254,7 @@ def test_llmservingsim_attention_must_be_measured_alone_and_together(
     path = tmp_path / "attention.csv"
     pd.read_csv(DATA / LLMSERVINGSIM[0]).query(kept).to_csv(path, index=False)
     with pytest.raises(InputError, match=said):
-        imports.read(
+        importers.read(
             "auto", [path, *(DATA / file for file in LLMSERVINGSIM[1:])], Facts(LLM, "h100-80g", 1), catalog
         )
 
@@ -268,7 +268,7 @@ def test_llmservingsim_names_files_it_does_not_use(catalog: Catalog) -> None:
 def test_vidur_names_the_file_that_is_missing(catalog: Catalog) -> None:
     files = [DATA / "vidur_mlp.csv", DATA / "vidur_attention.csv"]
     with pytest.raises(InputError, match=r"all_reduce\.csv \(tp is 2\) is missing"):
-        imports.read("vidur", files, Facts(llm=LLM, gpu="a100-80g", tp=2), catalog)
+        importers.read("vidur", files, Facts(llm=LLM, gpu="a100-80g", tp=2), catalog)
 
 
 def test_steps_computed_by_vidur_need_no_options(catalog: Catalog) -> None:
@@ -309,7 +309,7 @@ def test_the_summary_of_a_sweep_holds_several_runs(tmp_path: Path, catalog: Cata
     row = json.loads((DATA / "vllm_serve.json").read_text())
     path = tmp_path / "summary.json"
     path.write_text(json.dumps([row, row | {"max_concurrency": 4, "max_num_seqs": 64}]))
-    found = imports.read("auto", [path], H100, catalog)
+    found = importers.read("auto", [path], H100, catalog)
     assert isinstance(found, MeasuredRuns)
     assert [(run.concurrency, run.max_num_seqs) for run in found.runs] == [(16, None), (4, 64)]
 
@@ -338,7 +338,7 @@ def test_guidellm_without_requests_falls_back_to_its_summary(tmp_path: Path, cat
     document["benchmarks"][0]["requests"] = {"successful": 5}
     path = tmp_path / "benchmarks.json"
     path.write_text(json.dumps(document))
-    found = imports.read("auto", [path], H100, catalog)
+    found = importers.read("auto", [path], H100, catalog)
     assert isinstance(found, MeasuredRuns)
     assert found.runs[0].requests == 50
 
@@ -367,7 +367,7 @@ def test_aiperf_of_newer_versions_states_its_load_in_phases(tmp_path: Path, cata
     ):
         document["input_config"] = {"models": items, "endpoint": {"urls": []}, "phases": [warmup, *phases]}
         path.write_text(json.dumps(document))
-        found = imports.read("auto", [tmp_path], H100, catalog)
+        found = importers.read("auto", [tmp_path], H100, catalog)
         assert isinstance(found, MeasuredRuns)
         assert (found.runs[0].concurrency, found.runs[0].rate_rps) == load
 
@@ -393,7 +393,7 @@ def test_inference_perf_counts_in_seconds(tmp_path: Path, catalog: Catalog) -> N
     ):
         document["load_summary"] = load
         path.write_text(json.dumps(document))
-        found = imports.read("auto", [path], WHOLE, catalog)
+        found = importers.read("auto", [path], WHOLE, catalog)
         assert isinstance(found, MeasuredRuns)
         assert (found.runs[0].concurrency, found.runs[0].rate_rps) == expected
         assert any("3200 prompt tokens came from the prefix cache" in note for note in found.runs[0].notes)
@@ -413,7 +413,7 @@ def test_the_folder_of_a_sweep_becomes_one_runs_json(tmp_path: Path, catalog: Ca
         (folder / "summary.json").write_text(json.dumps(runs))
         (folder / "warmup.json").write_text(json.dumps(row | {"run_number": -1}))
         (folder / "run.failure.json").write_text(json.dumps({"error": "timeout"}))
-    found = imports.read("auto", [tmp_path], H100, catalog)
+    found = importers.read("auto", [tmp_path], H100, catalog)
     assert isinstance(found, MeasuredRuns)
     assert [(run.concurrency, run.max_num_seqs) for run in found.runs] == [(16, 16), (16, 16), (4, 4), (4, 4)]
     assert found.runs[0].name == "SERVE--max-num-seqs=16/run=0.json"
@@ -426,13 +426,13 @@ def test_a_folder_of_benchmarks_is_read_whole(tmp_path: Path, catalog: Catalog) 
         (tmp_path / f"vllm-infqps-concurrency{seats}.json").write_text(
             json.dumps(row | {"max_concurrency": seats})
         )
-    found = imports.read("auto", [tmp_path], H100, catalog)
+    found = importers.read("auto", [tmp_path], H100, catalog)
     assert isinstance(found, MeasuredRuns)
     assert [run.concurrency for run in found.runs] == [2, 8]
     (tmp_path / "empty").mkdir()
     for name in ("auto", "inference-perf", "splitwise"):
         with pytest.raises(InputError, match="is a folder without results of"):
-            imports.read(name, [tmp_path / "empty"], H100, catalog)
+            importers.read(name, [tmp_path / "empty"], H100, catalog)
 
 
 def test_guidellm_that_kept_some_requests_is_read_by_its_summary(tmp_path: Path, catalog: Catalog) -> None:
@@ -444,7 +444,7 @@ def test_guidellm_that_kept_some_requests_is_read_by_its_summary(tmp_path: Path,
     document |= {"benchmarks": [whole], "config": {"kind": "benchmark", "spec": {"backend": {"model": LLM}}}}
     path = tmp_path / "benchmarks.json"
     path.write_text(json.dumps(document))
-    found = imports.read("auto", [path], H100, catalog)
+    found = importers.read("auto", [path], H100, catalog)
     assert isinstance(found, MeasuredRuns)
     assert (found.llm, found.runs[0].requests, found.runs[0].output_tokens) == (LLM, 50, (64.0,))
 
@@ -491,7 +491,7 @@ def test_kernel_times_of_aiconfigurator_come_without_a_file(
     def table(llm: object, gpu: object, tp: int) -> StepTable:
         return StepTable(pd.DataFrame([[1, 8, 0, 36, 0, 0, 0.01]], columns=list(COLUMNS)), {"tp": str(tp)})
 
-    monkeypatch.setattr("planner.imports.aiconfigurator.silicon_table", table)
+    monkeypatch.setattr("planner.importers.aiconfigurator.silicon_table", table)
     found = steps_of("aiconfigurator", WHOLE, catalog)
     assert found.about == {"tp": "1", "host_overhead": NOT_INCLUDED}
 
@@ -505,7 +505,7 @@ def test_rows_of_a_csv_are_runs(catalog: Catalog) -> None:
 @pytest.mark.parametrize("file", ["vllm_serve.json", "guidellm.json", "runs.csv", "aiperf.jsonl"])
 def test_facts_that_are_missing_are_one_line(file: str, catalog: Catalog) -> None:
     with pytest.raises(InputError, match=r"does not say what was measured; add .*--gpu --tp$"):
-        imports.read("auto", [DATA / file], Facts(), catalog)
+        importers.read("auto", [DATA / file], Facts(), catalog)
 
 
 def test_runs_come_back_from_their_file(tmp_path: Path, catalog: Catalog) -> None:
@@ -575,7 +575,7 @@ def test_fit_recovers_the_times_and_goes_into_a_catalog_and_a_fleet(tmp_path: Pa
     for path in (tmp_path / "latency" / "own.yaml", tmp_path / "fit.yaml"):
         path.write_text(fit_yaml(fitted, command="test"))
     known = read_catalog(tmp_path)
-    latency = known.latency(known.llm(LLM), known.gpu("h100-80g"), 1)
+    latency = known.step_latency(known.llm(LLM), known.gpu("h100-80g"), 1)
     assert usual_s(latency) == pytest.approx(usual_s(fitted.latency), rel=1e-5)
     assert latency.basis == fitted.latency.basis
     fleet = tmp_path / "fleet.yaml"
@@ -731,7 +731,7 @@ def test_bad_input_writes_nothing(
 # --- nothing but a PlannerError, whatever the file holds
 
 KEYS = [
-    *sorted({key for known in imports.FORMATS.values() for marks in known.marks for key in marks}),
+    *sorted({key for known in importers.FORMATS.values() for marks in known.marks for key in marks}),
     "ttfts",
     "itls",
     "output_lens",
@@ -779,7 +779,7 @@ ALL = Facts(LLM, "h100-80g", 1, None, None, 8, 10.0, 10.0, 5.0)
 
 def survives(name: str, path: Path, facts: Facts) -> None:
     try:
-        imports.read(name, [path], facts, KNOWN)
+        importers.read(name, [path], facts, KNOWN)
     except PlannerError:
         pass
 
@@ -789,7 +789,7 @@ def survives(name: str, path: Path, facts: Facts) -> None:
 def test_random_bytes(content: bytes, facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes"
     path.write_bytes(content)
-    for name in ("auto", *imports.FORMATS):
+    for name in ("auto", *importers.FORMATS):
         survives(name, path, facts)
     for read in (read_runs, read_step_table):
         try:
@@ -861,7 +861,7 @@ def test_text_with_a_piece_replaced(
     piece = data.draw(st.sampled_from(["", "-1", "nan", "1e400", ",", '"', "\n", "x", "{", "9" * 30, "0"]))
     path = tmp_path_factory.getbasetemp() / f"replaced-{file}"
     path.write_text(text[:start] + piece + text[end:])
-    survives(imports.detect(DATA / file), path, ALL)
+    survives(importers.detect_format(DATA / file), path, ALL)
     survives("auto", path, Facts(gpu="h100-80g"))
 
 
@@ -869,7 +869,7 @@ def test_deep_json_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "deep.json"
     path.write_text("[" * 200_000)
     with pytest.raises(InputError, match="is not JSON"):
-        imports.detect(path)
+        importers.detect_format(path)
 
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference"
@@ -882,10 +882,10 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data be
 def test_imported_splitwise_fits_are_the_shipped_ones(gpu: str) -> None:
     """Two ways to the same numbers: plan import and plan fit, and profiling.shipped."""
     facts = Facts(llm="bigscience/bloom", gpu=gpu)
-    table = imports.read("auto", [SHARED / "splitwise" / "perf_model.csv"], facts, KNOWN)
+    table = importers.read("auto", [SHARED / "splitwise" / "perf_model.csv"], facts, KNOWN)
     assert isinstance(table, StepTable)
     fitted = fit_table(table, facts, KNOWN, where="t").latency
-    shipped = KNOWN.latency(KNOWN.llm("bigscience/bloom"), KNOWN.gpu(gpu), 8)
+    shipped = KNOWN.step_latency(KNOWN.llm("bigscience/bloom"), KNOWN.gpu(gpu), 8)
     assert fitted.f_s == pytest.approx(shipped.f_s, rel=1e-6)
     assert (fitted.a_s, fitted.b_s, fitted.d_s) == pytest.approx(
         (shipped.a_s, shipped.b_s, shipped.d_s), rel=1e-6
@@ -900,7 +900,7 @@ def test_steps_of_vidur_are_fitted(path: Path) -> None:
     """577 steps each, computed by Vidur: at most 6 % off on steps held out."""
     llm = "meta-llama/Llama-2-70b-hf" if "70b" in path.stem else LLM  # only 70B is in the catalog
     facts = Facts(llm=llm, gpu=f"{path.stem.split('_')[-3]}-80g")
-    table = imports.read("auto", [path], facts, KNOWN)
+    table = importers.read("auto", [path], facts, KNOWN)
     assert isinstance(table, StepTable)
     assert len(table.y) == 577
     assert fit_table(table, facts, KNOWN, where="t").errors["all"].mape_frac < 0.06
@@ -911,7 +911,7 @@ def test_steps_of_vidur_are_fitted(path: Path) -> None:
 def test_a_scrape_of_a_real_vllm(catalog: Catalog) -> None:
     """30 requests, 5.63 s of TTFT in all; none waited 0.5 s for its first token."""
     facts = replace(WHOLE, duration_s=30.0)
-    found = imports.read("auto", [SHARED / "vllm_cpu" / "metrics_sample.txt"], facts, catalog)
+    found = importers.read("auto", [SHARED / "vllm_cpu" / "metrics_sample.txt"], facts, catalog)
     assert isinstance(found, MeasuredRuns)
     run = found.runs[0]
     assert (run.requests, run.rate_rps) == (30, 1.0)
@@ -949,7 +949,7 @@ def test_a_range_of_prometheus_becomes_runs_of_one_engine(tmp_path: Path, catalo
             rows.append({"metric": {"__name__": name} | labels | more, "values": values_s})
     path = tmp_path / "range.json"
     path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
-    found = imports.read("auto", [path], H100, catalog)
+    found = importers.read("auto", [path], H100, catalog)
     assert isinstance(found, MeasuredRuns)
     assert found.llm == LLM
     assert [run.rate_rps for run in found.runs] == [0.5, 1.0]

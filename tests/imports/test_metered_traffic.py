@@ -1,4 +1,4 @@
-"""planner/imports/metered_traffic.py: metrics and usage as curves and lengths, by hand."""
+"""planner/importers/metered_traffic.py: metrics and usage as curves and lengths, by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import yaml
 from shares import some
 
-from planner.documents.described import parse_description
+from planner.documents.traffic_description import parse_description
 from planner.errors import InputError
-from planner.imports.metered_traffic import Described, described_traffic
-from planner.io.values import Section
-from planner.traffic.described import draw
+from planner.files.document_values import Section
+from planner.importers.metered_traffic import Described, described_traffic
+from planner.traffic.described import draw_requests
 
 START_S = 1_767_607_200  # a whole hour
 EDGES = ("10", "100", "1000", "+Inf")
@@ -83,7 +83,7 @@ def test_what_is_written_is_what_a_question_reads_and_draws(tmp_path: Path) -> N
     found = described(tmp_path, metrics(TIMES_S))
     description = parse_description(Section(found.document(), "traffic"), {})
     assert description is not None
-    requests = draw(description, seed=0)
+    requests = draw_requests(description, seed=0)
     assert len(requests) == pytest.approx(7200, rel=0.1)
     assert requests.duration_s == pytest.approx(3600, rel=0.01)
     shares = np.histogram(requests.input_tokens, (0, 11, 101, 1001))[0] / len(requests)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from planner.errors import InputError
-from planner.imports.prometheus_range import (
+from planner.importers.prometheus_range import (
     Series,
-    gauge,
-    histogram,
-    increase,
-    intervals,
-    named,
+    counter_increase,
+    find_series,
+    interval_edges,
+    interval_histogram,
+    mean_gauge,
     parse_series,
     read_series,
 )
@@ -42,13 +42,15 @@ def answer(*rows: dict[str, object]) -> str:
 
 def test_a_counter_that_falls_began_anew() -> None:
     """0, 10 | 10, 25 | fell to 4: 4 more | 4, 9. In all 10, 15, 4, 5."""
-    found = increase([counter([0, 60, 120, 180, 240], [0, 10, 25, 4, 9])], np.arange(0.0, 300.0, 60.0))
+    found = counter_increase(
+        [counter([0, 60, 120, 180, 240], [0, 10, 25, 4, 9])], np.arange(0.0, 300.0, 60.0)
+    )
     assert found.tolist() == [10, 15, 4, 5]
 
 
 def test_between_samples_a_counter_rises_evenly() -> None:
     """60 in 60 s, samples at 30, 90, 150: the interval from 60 to 120 holds half of each, 30 + 30."""
-    found = increase([counter([30, 90, 150], [0, 60, 120])], np.array([0.0, 60.0, 120.0, 180.0]))
+    found = counter_increase([counter([30, 90, 150], [0, 60, 120])], np.array([0.0, 60.0, 120.0, 180.0]))
     assert found[1] == 60
     assert np.isnan(found[[0, 2]]).all()  # the beginning and the end are not all covered
 
@@ -58,18 +60,18 @@ def test_instances_are_summed_and_may_come_and_go() -> None:
     edges = np.arange(0.0, 300.0, 60.0)
     a = counter([0, 60, 120, 180, 240], [0, 6, 12, 18, 24], instance="a")
     b = counter([60, 120, 180], [100, 101, 103], instance="b")
-    assert increase([a, b], edges).tolist() == [6, 7, 8, 6]
+    assert counter_increase([a, b], edges).tolist() == [6, 7, 8, 6]
 
 
 def test_a_gap_leaves_its_intervals_unknown_and_a_stale_end_does_not() -> None:
     edges = np.arange(0.0, 1500.0, 300.0)
     gap = counter([0, 300, 900, 1200], [0, 5, 15, 20])
-    found = increase([gap], edges)
+    found = counter_increase([gap], edges)
     assert found[[0, 3]].tolist() == [5, 5]
     assert np.isnan(found[1:3]).all()
     stopped = counter([0, 300, 330, 900, 1200], [0, 5, NAN, 0, 20])
     alive = counter([0, 300, 600, 900, 1200], [0, 1, 2, 3, 4], instance="b")
-    assert increase([stopped, alive], edges).tolist() == [6, 1, 1, 21]
+    assert counter_increase([stopped, alive], edges).tolist() == [6, 1, 1, 21]
 
 
 def test_a_gauge_is_its_mean_over_time() -> None:
@@ -77,9 +79,9 @@ def test_a_gauge_is_its_mean_over_time() -> None:
     level = Series(
         "vllm:num_requests_running", (), np.array([0.0, 30.0, 90.0, 120.0]), np.array([4, 10, 10, 10.0])
     )
-    assert gauge([level], np.array([0.0, 60.0, 120.0])).tolist() == [7, 10]
+    assert mean_gauge([level], np.array([0.0, 60.0, 120.0])).tolist() == [7, 10]
     ended = Series(level.name, (("instance", "b"),), np.array([0.0, 60.0]), np.array([2.0, NAN]))
-    assert gauge([level, ended], np.array([0.0, 60.0, 120.0])).tolist() == [9, 10]
+    assert mean_gauge([level, ended], np.array([0.0, 60.0, 120.0])).tolist() == [9, 10]
 
 
 def test_a_histogram_is_counts_per_bucket_and_interval() -> None:
@@ -87,7 +89,7 @@ def test_a_histogram_is_counts_per_bucket_and_interval() -> None:
     for le, counts in (("10", [0, 4, 4]), ("20", [0, 7, 9]), ("+Inf", [0, 8, 11])):
         rows.append(row("x_bucket", [[60 * k, str(v)] for k, v in enumerate(counts)], le=le))
     rows.append(row("x_sum", [[0, "0"], [60, "90"], [120, "150"]]))
-    found = histogram(parse_series(answer(*rows), "test"), "x", np.array([0.0, 60.0, 120.0]))
+    found = interval_histogram(parse_series(answer(*rows), "test"), "x", np.array([0.0, 60.0, 120.0]))
     assert found is not None
     assert found.edges.tolist() == [10, 20, math.inf]
     assert found.counts.tolist() == [[4, 3, 1], [0, 2, 1]]
@@ -120,8 +122,8 @@ def test_the_formats_say_the_same(tmp_path: Path) -> None:
 
 def test_names_and_intervals() -> None:
     rows = (counter([65, 400], [0, 1]), counter([10, 300], [0, 1], instance="b"))
-    assert intervals(rows, 60).tolist() == [60, 120, 180, 240, 300, 360]
-    assert named(rows, "vllm:none", OK) == rows
+    assert interval_edges(rows, 60).tolist() == [60, 120, 180, 240, 300, 360]
+    assert find_series(rows, "vllm:none", OK) == rows
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_instances_with_other_buckets_are_refused() -> None:
         for le, instance in (("10", "a"), ("+Inf", "a"), ("20", "b"), ("+Inf", "b"))
     ]
     with pytest.raises(InputError, match="different buckets"):
-        histogram(parse_series(answer(*rows), "test"), "x", np.array([0.0, 60.0]))
+        interval_histogram(parse_series(answer(*rows), "test"), "x", np.array([0.0, 60.0]))
 
 
 def test_mutated_files_end_in_one_line_or_are_read(tmp_path: Path) -> None:
@@ -181,8 +183,8 @@ def test_mutated_files_end_in_one_line_or_are_read(tmp_path: Path) -> None:
             path.write_text("".join(text))
             try:
                 found = read_series([path])
-                increase(found, intervals(found, 60.0))
-                histogram(found, "x", intervals(found, 60.0))
+                counter_increase(found, interval_edges(found, 60.0))
+                interval_histogram(found, "x", interval_edges(found, 60.0))
             except InputError as error:
                 assert "\n" not in str(error)
 
@@ -202,4 +204,4 @@ def test_what_promtool_dumps_is_read(tmp_path: Path) -> None:
     (tmp_path / "dump.txt").write_text(dumped.stdout)
     (found,) = read_series([tmp_path / "dump.txt"])
     assert found.t_s.tolist() == [t0 + 15 * k for k in range(41)]
-    assert increase([found], found.t_s[::20]).tolist() == [60, 60]
+    assert counter_increase([found], found.t_s[::20]).tolist() == [60, 60]

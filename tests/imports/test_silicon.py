@@ -12,12 +12,18 @@ import pytest
 from plans import CATALOG
 
 from planner.errors import InputError
-from planner.imports.silicon import Kernels, is_whole, silicon_table
-from planner.imports.silicon_config import ConfigKernels, blocks, config_folder, experts_format, is_as_in
-from planner.imports.silicon_experts import expert_split, experts_ms
-from planner.imports.silicon_fits import silicon_fits
+from planner.importers.silicon import Kernels, is_whole, silicon_table
+from planner.importers.silicon_config import (
+    ConfigKernels,
+    config_folder,
+    count_blocks,
+    experts_format,
+    is_as_in,
+)
+from planner.importers.silicon_experts import expert_split, experts_ms
+from planner.importers.silicon_fits import silicon_fits
 from planner.models.llm import FeedForward, GroupedAttention, LatentAttention, LayerGroup, Llm, StateAttention
-from planner.models.tables import Step
+from planner.models.step_tables import StepShape
 
 HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None
 needs_tables = pytest.mark.skipif(not HAS_TABLES, reason="needs the extra 'silicon'")
@@ -128,15 +134,17 @@ def test_what_the_tables_lack_is_one_line(llm: str, gpu: str, why: str) -> None:
 )
 def test_a_larger_step_takes_no_less_time_but_for_the_tables_noise(llm: str, gpu: str, tp: int) -> None:
     kernels = Kernels(CATALOG.llm(llm), CATALOG.gpu(gpu), tp)
-    decodes = np.array([kernels.step_ms(Step(0, 0, 0, n, 1024)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)])
-    prompts = np.array([kernels.step_ms(Step(1, n, 0, 0, 0)) for n in (64, 256, 1024, 4096, 16384)])
+    decodes = np.array(
+        [kernels.step_ms(StepShape(0, 0, 0, n, 1024)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    )
+    prompts = np.array([kernels.step_ms(StepShape(1, n, 0, 0, 0)) for n in (64, 256, 1024, 4096, 16384)])
     assert (decodes[1:] > 0.9 * decodes[:-1]).all()
     assert (prompts[1:] > prompts[:-1]).all()
 
 
 @needs_tables
 def test_fp8_of_both_kinds_of_scales_is_quicker_than_16_bits() -> None:
-    steps = Step(0, 0, 0, 8, 1024), Step(1, 4096, 0, 0, 0)
+    steps = StepShape(0, 0, 0, 8, 1024), StepShape(1, 4096, 0, 0, 0)
     names = "qwen3-32b", "qwen3-32b-fp8"
     whole, blocks = (Kernels(CATALOG.llm(name), CATALOG.gpu("h100"), 2) for name in names)
     for step in steps:
@@ -147,8 +155,8 @@ def test_fp8_of_both_kinds_of_scales_is_quicker_than_16_bits() -> None:
 def test_a_mixed_step_is_its_dense_part_once_and_both_attentions() -> None:
     """Chunks of 512 beside 64 decodes: less than one step after the other, more than either."""
     kernels = Kernels(CATALOG.llm("llama-3.1-8b"), CATALOG.gpu("h100"), 1)
-    prompt, decodes = Step(1, 512, 0, 0, 0), Step(0, 0, 0, 64, 1024)
-    both = kernels.step_ms(Step(1, 512, 0, 64, 1024))
+    prompt, decodes = StepShape(1, 512, 0, 0, 0), StepShape(0, 0, 0, 64, 1024)
+    both = kernels.step_ms(StepShape(1, 512, 0, 64, 1024))
     apart = [kernels.step_ms(step) for step in (prompt, decodes)]
     assert max(apart) < both < sum(apart)
 
@@ -175,9 +183,9 @@ def test_every_block_ends_in_an_all_reduce() -> None:
             LayerGroup(4, None, FeedForward(256)),
         ),
     )
-    assert blocks(DEEPSEEK) == 122
-    assert blocks(MIXTURE) == 2
-    assert blocks(hybrid) == 11
+    assert count_blocks(DEEPSEEK) == 122
+    assert count_blocks(MIXTURE) == 2
+    assert count_blocks(hybrid) == 11
 
 
 def test_the_format_of_the_experts_counts_and_not_that_of_most() -> None:
@@ -198,8 +206,10 @@ def kernels_of(llm: Llm, gpu: str, system: str, tp: int, *, whole: bool | None =
 @pytest.mark.parametrize(("gpu", "system"), [("h200", "h200_sxm"), ("b200", "b200_sxm")])
 def test_a_larger_step_of_unlike_layers_takes_no_less_time(llm: Llm, gpu: str, system: str) -> None:
     kernels = kernels_of(llm, gpu, system, 8)
-    decodes = np.array([kernels.step_ms(Step(0, 0, 0, n, 1024)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)])
-    prompts = np.array([kernels.step_ms(Step(1, n, 0, 0, 0)) for n in (64, 256, 1024, 4096, 16384)])
+    decodes = np.array(
+        [kernels.step_ms(StepShape(0, 0, 0, n, 1024)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    )
+    prompts = np.array([kernels.step_ms(StepShape(1, n, 0, 0, 0)) for n in (64, 256, 1024, 4096, 16384)])
     assert (decodes[1:] > 0.9 * decodes[:-1]).all()
     assert (prompts[1:] > prompts[:-1]).all()
 
@@ -208,8 +218,8 @@ def test_a_larger_step_of_unlike_layers_takes_no_less_time(llm: Llm, gpu: str, s
 @pytest.mark.parametrize("llm", [GPT_OSS, DEEPSEEK], ids=lambda llm: llm.name)
 def test_a_mixed_step_of_unlike_layers_costs_less_than_two_steps(llm: Llm) -> None:
     kernels = kernels_of(llm, "h200", "h200_sxm", 8)
-    both = kernels.step_ms(Step(1, 512, 0, 64, 1024))
-    apart = [kernels.step_ms(step) for step in (Step(1, 512, 0, 0, 0), Step(0, 0, 0, 64, 1024))]
+    both = kernels.step_ms(StepShape(1, 512, 0, 64, 1024))
+    apart = [kernels.step_ms(step) for step in (StepShape(1, 512, 0, 0, 0), StepShape(0, 0, 0, 64, 1024))]
     assert max(apart) < both < sum(apart)
 
 
@@ -220,7 +230,7 @@ def test_a_decode_takes_what_its_memory_traffic_takes_and_not_much_more() -> Non
     2 x 18 x 8 x 64 x 2 B of 1024 tokens and of 128 = 2.7 GB: 57 GB at 4.8 TB/s = 11.9 ms. The kernels reach
     about half of that.
     """
-    ms = kernels_of(GPT_OSS, "h200", "h200_sxm", 1).step_ms(Step(0, 0, 0, 64, 1024))
+    ms = kernels_of(GPT_OSS, "h200", "h200_sxm", 1).step_ms(StepShape(0, 0, 0, 64, 1024))
     assert 11.9 < ms < 2.5 * 11.9
 
 
@@ -234,7 +244,7 @@ def test_waits_for_launches_are_no_kernel_times() -> None:
         kernels_of(DEEPSEEK, gpu, system, 8) for gpu, system in (("b300", "b300_sxm"), ("gb200",) * 2)
     )
     for decodes in (1, 8, 64):
-        step = Step(0, 0, 0, decodes, 1024)
+        step = StepShape(0, 0, 0, decodes, 1024)
         assert b300.step_ms(step) == pytest.approx(b200.step_ms(step), rel=0.15)
         assert gb200.step_ms(step) == pytest.approx(b200.step_ms(step), rel=0.15)
         assert h200.step_ms(step) < 8 / 4.8 * b200.step_ms(step)
@@ -246,14 +256,14 @@ def test_windows_do_not_read_what_lies_before_them() -> None:
     4.8 TB/s are 3.5 ms; all 36 would be 7.
     """
     kernels = kernels_of(GPT_OSS, "h200", "h200_sxm", 1)
-    short, long = (kernels.step_ms(Step(0, 0, 0, 64, n)) for n in (1024, 8192))
+    short, long = (kernels.step_ms(StepShape(0, 0, 0, 64, n)) for n in (1024, 8192))
     assert 3.5 < long - short < 7.0
 
 
 @needs_tables
 def test_whole_experts_are_others_than_slices() -> None:
     slices, whole = (kernels_of(GPT_OSS, "h200", "h200_sxm", 8, whole=whole) for whole in (False, True))
-    steps = [Step(0, 0, 0, n, 1024) for n in (4, 64)]
+    steps = [StepShape(0, 0, 0, n, 1024) for n in (4, 64)]
     assert all(slices.step_ms(step) != whole.step_ms(step) for step in steps)
 
 
@@ -321,7 +331,7 @@ def test_formats_of_a_copied_config_are_those_of_the_row(tmp_path: Path) -> None
 @needs_tables
 def test_a_fit_far_from_its_kernels_is_left_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits of gpt-oss-120b on 2 H100 miss their kernels by less than 8 %, and by more than 0.1 %."""
-    monkeypatch.setattr("planner.imports.silicon_fits.WORST_MAPE_FRAC", 0.001)
+    monkeypatch.setattr("planner.importers.silicon_fits.WORST_MAPE_FRAC", 0.001)
     fitted = silicon_fits(GPT_OSS, CATALOG.gpu("h100"), (2,), date="2026-11-21", command="test")
     assert fitted.document is None
     assert len(fitted.left_out) >= 2

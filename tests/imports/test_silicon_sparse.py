@@ -11,11 +11,11 @@ import pytest
 from plans import CATALOG
 
 from planner.errors import InputError
-from planner.imports.silicon import silicon_table
-from planner.imports.silicon_config import ConfigKernels, as_measured, config_folder
-from planner.imports.silicon_fits import silicon_fits
-from planner.imports.silicon_sparse import SparsePrompts, is_sparse, shares_index
-from planner.models.tables import Step
+from planner.importers.silicon import silicon_table
+from planner.importers.silicon_config import ConfigKernels, as_measured, config_folder
+from planner.importers.silicon_fits import silicon_fits
+from planner.importers.silicon_sparse import SparsePrompts, is_sparse, shares_index
+from planner.models.step_tables import StepShape
 
 HAS_TABLES = importlib.util.find_spec("aiconfigurator_core") is not None
 needs_tables = pytest.mark.skipif(not HAS_TABLES, reason="needs the extra 'silicon'")
@@ -90,7 +90,9 @@ def test_decodes_at_a_point_of_the_table() -> None:
     are 12.63, 13.20 and 16.12 ms. The rest of a step does not know the contexts.
     """
     kernels = kernels_of("deepseek-v3.2", "h200", "h200_sxm")
-    few, many, long = (kernels.step_ms(Step(0, 0, 0, *each)) for each in ((4, 1024), (64, 1024), (64, 4096)))
+    few, many, long = (
+        kernels.step_ms(StepShape(0, 0, 0, *each)) for each in ((4, 1024), (64, 1024), (64, 4096))
+    )
     assert long - many == pytest.approx(16.12 - 13.20, abs=0.02)
     assert 12.63 < few < 2 * 12.63
     assert 13.20 < many
@@ -102,7 +104,7 @@ def test_prompts_at_points_of_the_table() -> None:
     rest is alike but for 16 rows of the head. 4 of 8192 take 25.983 and one of 32768 35.356.
     """
     kernels = kernels_of("deepseek-v3.2", "h200", "h200_sxm")
-    t = {n: kernels.step_ms(Step(n, 32768 // n, 0, 0, 0)) for n in (32, 16, 4, 1)}
+    t = {n: kernels.step_ms(StepShape(n, 32768 // n, 0, 0, 0)) for n in (32, 16, 4, 1)}
     assert t[16] - t[32] == pytest.approx(61 * (18.6096 - 15.0460), rel=0.01)
     assert t[4] - t[16] == pytest.approx(61 * (25.983 - 18.6096), rel=0.01)
     assert t[1] - t[4] == pytest.approx(61 * (35.356 - 25.983), rel=0.01)
@@ -115,8 +117,8 @@ def test_short_prompts_take_what_as_many_decodes_take(tokens: int) -> None:
     were measured launch by launch, decodes in CUDA graphs. 64 tokens: 1.60 ms a layer and 0.187.
     """
     kernels = kernels_of("deepseek-v3.2", "h200", "h200_sxm")
-    prompt = kernels.step_ms(Step(1, tokens, 0, 0, 0))
-    assert prompt == pytest.approx(kernels.step_ms(Step(0, 0, 0, tokens, tokens // 2)), rel=0.1)
+    prompt = kernels.step_ms(StepShape(1, tokens, 0, 0, 0))
+    assert prompt == pytest.approx(kernels.step_ms(StepShape(0, 0, 0, tokens, tokens // 2)), rel=0.1)
 
 
 @needs_tables

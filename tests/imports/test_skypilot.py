@@ -14,7 +14,7 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
-from planner.imports.skypilot import NAMES, ON_PCIE, read_prices
+from planner.importers.skypilot import NAMES, ON_PCIE, read_prices
 
 HEAD = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice\n"
 ROWS = """cpu_4x,,,4.0,16.0,0.2,here,,
@@ -111,7 +111,7 @@ def test_the_command_writes_a_catalog_whose_prices_a_question_takes(tmp_path: Pa
         "slo": {"ttft": {"p90": "2 s"}},
         "fleet": {"gpus": ["h100"], "price_of": {"provider": "somecloud"}},
     }
-    (gpu,) = parse_task(document, mine).gpus(mine)
+    (gpu,) = parse_task(document, mine).priced_gpus(mine)
     assert gpu.price_usd_per_h == pytest.approx(3.5)
     shipped = {(o.provider, o.term) for o in CATALOG.provenance["h100-80g"].offers}
     assert shipped < {(o.provider, o.term) for o in mine.provenance["h100-80g"].offers}

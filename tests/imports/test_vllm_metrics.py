@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.errors import InputError
-from planner.imports.prometheus_range import Series
-from planner.imports.vllm_metrics import live
+from planner.importers.prometheus_range import Series
+from planner.importers.vllm_metrics import live_traffic
 
 T = np.array([0.0, 60.0, 120.0])
 
@@ -38,7 +38,7 @@ def test_arrivals_are_ends_and_what_is_in_flight_more() -> None:
         series("prefix_cache_queries_total", [0, 600, 1000]),
         series("prefix_cache_hits_total", [0, 300, 400]),
     ]
-    found = live(rows)
+    found = live_traffic(rows)
     assert found.finished.tolist() == [6, 4]
     assert found.arrived.tolist() == [9, 1]
     assert found.input_tokens.tolist() == [600, 400]
@@ -50,7 +50,7 @@ def test_arrivals_are_ends_and_what_is_in_flight_more() -> None:
 
 def test_prefill_engines_count_for_the_first_token_alone() -> None:
     rows = [*engine("prefill", [0, 6, 10], [0, 6, 10]), *engine("decode", [0, 5, 9], [0, 50, 90])]
-    both, split = live(rows), live(rows, splits=True)
+    both, split = live_traffic(rows), live_traffic(rows, splits=True)
     assert both.finished.tolist() == [11, 8]
     assert split.finished.tolist() == [5, 4]
     assert split.latency["ttft"].total.tolist() == [6, 4]
@@ -58,15 +58,15 @@ def test_prefill_engines_count_for_the_first_token_alone() -> None:
 
 def test_one_of_several_llms_is_named() -> None:
     rows = [*engine("a", [0, 6, 10], [0, 60, 100]), *engine("b", [0, 1, 2], [0, 1, 2], model_name="other")]
-    assert live(rows, model="other").finished.tolist() == [1, 1]
+    assert live_traffic(rows, model="other").finished.tolist() == [1, 1]
     with pytest.raises(InputError, match="name one with --model"):
-        live(rows)
+        live_traffic(rows)
     with pytest.raises(InputError, match="none of them 'third'"):
-        live(rows, model="third")
+        live_traffic(rows, model="third")
 
 
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(InputError, match="request_success_total is missing"):
-        live([series("num_requests_running", [0, 1, 2])])
+        live_traffic([series("num_requests_running", [0, 1, 2])])
     with pytest.raises(InputError, match="no whole window of 600 s"):
-        live(engine("a", [0, 6, 10], [0, 60, 100]), every_s=600.0)
+        live_traffic(engine("a", [0, 6, 10], [0, 60, 100]), every_s=600.0)

@@ -14,10 +14,10 @@ from typing import Any
 import numba
 import pytest
 
-from planner.io import code_cache
+from planner.files import code_cache
 
 SOURCE = """
-from planner.io.code_cache import cached_jit
+from planner.files.code_cache import cached_jit
 
 def scaled_by(factor):
     @cached_jit(nogil=True)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pytest
 
 from planner.errors import InputError, PlannerError
-from planner.io import executors
-from planner.io.executors import NAMES, SERIAL, Executor, crew, run, working_on
+from planner.parallel import executors
+from planner.parallel.executors import NAMES, SERIAL, Executor, current_crew, run_items, working_on
 
 Numbers = npt.NDArray[np.int64]
 
@@ -142,13 +142,13 @@ def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
     """0 + 1 + ... + 99,999 = 4,999,950,000, plus the item; the array (800 kB) is mapped by processes."""
     numbers = np.arange(100_000)
     total = 4_999_950_000
-    results = run(slow_first_sum, range(6), shared=numbers, executor=executor)
+    results = run_items(slow_first_sum, range(6), shared=numbers, executor=executor)
     assert results == [(item, total + item) for item in range(6)]
 
 
 ENDS_AT_ONCE = """
 import operator, os
-from planner.io.executors import Executor, crew, working_on
+from planner.parallel.executors import Executor, crew, working_on
 
 if __name__ == "__main__":
     with working_on(Executor("processes:2")):
@@ -167,11 +167,11 @@ def test_processes_whose_parent_ends_at_once_say_nothing(tmp_path: Path) -> None
 
 
 def test_no_items_give_no_results(executor: Executor) -> None:
-    assert run(refuse, [], shared=0, executor=executor) == []
+    assert run_items(refuse, [], shared=0, executor=executor) == []
 
 
 def test_work_is_done_elsewhere_unless_serial(executor: Executor) -> None:
-    processes = set(run(process, range(4), shared=None, executor=executor))
+    processes = set(run_items(process, range(4), shared=None, executor=executor))
     is_here = executor.kind in ("serial", "threads")
     assert (os.getpid() in processes) == is_here
     if os.cpu_count() != 1:
@@ -180,7 +180,7 @@ def test_work_is_done_elsewhere_unless_serial(executor: Executor) -> None:
 
 def test_an_error_of_the_function_is_raised_as_it_is(executor: Executor) -> None:
     with pytest.raises(InputError, match=r"^item 3 is above 2$"):
-        run(refuse, range(4), shared=2, executor=executor)
+        run_items(refuse, range(4), shared=2, executor=executor)
 
 
 @pytest.mark.parametrize("name", ["processes", "ray", "dask"])
@@ -188,7 +188,7 @@ def test_a_crew_gives_the_item_of_a_dead_worker_to_another(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     (tmp_path / "once").touch()
-    assert run(die, range(3), shared=tmp_path, executor=the(name, request)) == [0, 1, 2]
+    assert run_items(die, range(3), shared=tmp_path, executor=the(name, request)) == [0, 1, 2]
     assert (tmp_path / "died").exists()
 
 
@@ -204,9 +204,9 @@ def test_what_lay_on_a_dead_dask_worker_is_laid_out_again() -> None:
         ) as cluster,
         working_on(Executor("dask", cluster.scheduler_address)),
     ):
-        workers: Any = crew()
+        workers: Any = current_crew()
         held = workers.hold(np.arange(1000))
-        made = workers.make(times, held, 2)
+        made = workers.put_result(times, held, 2)
         assert workers.start(slow_first_sum, made, 4)() == (4, 999_004)
         for _ in range(100):
             (has,) = workers.client.who_has([held.future]).values()
@@ -225,9 +225,9 @@ def test_a_worker_of_another_version_is_refused_before_anything_is_computed(
 ) -> None:
     """To the workers we are the odd one."""
     executor = the(name, request)
-    monkeypatch.setattr(executors, "versions", lambda: "fleetplan 0.0.1")
+    monkeypatch.setattr(executors, "deciding_versions", lambda: "fleetplan 0.0.1")
     with pytest.raises(InputError, match=r"a worker has fleetplan .*numba .* this machine fleetplan 0\.0\.1"):
-        run(touch, [tmp_path / "computed"], shared=None, executor=executor)
+        run_items(touch, [tmp_path / "computed"], shared=None, executor=executor)
     assert not (tmp_path / "computed").exists()
 
 
@@ -241,7 +241,7 @@ def test_workers_without_the_code_are_told_apart(
     exec("def first(shared, item):\n    return shared\n", here.__dict__)
     monkeypatch.setitem(sys.modules, "here", here)
     with pytest.raises(InputError, match=f"^--address {executor.address}: the {name} workers .* install"):
-        run(here.first, [1], shared=1, executor=executor)
+        run_items(here.first, [1], shared=1, executor=executor)
 
 
 @pytest.mark.skipif(
@@ -251,9 +251,9 @@ def test_workers_without_the_code_are_told_apart(
 def test_a_ray_cluster_is_reached_through_its_client_server(ray_addresses: tuple[str, str]) -> None:
     pytest.importorskip("grpc", reason="Ray's client needs grpcio (extra `cluster`)")
     executor = Executor("ray", ray_addresses[1])
-    assert run(refuse, range(3), shared=9, executor=executor) == [0, 1, 2]
+    assert run_items(refuse, range(3), shared=9, executor=executor) == [0, 1, 2]
     with pytest.raises(InputError, match=r"^item 3 is above 2$"):
-        run(refuse, range(4), shared=2, executor=executor)
+        run_items(refuse, range(4), shared=2, executor=executor)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_where_nobody_listens_is_said_at_once(name: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     start_s = time.monotonic()
     with pytest.raises(InputError, match=f"^--address {address}: nobody answers there"):
-        run(refuse, [1], shared=1, executor=Executor(name, address))
+        run_items(refuse, [1], shared=1, executor=Executor(name, address))
     assert time.monotonic() - start_s < 10
 
 
@@ -303,7 +303,7 @@ def test_a_missing_package_is_named(name: str, module: str, monkeypatch: pytest.
     with pytest.raises(
         InputError, match=rf"^--executor {name}: {name} is not installed; pip install .*cluster"
     ):
-        run(refuse, [1], shared=1, executor=Executor(name, "127.0.0.1:1"))
+        run_items(refuse, [1], shared=1, executor=Executor(name, "127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("name", ["processes", "ray", "dask"])
@@ -312,4 +312,4 @@ def test_workers_that_go_on_dying_end_in_one_error(
 ) -> None:
     """Last of all, as a cluster needs a while to get over it."""
     with pytest.raises(PlannerError, match=f"^--executor {name}: .* died"):
-        run(die, range(3), shared=tmp_path, executor=the(name, request))
+        run_items(die, range(3), shared=tmp_path, executor=the(name, request))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InputError
-from planner.io.files import check_output_directory, write_file, write_files
+from planner.files.checked_files import check_output_directory, write_file, write_files
 
 
 def swapped(out: Path, elsewhere: Path) -> None:

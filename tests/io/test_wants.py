@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from planner.io.wants import survives, want_of
+from planner.files.wants import missing_resource, survives_in_copy
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ from planner.io.wants import survives, want_of
     ],
 )
 def test_what_is_short_is_named(error: BaseException, want: str | None) -> None:
-    assert want_of(error) == want
+    assert missing_resource(error) == want
 
 
 def test_work_that_ends_its_process_ends_a_copy_alone() -> None:
     def break_off() -> None:
         os.kill(os.getpid(), signal.SIGTRAP)
 
-    assert survives(lambda: None)
-    assert not survives(break_off)
-    assert not survives(lambda: 1 / 0)
+    assert survives_in_copy(lambda: None)
+    assert not survives_in_copy(break_off)
+    assert not survives_in_copy(lambda: 1 / 0)

@@ -31,7 +31,14 @@ from planner.controllers.deployment import CapacityTable, Deployment, History
 from planner.controllers.windows import read_windows
 from planner.errors import InputError
 from planner.manifests import autoscaling
-from planner.manifests.autoscaling import Autoscaler, ScaledPool, capacity, hpa, keda, prometheus
+from planner.manifests.autoscaling import (
+    Autoscaler,
+    ScaledPool,
+    hpa_object,
+    keda_object,
+    prometheus_queries,
+    recording_rules,
+)
 from planner.simulator.elastic import ElasticPool
 
 MIXED = FLEETS["mixed"]
@@ -150,7 +157,7 @@ def test_every_monitor_finds_the_pods_of_one_pool(target: str, fleet: str) -> No
                 walk(each)
 
     walk(of(files, f"{target}.yaml"))
-    monitors = of(files, prometheus.MONITORS_FILE)
+    monitors = of(files, prometheus_queries.MONITORS_FILE)
     assert len(monitors) == 2
     for monitor in monitors:
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -190,7 +197,7 @@ def test_an_hpa_holds_the_numbers_of_the_controller() -> None:
         down_window_s=599.2,
         tolerance_frac=0.05,
     )
-    (found,) = of(files, hpa.FILE)
+    (found,) = of(files, hpa_object.FILE)
     assert found["spec"]["metrics"] == [
         {
             "type": "Pods",
@@ -211,7 +218,7 @@ def test_an_hpa_holds_the_numbers_of_the_controller() -> None:
 
 def test_an_hpa_told_nothing_has_kubernetes_own_rules() -> None:
     """4 pods or 100 % per 15 s up at once; down within 300 s; tolerance left to the cluster."""
-    (found,) = of(rendered("hpa"), hpa.FILE)
+    (found,) = of(rendered("hpa"), hpa_object.FILE)
     assert found["spec"]["behavior"] == {
         "scaleUp": {
             "stabilizationWindowSeconds": 0,
@@ -237,10 +244,10 @@ def test_roles_may_follow_metrics_of_their_own() -> None:
         prefill={"metric": "queue", "target": 2},
         decode={"metric": "kv", "target": 0.9},
     )
-    pre, dec = (d["spec"]["metrics"][0]["pods"] for d in of(files, hpa.FILE))
+    pre, dec = (d["spec"]["metrics"][0]["pods"] for d in of(files, hpa_object.FILE))
     assert (pre["metric"]["name"], pre["target"]["averageValue"]) == ("vllm_num_requests_waiting", "2")
     assert (dec["metric"]["name"], dec["target"]["averageValue"]) == ("vllm_kv_cache_usage_perc", "900m")
-    (adapter,) = of(files, prometheus.ADAPTER_FILE)
+    (adapter,) = of(files, prometheus_queries.ADAPTER_FILE)
     assert [rule["name"]["as"] for rule in adapter["rules"]["custom"]] == [
         pre["metric"]["name"],
         dec["metric"]["name"],
@@ -266,10 +273,10 @@ def test_roles_may_follow_metrics_of_their_own() -> None:
 )
 def test_the_queries_say_what_the_metric_means(metric: str, query: str, rule: str) -> None:
     """A pool's sum for KEDA, a pod's own value for an HPA; ranks of a pod have shares of a cache each."""
-    (scaled,) = of(rendered("keda", metric=metric), keda.FILE)
+    (scaled,) = of(rendered("keda", metric=metric), keda_object.FILE)
     pool = 'fleetplan_pool="llama-3-1-70b-mixed"'
     assert scaled["spec"]["triggers"][0]["metadata"]["query"] == query.replace("POOL", pool)
-    (adapter,) = of(rendered("hpa", metric=metric), prometheus.ADAPTER_FILE)
+    (adapter,) = of(rendered("hpa", metric=metric), prometheus_queries.ADAPTER_FILE)
     assert adapter["rules"]["custom"][0]["metricsQuery"] == rule.replace("L}", "<<.LabelMatchers>>}").replace(
         "G)", "<<.GroupBy>>)"
     )
@@ -279,7 +286,7 @@ def test_keda_holds_the_numbers_of_the_controller() -> None:
     files = rendered(
         "keda", metric="concurrency", threshold=12.5, activation=3.0, poll_s=15.0, cooldown_s=600.0
     )
-    (found,) = of(files, keda.FILE)
+    (found,) = of(files, keda_object.FILE)
     spec = found["spec"]
     assert (spec["pollingInterval"], spec["cooldownPeriod"]) == (15, 600)
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 9)
@@ -307,7 +314,7 @@ def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
     )
     pool = ScaledPool("mixed", "mixed", 0, 9, 0, timetable)
     files = autoscaling.render(MIXED, 5000, "kubernetes", Autoscaler("cron", {}, (pool,)))
-    (scaled,) = of(files, keda.FILE)
+    (scaled,) = of(files, keda_object.FILE)
     jobs = [d for d in of(files, "cron-jobs.yaml") if d["kind"] == "CronJob"]
     at = sorted(((minute_of(d["spec"]["schedule"]), d) for d in jobs), key=lambda each: each[0])
     for minute in range(1440):
@@ -327,7 +334,7 @@ def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
 
 def test_a_timetable_is_followed_to_the_last_worker_and_at_once() -> None:
     """12 workers are within 10 % of 13: an HPA's tolerance would leave it at that."""
-    (found,) = of(rendered("cron"), keda.FILE)
+    (found,) = of(rendered("cron"), keda_object.FILE)
     for way in found["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"].values():
         assert way["tolerance"] == "0" and way["stabilizationWindowSeconds"] == 0
 
@@ -345,8 +352,10 @@ def test_the_rule_of_a_capacity_table_is_the_table(seed: int) -> None:
     rates = np.unique(rng.uniform(0.5, 30, rng.integers(1, 12)))
     sizes = np.sort(rng.integers(0, 12, (len(rates), 2)), axis=0)
     told = autoscaler(PAIRS, "fleetplan", rates_rps=rates.tolist(), sizes=sizes.tolist())
-    (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), prometheus.RULES_FILE)
-    asked = [each["expr"] for each in rule["spec"]["groups"][0]["rules"] if each["record"] == capacity.ASKED]
+    (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), prometheus_queries.RULES_FILE)
+    asked = [
+        each["expr"] for each in rule["spec"]["groups"][0]["rules"] if each["record"] == recording_rules.ASKED
+    ]
     assert len(asked) == 2
     for rate in [*rates, *rng.uniform(0, 2 * rates[-1], 20), 0.0]:
         for pool, expression in enumerate(asked):
@@ -363,12 +372,12 @@ def test_the_rule_of_a_capacity_table_is_the_table(seed: int) -> None:
 def test_the_rules_of_ours_read_what_stands_before_them() -> None:
     """Prometheus evaluates the rules of a group one after the other; ours refer upwards, ranges aside."""
     for controller in ("fleetplan", "forecast", "aladdin"):
-        (rule,) = of(rendered(controller, "kubernetes", "pairs"), prometheus.RULES_FILE)
+        (rule,) = of(rendered(controller, "kubernetes", "pairs"), prometheus_queries.RULES_FILE)
         recorded: set[str] = set()
         for each in rule["spec"]["groups"][0]["rules"]:
             assert set(re.findall(r"fleetplan:\w+", each["expr"])) <= recorded, each["record"]
             recorded.add(each["record"])
-        scaled = of(rendered(controller, "kubernetes", "pairs"), keda.FILE)
+        scaled = of(rendered(controller, "kubernetes", "pairs"), keda_object.FILE)
         queries = [d["spec"]["triggers"][0]["metadata"]["query"] for d in scaled]
         assert all(re.match(r"fleetplan:pool_workers\{", query) for query in queries)
         assert {name for query in queries for name in re.findall(r"fleetplan:\w+", query)} <= recorded
@@ -378,11 +387,13 @@ def test_the_rate_ahead_is_looked_up_a_season_before() -> None:
     """Start-up 120 s and a look of 60 s: up to 180 s ahead, at the middle of buckets of 300 s: the highest of
     the last 300 s, 86400 - 180 - 150 s ago. Headroom 25 %, hold 900 s, and prompts that wait within 30 s."""
     files = rendered("fleetplan", headroom_frac=0.25, hold_s=900.0, drain_s=30.0)
-    (rule,) = of(files, prometheus.RULES_FILE)
+    (rule,) = of(files, prometheus_queries.RULES_FILE)
     told = {each["record"]: each["expr"] for each in rule["spec"]["groups"][0]["rules"]}
-    assert "[300s] offset 86070s)) * sum(fleetplan:season_share{" in told[capacity.EXPECTED]
-    assert told[capacity.RATE].startswith("1.25 * (") and told[capacity.RATE].endswith(", 0) / 30")
-    assert "[900s]" in told[capacity.WORKERS]
+    assert "[300s] offset 86070s)) * sum(fleetplan:season_share{" in told[recording_rules.EXPECTED]
+    assert told[recording_rules.RATE].startswith("1.25 * (") and told[recording_rules.RATE].endswith(
+        ", 0) / 30"
+    )
+    assert "[900s]" in told[recording_rules.WORKERS]
     assert rule["spec"]["groups"][0]["interval"] == "60s"
 
 
@@ -414,7 +425,7 @@ def test_wva_has_the_price_of_a_worker_and_its_thresholds() -> None:
         "kvSpareTrigger": 0.1,
         "queueSpareTrigger": 3,
     }
-    (found,) = of(files, hpa.FILE)
+    (found,) = of(files, hpa_object.FILE)
     metric = found["spec"]["metrics"][0]["external"]
     assert metric["metric"]["selector"]["matchLabels"] == {"variant_name": variant["metadata"]["name"]}
     assert found["spec"]["behavior"]["scaleUp"]["stabilizationWindowSeconds"] == 240
@@ -597,7 +608,9 @@ def test_hostile_names_of_pools_are_labels(number: int) -> None:
 
 def test_the_table_of_pairs_holds_targets_alone() -> None:
     assert {target for targets in autoscaling.PAIRS.values() for target in targets} <= set(manifests.TARGETS)
-    assert all(autoscaling.refusal(c, t) == "" for c, targets in autoscaling.PAIRS.items() for t in targets)
+    assert all(
+        autoscaling.find_refusal(c, t) == "" for c, targets in autoscaling.PAIRS.items() for t in targets
+    )
 
 
 def test_every_controllers_defaults_have_a_manifest() -> None:
@@ -663,7 +676,7 @@ def test_what_was_simulated_is_what_is_deployed() -> None:
     assert (pre.least, pre.most, pre.size, pre.start_s, pre.drain_s) == (1, 6, 2, 100.0, 3600.0)
     assert (dec.least, dec.most, dec.size, dec.start_s, dec.drain_s) == (2, 8, 3, 200.0, 45.0)
     files = autoscaling.render(PAIRS, 5000, "kubernetes", told)
-    metrics = [d["spec"]["metrics"][0]["pods"] for d in of(files, hpa.FILE)]
+    metrics = [d["spec"]["metrics"][0]["pods"] for d in of(files, hpa_object.FILE)]
     assert [each["metric"]["name"] for each in metrics] == [
         "vllm_num_requests_waiting",
         "vllm_kv_cache_usage_perc",
@@ -672,9 +685,11 @@ def test_what_was_simulated_is_what_is_deployed() -> None:
     ours = autoscaling.of_chosen(
         table.parse_controller("fleetplan", {}), a_deployment(), ("pre", "dec"), (2, 3)
     )
-    (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", ours), prometheus.RULES_FILE)
+    (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", ours), prometheus_queries.RULES_FILE)
     expected = [
-        each["expr"] for each in rule["spec"]["groups"][0]["rules"] if each["record"] == capacity.EXPECTED
+        each["expr"]
+        for each in rule["spec"]["groups"][0]["rules"]
+        if each["record"] == recording_rules.EXPECTED
     ]
     for start_s, expression in zip(
         (100, 200), expected, strict=True
@@ -688,7 +703,7 @@ def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
     rates = np.array([3.0 if 8 <= hour < 20 else 1.0 for hour in range(24)])
     deployment = a_deployment(history=History(3600.0, rates))
     told = autoscaling.of_chosen(table.parse_controller("cron", {}), deployment, ("pre", "dec"), (1, 2))
-    (pre, dec) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), keda.FILE)
+    (pre, dec) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), keda_object.FILE)
     for scaled, least in ((pre, 1), (dec, 2)):
         (trigger,) = scaled["spec"]["triggers"]
         assert trigger["metadata"] == {

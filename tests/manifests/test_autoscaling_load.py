@@ -18,11 +18,17 @@ from manifest_commands import documents
 from readings import ENGINE, deployment, reading
 
 from planner.controllers import table
-from planner.controllers.deployment import CapacityTable, Deployment, LoadRule, Role, peak
+from planner.controllers.deployment import CapacityTable, Deployment, LoadRule, Role, peak_load
 from planner.controllers.planned import Fleetplan, FleetplanSettings
 from planner.errors import InputError
 from planner.manifests import autoscaling
-from planner.manifests.autoscaling import Autoscaler, by_load, capacity, nodes, prometheus
+from planner.manifests.autoscaling import (
+    Autoscaler,
+    by_load,
+    node_filling,
+    prometheus_queries,
+    recording_rules,
+)
 
 RULE = LoadRule((0.5, 1.0), 2.0, 15.0, 180.0)
 ROLES: dict[str, tuple[Role, ...]] = {
@@ -52,7 +58,7 @@ def on_nodes(roles: tuple[Role, ...]) -> Deployment:
 
 def rules_in(files: dict[str, str]) -> list[tuple[str, str, str]]:
     """Name, pool and expression of each recording rule, in order."""
-    (found,) = documents(files[prometheus.RULES_FILE])
+    (found,) = documents(files[prometheus_queries.RULES_FILE])
     (group,) = found["spec"]["groups"]
     return [(r["record"], r["labels"].get("fleetplan_pool", ""), r["expr"]) for r in group["rules"]]
 
@@ -100,9 +106,11 @@ def value(expression: str, known: dict[tuple[str, str], float], told: dict[str, 
 def test_the_steps_are_those_of_the_rule(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rule = random_rule(rng)
-    expression = by_load.steps(by_load.pool_rule(rule, ENGINE, "mixed"), "sum(fleetplan:pool_load{})")
+    expression = by_load.worker_steps_expr(
+        by_load.pool_rule(rule, ENGINE, "mixed"), "sum(fleetplan:pool_load{})"
+    )
     for load in [0.0, *rule.edges, rule.highest, *rng.uniform(0, 3 * rule.highest, 40).tolist()]:
-        assert value(expression, {("fleetplan:pool_load", ""): load}, {}) == rule.workers(load)
+        assert value(expression, {("fleetplan:pool_load", ""): load}, {}) == rule.workers_for_load(load)
 
 
 @pytest.mark.parametrize("name", FLEETS)
@@ -137,16 +145,21 @@ def test_steady_traffic_has_the_workers_that_were_simulated(name: str, seed: int
         simulated = controller.sizes(seen)
     rate = arrived / 15
     told = {
-        prometheus.PROMPT_TOKENS: rate * prompt,
-        prometheus.OUTPUT_TOKENS: rate * output,
-        prometheus.FIRST_TOKENS: rate,
+        prometheus_queries.PROMPT_TOKENS: rate * prompt,
+        prometheus_queries.OUTPUT_TOKENS: rate * output,
+        prometheus_queries.FIRST_TOKENS: rate,
         "waiting": float(sum(waiting[i] - ready[i] for i in own.front)),
     }
     known: dict[tuple[str, str], float] = {}
-    forecast = (capacity.ARRIVALS, capacity.BUCKET, capacity.PRESENT, capacity.SHARE)
+    forecast = (
+        recording_rules.ARRIVALS,
+        recording_rules.BUCKET,
+        recording_rules.PRESENT,
+        recording_rules.SHARE,
+    )
     workers: dict[str, float] = {}
     for record, pool, expression in written(name, own, **settings):
-        if record in (*forecast, capacity.EXPECTED, by_load.NOW):
+        if record in (*forecast, recording_rules.EXPECTED, by_load.NOW):
             known[record, pool] = rate
             continue
         known[record, pool] = value(expression, known, told)
@@ -154,7 +167,7 @@ def test_steady_traffic_has_the_workers_that_were_simulated(name: str, seed: int
             role = roles[len(workers)]
             assert known[record, pool] == pytest.approx(ENGINE.work_s(role, prompt, output))
             workers[pool] = 0
-        if record == capacity.WORKERS:
+        if record == recording_rules.WORKERS:
             workers[pool] = known[record, pool]
     most = own.pools[0].most  # KEDA holds least and most
     assert [min(max(size, 1), most) for size in workers.values()] == simulated
@@ -174,14 +187,14 @@ def test_nodes_are_filled_as_they_were_simulated(seed: int) -> None:
         nodes=(("h100", 8), ("h100", 8)),
     )
     told = written(name, own)
-    pools = [pool for record, pool, _ in told if record == capacity.HELD]
+    pools = [pool for record, pool, _ in told if record == recording_rules.HELD]
     for _ in range(20):
         sizes = rng.integers(1, 8, 2).tolist()
-        known = {(capacity.HELD, pool): float(size) for pool, size in zip(pools, sizes, strict=True)}
+        known = {(recording_rules.HELD, pool): float(size) for pool, size in zip(pools, sizes, strict=True)}
         for record, pool, expression in told:
-            if record == capacity.WORKERS:
+            if record == recording_rules.WORKERS:
                 known[record, pool] = value(expression, known, {})
-        assert [known[capacity.WORKERS, pool] for pool in pools] == own.filled(sizes)
+        assert [known[recording_rules.WORKERS, pool] for pool in pools] == own.fill_nodes(sizes)
 
 
 def test_spans_and_windows_of_the_rules() -> None:
@@ -196,11 +209,11 @@ def test_spans_and_windows_of_the_rules() -> None:
     }
     assert "}[180s:20s]))" in told[by_load.LOAD] and told[by_load.LOAD].startswith("1.1 * ")
     assert "vllm:generation_tokens_total{" in told[by_load.WORK] and told[by_load.WORK].count("[35s]") == 2
-    assert f"[140s] offset {36_000 - 140 - 150}s" in told[capacity.EXPECTED]
+    assert f"[140s] offset {36_000 - 140 - 150}s" in told[recording_rules.EXPECTED]
     assert f"offset {36_000 - 150}s" in told[by_load.NOW]
     assert told[by_load.GROWTH].endswith("> 0), 1, 3) or vector(1)")
     assert "waiting" not in told[by_load.LOAD]
-    assert capacity.RATE not in told and capacity.HELD not in told
+    assert recording_rules.RATE not in told and recording_rules.HELD not in told
 
 
 def test_what_goes_by_rate_stays_so() -> None:
@@ -209,7 +222,7 @@ def test_what_goes_by_rate_stays_so() -> None:
     capacity_of = table_of_one()
     by_rate = written("mixed", deployment(capacity=capacity_of, **rules), by="rate")
     assert by_rate == written("mixed", deployment(capacity=capacity_of))
-    assert capacity.RATE in {record for record, _, _ in by_rate}
+    assert recording_rules.RATE in {record for record, _, _ in by_rate}
     own = deployment(**rules, gpus=(2,), nodes=(("h100", 8),))
     readme = autoscaling.render(FLEETS["mixed"], 5000, "kubernetes", exported("mixed", own))["README.md"]
     assert "It goes by load, in spans of 15 s." in readme and by_load.LOAD in readme
@@ -270,20 +283,20 @@ def test_prometheus_sees_the_load_that_was_simulated(name: str, tmp_path: Path) 
         lengths = {"input_tokens": [prompt] * len(roles), "output_tokens": [100.0] * len(roles)}
         arrived = [count, 0][: len(roles)]
         controller.sizes(reading(15.0 * (k + 1), ready=[1] * len(roles), arrived=arrived, **lengths))
-    simulated = [peak(np.array([work for _, work in each.spans])) for each in controller.work]
+    simulated = [peak_load(np.array([work for _, work in each.spans])) for each in controller.work]
     files = autoscaling.render(FLEETS[name], 5000, "kubernetes", exported(name, own))
     pools = list(dict.fromkeys(pool for _, pool, _ in rules_in(files) if pool))
     spans = [re.search(r"quantile_over_time\(.*?\]\)", e) for r, _, e in rules_in(files) if r == by_load.LOAD]
     series = {
         f'{counter}{{fleetplan_pool="{pool}",pod="0"}}': np.concatenate(([0.0], np.cumsum(values)))
         for counter, pool, values in (
-            (prometheus.PROMPT_TOKENS, pools[0], requests * prompts),
-            (prometheus.FIRST_TOKENS, pools[0], requests),
-            (prometheus.OUTPUT_TOKENS, pools[-1], requests * 100.0),
+            (prometheus_queries.PROMPT_TOKENS, pools[0], requests * prompts),
+            (prometheus_queries.FIRST_TOKENS, pools[0], requests),
+            (prometheus_queries.OUTPUT_TOKENS, pools[-1], requests * 100.0),
         )
     }
     queries = [f"sum({found[0].replace('600s', '599s')})" for found in spans if found]
-    seen = computed(files[prometheus.RULES_FILE], series, queries, tmp_path)
+    seen = computed(files[prometheus_queries.RULES_FILE], series, queries, tmp_path)
     for role, there, here in zip(roles, simulated, seen, strict=True):
         assert here == pytest.approx(there, rel=1e-5 if role == "prefill" else 0.1)
 
@@ -316,14 +329,14 @@ def test_rules_by_load_refer_upwards(name: str) -> None:
             if "scaleTargetRef" in d.get("spec", {})
         ]
         assert len(queries) == len(roles)
-        assert all(query.startswith(capacity.WORKERS) for query in queries)
+        assert all(query.startswith(recording_rules.WORKERS) for query in queries)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"rules": [1]}, "rules: expected a rule by load per pool"),
     ({"rules": (by_load.pool_rule(RULE, ENGINE, "mixed"),) * 2}, "rules: 2 rules of 1 pools"),
     ({"nodes": [8]}, "nodes: expected a node per pool"),
-    ({"nodes": (nodes.Node("h100", 8, 2),) * 2}, "nodes: 2 nodes of 1 pools"),
+    ({"nodes": (node_filling.RentedNode("h100", 8, 2),) * 2}, "nodes: 2 nodes of 1 pools"),
     ({"drain_s": 4000}, "drain_s: 4000 s, and its manifest holds 0 to 3600 s"),
 ]
 

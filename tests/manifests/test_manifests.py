@@ -34,9 +34,9 @@ from typer.testing import CliRunner
 from planner import manifests
 from planner.cli import app
 from planner.errors import InputError
+from planner.files.checked_files import write_files
 from planner.fleet import Fleet, Policies, Pool
-from planner.io.files import write_files
-from planner.manifests import engine, kserve, kubernetes
+from planner.manifests import engine_command, kserve, kubernetes
 from planner.models.engine import Engine
 from planner.reports.output import plan_yaml
 
@@ -238,7 +238,7 @@ def test_a_worker_must_fill_its_nodes() -> None:
 def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
     """8-bit weights leave KV in 16 bits, unless the plan counts 8; 4 bits vLLM has not."""
     dtypes = {
-        kv: engine.settings(f.pools[0], f, 5000)["kv-cache-dtype"]
+        kv: engine_command.settings(f.pools[0], f, 5000)["kv-cache-dtype"]
         for kv in (1.0, 2.0)
         for f in [quantised(kv)]
     }
@@ -250,7 +250,7 @@ def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
 @pytest.mark.parametrize(("threshold", "told"), [(0, None), (512, 512), (6000, None)])
 def test_a_limit_on_chunks_is_told_where_prompts_can_be_longer(threshold: int, told: int | None) -> None:
     fleet = replace(FLEETS["mixed"], policies=Policies(long_prefill_token_threshold=threshold))
-    assert engine.settings(fleet.pools[0], fleet, 5000).get("long-prefill-token-threshold") == told
+    assert engine_command.settings(fleet.pools[0], fleet, 5000).get("long-prefill-token-threshold") == told
 
 
 def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_names_are_names_to_kubernetes(fleet_on_nodes: Fleet) -> None:
 @pytest.mark.parametrize(("longest", "served"), [(1, 256), (5000, 5120), (5120, 5120), (200_000, 131_072)])
 def test_the_longest_request_fits(longest: int, served: int) -> None:
     """Up to the next 256, never beyond the 131072 tokens of the LLM (the workers hold 160000)."""
-    assert engine.served_model_len(mixed(), longest) == served
+    assert engine_command.served_model_len(mixed(), longest) == served
 
 
 def test_requests_that_no_worker_holds_are_named() -> None:
@@ -395,7 +395,7 @@ def test_a_power_cap_is_said_and_kept_apart_but_never_set() -> None:
 def test_amd_gpus_get_their_image_resource_and_label() -> None:
     deployment = kubernetes.documents(mixed("mi300x-192g", 2, 1), 5000)[0]
     pod = deployment["spec"]["template"]["spec"]
-    assert pod["containers"][0]["image"] == engine.ROCM_IMAGE
+    assert pod["containers"][0]["image"] == engine_command.ROCM_IMAGE
     assert pod["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
     assert all(key.startswith("amd.com/") for key in pod["nodeSelector"])
 
@@ -403,13 +403,13 @@ def test_amd_gpus_get_their_image_resource_and_label() -> None:
 def test_workers_fill_nodes_without_waste() -> None:
     """4 x 2 and 3 x 1 GPUs of a node with 8: 8 + 3 GPUs, two nodes."""
     fleet = Fleet(LLM, (a_pool("a", "mixed", "h100-80g", 1, 3), a_pool("b", "mixed", "h100-80g", 2, 4)))
-    nodes = engine.place(fleet)
+    nodes = engine_command.place(fleet)
     assert [sum(len(w.devices) for w in node.workers) for node in nodes] == [8, 3]
 
 
 def test_pools_whose_names_differ_by_case_alone_keep_apart() -> None:
     fleet = Fleet(LLM, (a_pool("Pool", "mixed", "h100-80g", 4, 1), a_pool("pool", "mixed", "h100-80g", 4, 1)))
-    assert engine.pool_labels(fleet) == ["pool", "pool-2"]
+    assert engine_command.pool_labels(fleet) == ["pool", "pool-2"]
 
 
 def test_kserve_starts_its_own_image_with_what_its_presets_do_not_say() -> None:
@@ -535,4 +535,4 @@ def test_a_drafters_name_that_no_command_line_carries_is_refused() -> None:
     drafts = replace(kind.speculation, model="--trust-remote-code")
     pools = (replace(fleet.pools[0], type=replace(kind, speculation=drafts)),)
     with pytest.raises(InputError, match="expected a name such as"):
-        engine.settings(pools[0], replace(fleet, pools=pools), 5000)
+        engine_command.settings(pools[0], replace(fleet, pools=pools), 5000)

@@ -16,9 +16,9 @@ from shares import every
 
 from planner import manifests
 from planner.errors import InputError
+from planner.files.checked_files import write_files
 from planner.fleet import Fleet
-from planner.io.files import write_files
-from planner.manifests import engine
+from planner.manifests import engine_command
 
 SELECTORS = (
     "a b",
@@ -68,7 +68,7 @@ def test_the_llms_name_arrives_to_the_letter_or_is_refused(number: int, plan: st
             assert command.args.count(name) == 2, target
     assert set(found.refused) | set(commands(found.files)) == set(manifests.TARGETS)
     for why in found.refused.values():
-        assert "\n" not in engine.one_line(why) and len(why) < 6000
+        assert "\n" not in engine_command.one_line(why) and len(why) < 6000
 
 
 @pytest.mark.parametrize("number", every(3, range(len(NAMES))))
@@ -129,7 +129,7 @@ def test_the_name_of_a_pool_is_a_label_everywhere(number: int) -> None:
     """A plan whose pool is called by the label of the hostile name gives the same files, README apart."""
     first, *others = pairs().pools
     hostile = replace(pairs(), pools=(replace(first, name=NAMES[number]), *others))
-    tame = replace(pairs(), pools=(replace(first, name=engine.pool_labels(hostile)[0]), *others))
+    tame = replace(pairs(), pools=(replace(first, name=engine_command.pool_labels(hostile)[0]), *others))
     for target in ("vllm", "compose", "disaggregatedset", "dynamo"):
         files, expected = (manifests.render(fleet, 5000, target).files for fleet in (hostile, tame))
         readme, expected_readme = files.pop("README.md"), expected.pop("README.md")
@@ -140,8 +140,8 @@ def test_the_name_of_a_pool_is_a_label_everywhere(number: int) -> None:
 def test_pools_of_reserved_and_equal_names_keep_apart() -> None:
     names = ("router", "Router!", "router-mixed", "pair", "frontend", "x" * 90, "x" * 91)
     fleet = Fleet(LLM, tuple(a_pool(name, "mixed", "h100-80g", 1, 1) for name in names))
-    labels = engine.pool_labels(fleet)
-    assert len(set(labels)) == len(names) and not set(labels) & set(engine.RESERVED_LABELS)
+    labels = engine_command.pool_labels(fleet)
+    assert len(set(labels)) == len(names) and not set(labels) & set(engine_command.RESERVED_LABELS)
     for target, found in commands(manifests.render(fleet, 5000).files).items():
         assert len(found) == len(names), target
 

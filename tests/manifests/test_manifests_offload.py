@@ -30,7 +30,7 @@ def offloading(fleet: Fleet) -> Fleet:
 def test_every_engine_is_told_of_its_memory() -> None:
     """Of all its GPUs together, in GiB."""
     fleet = offloading(mixed())
-    (pool,) = fleet.running
+    (pool,) = fleet.running_pools
     found = manifests.render(fleet, 5000)
     assert set(found.refused) >= REFUSED
     told = commands(found.files)
@@ -47,7 +47,7 @@ def test_every_engine_is_told_of_its_memory() -> None:
 
 def test_pods_have_so_much_shared_memory_more() -> None:
     fleet = offloading(mixed())
-    (pool,) = fleet.running
+    (pool,) = fleet.running_pools
     gib = 16 + 64 * pool.type.tp
     for target in ("kubernetes", "lws", "llm-d"):
         text = "\n".join(manifests.render(fleet, 5000, target).files.values())
@@ -59,7 +59,7 @@ def test_pods_have_so_much_shared_memory_more() -> None:
 def test_prefill_workers_hand_over_and_keep() -> None:
     """Two connectors in one; decode workers have the first alone."""
     fleet = offloading(pairs())
-    tp = next(pool.type.tp for pool in fleet.running if pool.role == "prefill")
+    tp = next(pool.type.tp for pool in fleet.running_pools if pool.role == "prefill")
     for target, each in commands(manifests.render(fleet, 5000).files).items():
         told = [json.loads(command.value("--kv-transfer-config")) for command in each]
         several = [one for one in told if one["kv_connector"] == "MultiConnector"]

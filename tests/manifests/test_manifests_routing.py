@@ -25,7 +25,7 @@ from plans import LLM, mixed, pairs
 
 from planner import manifests
 from planner.fleet import Fleet, Policies
-from planner.manifests import endpoint_picker, engine, ray_serve
+from planner.manifests import endpoint_picker, engine_command, ray_serve
 from planner.models.latency import StepLatency
 from planner.policies import ROUTING
 
@@ -66,7 +66,9 @@ def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
 
 @each_fleet
 def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
-    router_args = pytest.importorskip("vllm_router.router_args", reason=f"needs {engine.ROUTER_PACKAGE}")
+    router_args = pytest.importorskip(
+        "vllm_router.router_args", reason=f"needs {engine_command.ROUTER_PACKAGE}"
+    )
     parser = argparse.ArgumentParser(exit_on_error=False)
     router_args.RouterArgs.add_cli_args(parser)
     services = [item for document in composed(fleet).values() for item in document["services"].items()]
@@ -83,20 +85,20 @@ def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
 
 def test_one_worker_leaves_the_router_no_choice_of_two() -> None:
     """vllm-router 0.1.17 exits with 'Power-of-two policy for decode requires at least 2 decode workers'."""
-    alone = engine.router_policy_args(mixed(count=1), ("mixed",))
+    alone = engine_command.router_policy_args(mixed(count=1), ("mixed",))
     assert alone == ["--policy", "round_robin"]
-    assert engine.router_policy_args(mixed(), ("mixed",)) == ["--policy", "power_of_two"]
+    assert engine_command.router_policy_args(mixed(), ("mixed",)) == ["--policy", "power_of_two"]
 
 
 def test_pairs_take_turns_at_vllms_router() -> None:
     """Its power_of_two compares the requests that it counts, and of pairs 0.1.17 counts none."""
-    args = engine.router_policy_args(EXAMPLES["pairs of one gpu"], ("prefill", "decode"))
+    args = engine_command.router_policy_args(EXAMPLES["pairs of one gpu"], ("prefill", "decode"))
     assert args[-4:] == ["--prefill-policy", "round_robin", "--decode-policy", "round_robin"]
 
 
 def test_the_router_has_the_settings_that_were_simulated() -> None:
     """cache-aware is the router's own rule; what stands in for another policy keeps the router's defaults."""
-    args = engine.router_policy_args(FLEETS["cache-aware"], ("mixed",))
+    args = engine_command.router_policy_args(FLEETS["cache-aware"], ("mixed",))
     assert args == [
         "--policy",
         "cache_aware",
@@ -107,8 +109,8 @@ def test_the_router_has_the_settings_that_were_simulated() -> None:
         "--balance-rel-threshold",
         "1.1",
     ]
-    assert engine.router_policy_args(FLEETS["affinity"], ("mixed",)) == ["--policy", "cache_aware"]
-    pairs = engine.router_policy_args(FLEETS["pairs with prefix caches"], ("prefill", "decode"))
+    assert engine_command.router_policy_args(FLEETS["affinity"], ("mixed",)) == ["--policy", "cache_aware"]
+    pairs = engine_command.router_policy_args(FLEETS["pairs with prefix caches"], ("prefill", "decode"))
     assert pairs[pairs.index("--prefill-policy") + 1] == "cache_aware"
     assert pairs[pairs.index("--decode-policy") + 1] == "round_robin"
 
@@ -139,7 +141,7 @@ def test_every_target_says_what_routes_there() -> None:
         files = manifests.render(replace(mixed(), policies=policies), 5000).files
         said = dict(re.findall(r"^## ([a-z-]+)$.*?^Routing: (.+?\.)$", files["README.md"], re.M | re.S))
         assert set(said) == set(manifests.TARGETS) - {"disaggregatedset"}
-        asked = engine.router_policy_args(Fleet(LLM, mixed().pools, policies=policies), ("mixed",))
+        asked = engine_command.router_policy_args(Fleet(LLM, mixed().pools, policies=policies), ("mixed",))
         assert f"mixed workers by {asked[1]}." in said["kubernetes"]
         graph = yaml.safe_load(files["dynamo.yaml"])
         frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]

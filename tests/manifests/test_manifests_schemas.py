@@ -18,8 +18,8 @@ from manifest_commands import EXAMPLES, composed, documents, each_fleet, each_on
 from plans import LLM, mixed, pairs
 from shares import some
 
+from planner.files.checked_files import write_files
 from planner.fleet import Fleet
-from planner.io.files import write_files
 
 DATA = Path(__file__).parents[1] / "data"
 SCHEMAS: dict[str, Any] = yaml.safe_load((DATA / "manifest_schemas.yaml").read_text())

@@ -10,7 +10,7 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, Ranks, all2all_of, all2all_s, nodes_of_ranks
-from planner.models.memory import memory
+from planner.models.memory import worker_memory
 from planner.models.roofline import roofline
 
 CATALOG = read_catalog()
@@ -68,7 +68,7 @@ def test_weights_of_a_rank_by_hand() -> None:
     """
     experts = 58 * 256 * 3 * 7168 * 2048
     one, sixteen, thirty_two = (
-        memory(DEEPSEEK, H100, 1, dp=dp, max_num_batched_tokens=256).weight_bytes for dp in (1, 16, 32)
+        worker_memory(DEEPSEEK, H100, 1, dp=dp, max_num_batched_tokens=256).weight_bytes for dp in (1, 16, 32)
     )
     experts_bytes = experts * DEEPSEEK.bytes_per_weight("fp8-block")
     assert one - sixteen == pytest.approx(experts_bytes * 15 / 16)
@@ -80,14 +80,14 @@ def test_room_for_low_latency_by_hand() -> None:
     each: 3.76 GB; input, gate, up, product and output of the GPU's experts, 20,480 values: 2.68 GB; DeepEP's
     1 GiB; and 256 tokens of the residual stream and its norm.
     """
-    use = memory(DEEPSEEK, H100, 1, dp=16, max_num_batched_tokens=256)
+    use = worker_memory(DEEPSEEK, H100, 1, dp=16, max_num_batched_tokens=256)
     by_hand = 65536 * 4 * 14352 + 65536 * 20480 * 2 + 2**30 + 256 * 2 * 7168 * 2
     assert use.activation_bytes == pytest.approx(by_hand)
 
 
 def test_more_nodes_leave_more_room_and_take_longer_to_cross() -> None:
     kv_tokens = [
-        memory(DEEPSEEK, H100, 1, dp=dp, max_num_batched_tokens=256).kv_tokens for dp in (16, 32, 64)
+        worker_memory(DEEPSEEK, H100, 1, dp=dp, max_num_batched_tokens=256).kv_tokens for dp in (16, 32, 64)
     ]
     assert kv_tokens[0] > 0 and kv_tokens == sorted(kv_tokens)
     way_s = [
@@ -97,9 +97,9 @@ def test_more_nodes_leave_more_room_and_take_longer_to_cross() -> None:
 
 
 def test_a_slower_link_between_nodes_makes_steps_longer_and_no_fit_is_taken() -> None:
-    measured = CATALOG.latency(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY))
+    measured = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY))
     assert measured.kind == "kernels"
-    slow = CATALOG.latency(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY, 12.5e9))
+    slow = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY, 12.5e9))
     fast = roofline(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY))
     assert slow.kind == "roofline" and "12.5 GB/s" in slow.basis
     assert float(slow.joint_at(1024)) > 1.5 * float(fast.joint_at(1024))

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from plans import CATALOG, LLM
 
-from planner.calibrate.fitting import Fitted, fit_yaml
-from planner.documents.fleet import read_fleet
+from planner.calibrate.fitting import FittedSteps, fit_yaml
+from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.correction import CorrectedFormula
@@ -104,7 +104,7 @@ def test_a_fit_file_carries_the_form_to_the_simulator(tmp_path: Path) -> None:
     b and d are slower by the decode's factor, c and a by the prefill's.
     """
     form, X = learned(), np.array([[501, 125_250, 1, 310.0, 1], [64, 0, 64, 64_000, 0]])
-    fitted = Fitted(LLM.name, "h100-80g", 4, "made up", FIVE, {}, form=form)
+    fitted = FittedSteps(LLM.name, "h100-80g", 4, "made up", FIVE, {}, form=form)
     (tmp_path / "fit.yaml").write_text(fit_yaml(fitted, command="none", date="2026-01-01"))
     capped = next(gpu for gpu in CATALOG.gpus.values() if gpu.base == "h100-80g" != gpu.name)
     (tmp_path / "fleet.yaml").write_text(
@@ -132,7 +132,7 @@ def test_a_fit_file_carries_the_form_to_the_simulator(tmp_path: Path) -> None:
     ],
 )
 def test_a_form_that_makes_no_sense_is_refused(tmp_path: Path, simulated: object, message: str) -> None:
-    fitted = Fitted(LLM.name, "h100-80g", 4, "made up", FIVE, {}, form=learned())
+    fitted = FittedSteps(LLM.name, "h100-80g", 4, "made up", FIVE, {}, form=learned())
     document = yaml.safe_load(fit_yaml(fitted, command="none", date="2026-01-01"))
     row = document["fits"][0]
     is_other = not isinstance(simulated, dict) or "form" in simulated

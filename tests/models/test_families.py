@@ -9,22 +9,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from planner import imports
+from planner import importers
 from planner.documents.catalog import read_catalog
 from planner.errors import ExtrapolationError, InfeasibleError, InputError
-from planner.imports import Facts
-from planner.imports.splitwise import splitwise_table
-from planner.models.choice import families
-from planner.models.correction import covariance, formula_s
-from planner.models.families.aladdin import AladdinGpus, AladdinKv, AladdinSteps
+from planner.importers import Facts
+from planner.importers.splitwise_tables import splitwise_table
+from planner.models.correction import formula_s, step_covariance
+from planner.models.families.aladdin_form import AladdinGpus, AladdinKv, AladdinSteps
 from planner.models.families.corrected import CorrectedSteps, informative_rows
-from planner.models.families.distserve import DistServeSteps
+from planner.models.families.distserve_form import DistServeForm
 from planner.models.families.preble import PrebleSteps
 from planner.models.families.rooflines import RooflineSteps
-from planner.models.families.splitwise import SplitwiseInterpolation, SplitwiseSimLookup
-from planner.models.families.vidur import VidurForest, equivalent_prefill_tokens
+from planner.models.families.splitwise_form import SplitwiseInterpolation, SplitwiseSimLookup
+from planner.models.families.vidur_forest import VidurForest, equivalent_prefill_tokens
+from planner.models.family_choice import default_families
 from planner.models.latency import Array, StepLatency
-from planner.models.tables import StepTable
+from planner.models.step_tables import StepTable
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 SHAPE = StepLatency((1.0, 256.0, 4096.0), (0.01, 0.012, 0.1), 1e-9, 1e-6, 2e-8, 1e-4, 0.0, "shape")
@@ -94,14 +94,14 @@ def test_distserves_coefficients_are_recovered_on_both_sides_of_the_split(seed: 
     prefill = 0.018 + 1e-4 * X[:, 0] + 7e-9 * X[:, 4] * n**2
     small, large = 0.02 + 6e-7 * X[:, 3] + 4e-5 * X[:, 2], 0.007 + 5e-7 * X[:, 3] + 1.6e-4 * X[:, 2]
     decode = np.where(X[:, 2] < 95, small, large)
-    model = DistServeSteps().fit(X, np.where(X[:, 4] > 0, prefill, decode))
+    model = DistServeForm().fit(X, np.where(X[:, 4] > 0, prefill, decode))
     assert model.prefill_ == pytest.approx([0.018, 1e-4, 7e-9])
     assert model.decode_ == pytest.approx(np.array([[0.02, 6e-7, 4e-5], [0.007, 5e-7, 1.6e-4]]))
 
 
 def test_distserve_without_large_batches_uses_the_small_ones() -> None:
     X = decodes(np.random.default_rng(0), 40, most=60)
-    model = DistServeSteps(beyond="extrapolate").fit(X, 0.02 + 1e-4 * X[:, 2])
+    model = DistServeForm(beyond="extrapolate").fit(X, 0.02 + 1e-4 * X[:, 2])
     assert model.predict(np.array([[128.0, 0, 128, 128, 0]])) == pytest.approx(0.0328)
 
 
@@ -245,7 +245,7 @@ def test_the_correction_follows_what_the_formula_cannot() -> None:
 def test_covariance_is_one_valid_kernel() -> None:
     """Symmetric, 1 + w on the diagonal, no negative eigenvalue: otherwise there is no such process."""
     z = np.random.default_rng(0).uniform(0, 10, (60, 7))
-    k = covariance(z, z)
+    k = step_covariance(z, z)
     assert np.diag(k) == pytest.approx(1.25)
     assert np.allclose(k, k.T) and np.linalg.eigvalsh(k).min() > -1e-9
 
@@ -266,23 +266,23 @@ def test_many_steps_are_fitted_on_the_most_informative() -> None:
     assert model.predict(X) == pytest.approx(SHAPE.step_s(*X.T), rel=0.25)
 
 
-@pytest.mark.parametrize("name", families(SHAPE))
+@pytest.mark.parametrize("name", default_families(SHAPE))
 def test_every_family_refuses_to_leave_its_profile(name: str) -> None:
     X = both(0)
-    model = families(SHAPE)[name].fit(X, SHAPE.step_s(*X.T))
+    model = default_families(SHAPE)[name].fit(X, SHAPE.step_s(*X.T))
     beyond = X.max(axis=0, keepdims=True) * [[2, 2, 0, 0, 1]]
     with pytest.raises(ExtrapolationError, match="profiled up to"):
         model.predict(beyond)
     assert np.isfinite(model.set_params(beyond="extrapolate").predict(beyond)).all()
 
 
-@pytest.mark.parametrize("name", families(SHAPE))
+@pytest.mark.parametrize("name", default_families(SHAPE))
 def test_every_family_refuses_times_and_columns_that_make_no_sense(name: str) -> None:
     X = both(0)
     with pytest.raises(InputError, match="must be > 0"):
-        families(SHAPE)[name].fit(X, np.zeros(len(X)))
+        default_families(SHAPE)[name].fit(X, np.zeros(len(X)))
     with pytest.raises(InputError, match="must be the 5"):
-        families(SHAPE)[name].fit(X[:, :4], np.ones(len(X)))
+        default_families(SHAPE)[name].fit(X[:, :4], np.ones(len(X)))
 
 
 @pytest.mark.parametrize("name", ["preble", "aladdin", "roofline", "five numbers"])
@@ -290,7 +290,9 @@ def test_every_family_refuses_times_and_columns_that_make_no_sense(name: str) ->
 def test_linear_families_are_monotone_even_on_noise(name: str, seed: int) -> None:
     """Times drawn without regard to the step: more tokens, sequences or context never take less."""
     X, rng = both(seed), np.random.default_rng(seed)
-    model = families(SHAPE)[name].fit(X, rng.uniform(0.01, 1.0, len(X))).set_params(beyond="extrapolate")
+    model = (
+        default_families(SHAPE)[name].fit(X, rng.uniform(0.01, 1.0, len(X))).set_params(beyond="extrapolate")
+    )
     t = model.predict(X)
     for growth in ([1, 1.3, 0, 0, 0], [0, 0, 0, 1.3, 0]):
         assert (model.predict(X * (1 + np.array(growth) * (X[:, 2:3] == 0))) >= t - 1e-12).all()
@@ -415,7 +417,7 @@ def test_operators_of_vidurs_own_profile_add_up_to_steps_held_aside(tp: int) -> 
     """
     path = REFERENCE / "vidur" / f"oracle_{'vidur' if tp == 2 else 'aic'}_a100_llama-2-70b_tp{tp}.csv"
     facts = Facts(llm="meta-llama/Llama-2-70b-hf", gpu="a100-80g")
-    table = imports.read("vidur", [path], facts, read_catalog())
+    table = importers.read("vidur", [path], facts, read_catalog())
     assert isinstance(table, StepTable)
     operators = table.operators
     assert operators is not None and (operators.all_reduce > 0).all()

@@ -12,15 +12,15 @@ import pytest
 import yaml
 
 from planner.errors import ExtrapolationError, InputError
-from planner.io.files import repository_dir
+from planner.files.checked_files import repository_dir
 from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import (
     PiecewiseLinearStepLatency,
+    cross_validated_errors,
     equal_shares,
     errors_by_regime,
-    held_out_errors,
 )
-from planner.models.tables import StepTable, read_step_table
+from planner.models.step_tables import StepTable, read_step_table
 
 LATENCY = repository_dir("catalogs") / "latency"
 FILES = sorted(LATENCY.rglob("*.yaml"))
@@ -163,7 +163,7 @@ def test_repeats_of_a_step_are_held_out_together() -> None:
     X = np.repeat([[n, 0.0, n, n, 0.0] for n in sizes], 5, axis=0)
     model = PiecewiseLinearStepLatency(knots_tokens=sizes)
     assert model.fit(X, X[:, 0] ** 2).predict(X) == pytest.approx(X[:, 0] ** 2)
-    assert held_out_errors(model, X, X[:, 0] ** 2)["all"].mape_frac > 0.3
+    assert cross_validated_errors(model, X, X[:, 0] ** 2)["all"].mape_frac > 0.3
 
 
 def test_host_share_above_a_step_is_refused() -> None:
@@ -266,13 +266,13 @@ def test_splitwise_medians_are_met() -> None:
 def test_recorded_fit_and_error_are_rebuilt_from_the_source(tp: int) -> None:
     """Qwen2.5-72B on H100: the same table, the same coefficients, the same held-out error."""
     from planner.documents.catalog import read_catalog
-    from planner.imports.silicon import silicon_table
+    from planner.importers.silicon import silicon_table
 
     catalog = read_catalog()
     table = silicon_table(catalog.llm("qwen2.5-72b"), catalog.gpu("h100-80g"), tp)
     assert isinstance(table, StepTable)
     recorded = next(fit for fit in fits_of("qwen2.5-72b--h100-80g") if fit["tp"] == tp)
     model = PiecewiseLinearStepLatency()
-    error = held_out_errors(model, table.X, table.y)["all"]
+    error = cross_validated_errors(model, table.X, table.y)["all"]
     assert error.mape_frac == pytest.approx(recorded["errors"]["all"]["mape_frac"], abs=1e-4)
     assert model.fit(table.X, table.y).latency_.f_s == pytest.approx(recorded["f_s"], rel=1e-5)

@@ -12,11 +12,11 @@ from planner.models.memory import (
     NCCL_BYTES,
     RUNTIME_BYTES,
     active_weight_bytes,
-    fits,
+    fits_memory,
     kv_cache_tokens,
-    memory,
     stage_layers,
     stage_memory,
+    worker_memory,
 )
 
 GIB = 2**30
@@ -37,7 +37,7 @@ def test_breakdown_by_hand() -> None:
     128000 embeddings: 197632 parameters of 2 bytes, halved. Activations of 100 tokens: 2*64 + 3*128/2 = 320
     wide, 2 bytes, 64,000; less than the sampler's, 64 wide and 10*1000 logits of 14. A token's KV: 2 * 2
     layers * 2 heads * 8 * 2 bytes = 128, halved."""
-    m = memory(
+    m = worker_memory(
         SMALL, card(10 * GIB), 2, gpu_memory_utilization=0.5, max_num_batched_tokens=100, max_num_seqs=10
     )
     assert m.budget_bytes == 5 * GIB
@@ -52,25 +52,25 @@ def test_breakdown_by_hand() -> None:
 def test_kv_heads_are_copied_once_tp_exceeds_them() -> None:
     """2 KV heads on 8 GPUs: each holds one, half a token's KV, as on 2 GPUs."""
     assert (
-        memory(SMALL, card(10 * GIB), 8).kv_bytes_per_token
-        == memory(SMALL, card(10 * GIB), 2).kv_bytes_per_token
+        worker_memory(SMALL, card(10 * GIB), 8).kv_bytes_per_token
+        == worker_memory(SMALL, card(10 * GIB), 2).kv_bytes_per_token
     )
-    assert memory(SMALL, card(10 * GIB), 1).kv_bytes_per_token == 128
+    assert worker_memory(SMALL, card(10 * GIB), 1).kv_bytes_per_token == 128
 
 
 def test_weights_that_do_not_fit_leave_no_kv() -> None:
     """141 GB of weights on one GPU of 80 GiB."""
-    assert memory(LLAMA_70B, card(80 * GIB), 1).kv_bytes < 0
+    assert worker_memory(LLAMA_70B, card(80 * GIB), 1).kv_bytes < 0
     assert kv_cache_tokens(LLAMA_70B, card(80 * GIB), 1) == 0
-    assert not fits(LLAMA_70B, card(80 * GIB), 1)
-    assert fits(LLAMA_70B, card(80 * GIB), 4)
+    assert not fits_memory(LLAMA_70B, card(80 * GIB), 1)
+    assert fits_memory(LLAMA_70B, card(80 * GIB), 4)
 
 
 def test_a_mixture_holds_all_experts_and_activates_some() -> None:
     """4 experts: weights of four feed-forward blocks; of the two a token visits one more gate, up and product
     (3 * 128) and two outputs of 64, where few rows are sampled."""
     mixture = dataclasses.replace(SMALL, experts=4, experts_per_token=2)
-    dense, moe = (memory(llm, card(10 * GIB), 1, max_num_seqs=8) for llm in (SMALL, mixture))
+    dense, moe = (worker_memory(llm, card(10 * GIB), 1, max_num_seqs=8) for llm in (SMALL, mixture))
     assert moe.weight_bytes - dense.weight_bytes == 2 * 2 * 3 * 24576
     assert moe.activation_bytes - dense.activation_bytes == 8192 * (3 * 128 + 2 * 64) * 2
 
@@ -122,7 +122,7 @@ def test_the_breakdown_agrees_with_what_vllm_logs(
     """On 80 GB cards at utilisation 0.9: Llama-3-8B from vllm-project/vllm#10511 (2024-12-13; weights 14.96,
     non-torch 1.79, activations 1.26, KV 53.29 of 71.29 GiB; on two GPUs non-torch 3.58), Llama-2-7B from
     kubernetes-sigs/gateway-api-inference-extension#550 (2025-03-21; 7191 blocks). Within 3 %."""
-    found = memory(llm, card(visible_gib * GIB), tp)
+    found = worker_memory(llm, card(visible_gib * GIB), tp)
     assert found.weight_bytes / GIB == pytest.approx(weight_gib, abs=0.01)
     assert found.kv_bytes / GIB == pytest.approx(kv_gib, rel=0.03)
 
@@ -151,19 +151,19 @@ def test_fp8_weights_halve_the_weights_alone() -> None:
         kv_dtype_bytes=2.0,
     )
     assert qwen.parameters == pytest.approx(235e9, rel=0.001)
-    per_token = memory(qwen, card(79.65 * GIB), 4).kv_bytes_per_token
+    per_token = worker_memory(qwen, card(79.65 * GIB), 4).kv_bytes_per_token
     assert per_token == 94 * 4 * 128 * 2 * 2 / 4
     assert per_token == pytest.approx(8.11 * GIB / 178_880, rel=0.02)
     head_bytes = 2 * 151936 * 4096 * 2
-    assert memory(qwen, card(79.65 * GIB), 4).weight_bytes == (qwen.layers_parameters + head_bytes) / 4
+    assert worker_memory(qwen, card(79.65 * GIB), 4).weight_bytes == (qwen.layers_parameters + head_bytes) / 4
 
 
 def test_quantised_weights_leave_embeddings_and_head_in_16_bits() -> None:
     """Llama-3.1-8B has 6.98e9 weights in its layers and 1.05e9 beside them: 9.08 GB in fp8, not 8.03."""
     fp8 = dataclasses.replace(LLAMA_8B, dtype_bytes=1.0)
     assert fp8.weight_bytes == pytest.approx(9.08e9, rel=0.001)
-    assert memory(fp8, card(24 * GIB), 1).weight_bytes == fp8.weight_bytes
-    assert memory(fp8, card(24 * GIB), 2).weight_bytes == fp8.weight_bytes / 2
+    assert worker_memory(fp8, card(24 * GIB), 1).weight_bytes == fp8.weight_bytes
+    assert worker_memory(fp8, card(24 * GIB), 2).weight_bytes == fp8.weight_bytes / 2
     assert sum(stage.weight_bytes for stage in stage_memory(fp8, card(24 * GIB), 1, 2)) == fp8.weight_bytes
     assert active_weight_bytes(fp8) == fp8.weight_bytes - 2 * 128256 * 4096
 
@@ -187,7 +187,7 @@ def test_a_thousand_rows_to_sample_take_gigabytes() -> None:
         experts_per_token=8,
         kv_dtype_bytes=2.0,
     )
-    found = memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024)
+    found = worker_memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024)
     assert (found.kv_bytes - 1024 * 151936 * 18) / GIB == pytest.approx(8.11, rel=0.01)
 
 
@@ -218,13 +218,13 @@ def test_stages_split_layers_weights_and_kv() -> None:
     assert first.kv_bytes_per_token == last.kv_bytes_per_token == 64
     assert first.activation_bytes == 8192 * 512 * 2
     assert last.activation_bytes == 1024 * 1000 * 14 + 8192 * 64 * 2
-    assert memory(SMALL, card(10 * GIB), 1, 2, max_num_seqs=1024) == last
-    assert stage_memory(SMALL, card(10 * GIB), 1, 1) == (memory(SMALL, card(10 * GIB), 1),)
+    assert worker_memory(SMALL, card(10 * GIB), 1, 2, max_num_seqs=1024) == last
+    assert stage_memory(SMALL, card(10 * GIB), 1, 1) == (worker_memory(SMALL, card(10 * GIB), 1),)
 
 
 def test_tied_embeddings_lie_on_both_ends_of_a_pipeline() -> None:
     tied = dataclasses.replace(SMALL, tied_embeddings=True)
-    assert memory(tied, card(10 * GIB), 1).weight_bytes == tied.weight_bytes
+    assert worker_memory(tied, card(10 * GIB), 1).weight_bytes == tied.weight_bytes
     assert sum(stage.weight_bytes for stage in stage_memory(tied, card(10 * GIB), 1, 2)) == SMALL.weight_bytes
 
 
@@ -238,15 +238,15 @@ def test_what_does_not_divide_goes_before_the_last_stage() -> None:
 @pytest.mark.parametrize("pp", [0, 3])
 def test_pp_is_bounded_by_the_layers(pp: int) -> None:
     with pytest.raises(InputError, match=r"must be 1 to 2 \(layers\)"):
-        memory(SMALL, card(10 * GIB), 1, pp)
+        worker_memory(SMALL, card(10 * GIB), 1, pp)
 
 
 @pytest.mark.parametrize("tp", [0, 3])
 def test_tp_must_divide_the_heads(tp: int) -> None:
     with pytest.raises(InputError, match="must divide its 8 heads"):
-        memory(SMALL, card(10 * GIB), tp)
+        worker_memory(SMALL, card(10 * GIB), tp)
 
 
 def test_utilisation_is_a_share() -> None:
     with pytest.raises(InputError, match=r"must be in \(0, 1\]"):
-        memory(SMALL, card(10 * GIB), 1, gpu_memory_utilization=90)
+        worker_memory(SMALL, card(10 * GIB), 1, gpu_memory_utilization=90)

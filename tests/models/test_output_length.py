@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from planner.errors import ExtrapolationError, InputError
-from planner.models.output_length import FEATURES, bucket_of, bucket_range, features, synthetic_buckets
-from planner.models.output_length_fit import BucketClassifier, ConditionalMean, held_out_accuracy
-from planner.traffic.reading import read_trace
+from planner.models.output_length import FEATURES, bucket_of, bucket_range, length_features, synthetic_buckets
+from planner.models.output_length_fit import BucketClassifier, ConditionalMean, later_accuracy
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 
@@ -157,7 +157,7 @@ def test_a_trace_offers_lengths_time_tenant_and_prefix() -> None:
         tenants=("a", "b"),
     )
     assert FEATURES == ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
-    assert features(trace).tolist() == [
+    assert length_features(trace).tolist() == [
         [25, 0, 0, 7, 0],
         [40, 1, 1, 7, 10],
         [15, 3600, 0, 7, 15],
@@ -171,10 +171,10 @@ def test_a_planted_rule_is_learned_and_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     inputs = rng.integers(1, 1429, 3000)
     outputs = np.where(inputs > 1000, 500, 100)
-    found = held_out_accuracy(a_trace(inputs, outputs), BucketClassifier(iterations=20))
+    found = later_accuracy(a_trace(inputs, outputs), BucketClassifier(iterations=20))
     assert found.accuracy_frac > 0.99 and found.majority_frac == pytest.approx(0.7, abs=0.04)
-    assert (found.fitted, found.held_out) == (2100, 900)
-    blind = held_out_accuracy(a_trace(inputs, rng.permutation(outputs)), BucketClassifier(iterations=20))
+    assert (found.fitted, found.later) == (2100, 900)
+    blind = later_accuracy(a_trace(inputs, rng.permutation(outputs)), BucketClassifier(iterations=20))
     assert blind.accuracy_frac == pytest.approx(blind.majority_frac, abs=0.03)
 
 
@@ -183,21 +183,21 @@ def test_only_later_requests_are_judged() -> None:
     inputs = np.tile([10, 1000], 500)
     later = np.arange(1000) >= 700
     outputs = np.where((inputs > 500) ^ later, 300, 100)
-    assert held_out_accuracy(a_trace(inputs, outputs), BucketClassifier(iterations=20)).accuracy_frac == 0.0
+    assert later_accuracy(a_trace(inputs, outputs), BucketClassifier(iterations=20)).accuracy_frac == 0.0
 
 
 def test_one_bucket_alone_is_always_right() -> None:
     trace = a_trace(np.arange(1, 101), np.full(100, 20))
-    assert held_out_accuracy(trace).accuracy_frac == 1.0
+    assert later_accuracy(trace).accuracy_frac == 1.0
     with pytest.raises(InputError, match="too few to hold some out"):
-        held_out_accuracy(a_trace(np.array([5]), np.array([5])))
+        later_accuracy(a_trace(np.array([5]), np.array([5])))
 
 
 @pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not TRACES.exists(), reason="needs ../shared")
 def test_the_accuracy_on_azures_conversations_is_what_the_docs_say() -> None:
-    found = held_out_accuracy(read_trace(TRACES / "AzureLLMInferenceTrace_conv.csv"))
+    found = later_accuracy(read_trace(TRACES / "AzureLLMInferenceTrace_conv.csv"))
     assert found.accuracy_frac == pytest.approx(0.682, abs=0.01)
     assert found.majority_frac == pytest.approx(0.564, abs=0.001)
 

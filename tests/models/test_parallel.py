@@ -11,18 +11,18 @@ from planner.domain import AllReduce, Gpu
 from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
 from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
-from planner.models.parallel import (
+from planner.models.parallelism import (
     SEND_RECV_S,
     Algorithm,
+    add_pipeline,
     all_reduce_s,
     bubble_frac,
     mixed_kv_s,
-    pipelined,
     send_recv_s,
     throughput_factor,
     tp_s,
 )
-from planner.models.roofline import calibration, roofline
+from planner.models.roofline import calibration_of, roofline
 
 LLM = Llm("paper", layers=4, hidden=4, heads=4, kv_heads=2, head_dim=1, ffn=8, vocab=10, context_tokens=64)
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")
@@ -94,7 +94,7 @@ def test_the_roofline_holds_this_term(tp: int) -> None:
         LLAMA_70B,
         free,
         tp,
-        efficiency=dataclasses.replace(calibration(LLAMA_70B, H100).efficiency, all_reduce_s=0.0),
+        efficiency=dataclasses.replace(calibration_of(LLAMA_70B, H100).efficiency, all_reduce_s=0.0),
     )
     tokens = np.array([1.0, 512.0, 8192.0])
     apart_s = roofline(LLAMA_70B, H100, tp).step_s(tokens) - alone.step_s(tokens)
@@ -112,20 +112,20 @@ def test_send_recv_by_hand() -> None:
 
 def test_a_micro_batch_takes_its_step_and_the_hand_overs() -> None:
     """3 hand-overs between 4 stages, at the knots, between and beyond them; the other terms stay."""
-    latency = pipelined(STEP, LLM, GPU, 2, 4)
+    latency = add_pipeline(STEP, LLM, GPU, 2, 4)
     tokens = np.array([1.0, 5.0, 8.0, 64.0, 200.0])
     assert latency.step_s(tokens, 7.0, 2.0, 9.0, 1.0) == pytest.approx(
         STEP.step_s(tokens, 7.0, 2.0, 9.0, 1.0) + 3 * send_recv_s(LLM, GPU, 2, tokens)
     )
     assert latency.mape_frac is None and "3 hand-overs between 4 stages" in latency.basis
-    assert pipelined(STEP, LLM, GPU, 2, 1) is STEP
+    assert add_pipeline(STEP, LLM, GPU, 2, 1) is STEP
 
 
 def test_a_pipeline_of_two_halves_the_time_between_steps_but_not_the_step() -> None:
     """Llama-3.1-70B, 2048 tokens, TP 4: a hand-over is 67 MB, well below a hundredth of the step."""
     alone, piped = (
         roofline(LLAMA_70B, H100, 4),
-        pipelined(roofline(LLAMA_70B, H100, 4), LLAMA_70B, H100, 4, 2),
+        add_pipeline(roofline(LLAMA_70B, H100, 4), LLAMA_70B, H100, 4, 2),
     )
     assert 1.0 < piped.step_s(2048) / alone.step_s(2048) < 1.01
     assert throughput_factor(LLAMA_70B, 2, 10**9) == pytest.approx(2.0)
@@ -156,7 +156,7 @@ def test_throughput_is_that_of_a_simulated_pipeline(seed: int) -> None:
 @pytest.mark.parametrize("pp", [0, 5])
 def test_more_stages_than_layers_are_refused(pp: int) -> None:
     with pytest.raises(InputError, match=r"must be 1 to 4 \(layers\)"):
-        pipelined(STEP, LLM, GPU, 1, pp)
+        add_pipeline(STEP, LLM, GPU, 1, pp)
 
 
 def test_a_pipeline_without_work_is_refused() -> None:

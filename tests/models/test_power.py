@@ -26,7 +26,7 @@ from planner.domain import Gpu
 from planner.errors import CatalogError, ExtrapolationError, InputError
 from planner.fleet import Fleet
 from planner.models.llm import Llm
-from planner.models.power import Power, cap_slowdowns, capped, shipped_power, utilisations
+from planner.models.power import Power, cap_gpu, cap_slowdowns, shipped_power, step_utilisations
 from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.replay import Simulation, simulate
@@ -42,7 +42,7 @@ ML_ENERGY = Path(__file__).parents[3] / "shared" / "reference" / "reality" / "ml
 def test_a_step_by_hand() -> None:
     """2 tokens in 10 s on 1 GPU: 2 * 144 * 2 = 576 FLOPs of 10,000, (144 + 40) * 2 = 368 bytes and 5 KV
     tokens of 8 bytes of 1000: 0.25 + 0.0576 + 0.5 * 0.408 = 0.5116 of 200 W."""
-    compute, memory = utilisations(LLM, GPU, 1, 10.0, 2, 5)
+    compute, memory = step_utilisations(LLM, GPU, 1, 10.0, 2, 5)
     assert (float(compute), float(memory)) == pytest.approx((0.0576, 0.408))
     assert POWER.busy_w(LLM, GPU, 1, 10.0, 2, 5) == pytest.approx(102.32)
     assert POWER.idle_w(GPU) == 25.0
@@ -50,7 +50,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_two_gpus_share_the_work_but_copy_the_one_kv_head() -> None:
-    compute, memory = utilisations(LLM, GPU, 2, 10.0, 2, 5)
+    compute, memory = step_utilisations(LLM, GPU, 2, 10.0, 2, 5)
     assert (float(compute), float(memory)) == pytest.approx((0.0288, (368 + 2 * 40) / 2000))
 
 
@@ -123,7 +123,7 @@ def test_prefill_draws_more_than_decode_on_every_gpu_with_a_fit() -> None:
     llm, power = CATALOG.llm("llama-3.1-70b"), shipped_power()
     for name in ("a100-80g", "h100-80g", "h200-141g"):
         gpu = CATALOG.gpu(name)
-        latency = CATALOG.latency(llm, gpu, 4)
+        latency = CATALOG.step_latency(llm, gpu, 4)
         decode_s = latency.step_s(32, decodes=32, kv_tokens=32 * 1024)
         prefill_s = latency.step_s(2048, pairs=2048 * 2049 / 2, prefills=1)
         decode_w = power.busy_w(llm, gpu, 4, decode_s, 32, 32 * 1024)
@@ -138,20 +138,20 @@ def test_prefill_draws_more_than_decode_on_every_gpu_with_a_fit() -> None:
 def test_the_model_agrees_with_the_catalogs_capped_rows(name: str) -> None:
     """To the four digits of the rows: 1 + 0.3 * (700 - W) / 350 for prefill, 1 for decode."""
     row = CATALOG.gpu(name)
-    made = capped(CATALOG.gpu("h100-80g"), row.power_w)
+    made = cap_gpu(CATALOG.gpu("h100-80g"), row.power_w)
     assert made.prefill_slowdown == pytest.approx(row.prefill_slowdown, abs=1e-4)
     assert replace(made, prefill_slowdown=row.prefill_slowdown) == row
 
 
 def test_any_gpu_can_be_capped_and_its_steps_are_slowed() -> None:
     """300 of 400 W: half of the way to 50 %, so prefill x 1.15."""
-    gpu = capped(CATALOG.gpu("a100"), 300)
+    gpu = cap_gpu(CATALOG.gpu("a100"), 300)
     assert (gpu.name, gpu.base, gpu.power_w, gpu.board_w) == ("a100-80g@300W", "a100-80g", 300, 400)
     assert [gpu.prefill_slowdown, gpu.decode_slowdown] == pytest.approx([1.15, 1.0])
     llm = CATALOG.llm("llama-3.1-8b")
-    slow, fast = CATALOG.latency(llm, gpu, 1), CATALOG.latency(llm, CATALOG.gpu("a100"), 1)
+    slow, fast = CATALOG.step_latency(llm, gpu, 1), CATALOG.step_latency(llm, CATALOG.gpu("a100"), 1)
     assert slow.a_s == pytest.approx(1.15 * fast.a_s) and slow.d_s == fast.d_s
-    assert capped(gpu, 400) == CATALOG.gpu("a100")
+    assert cap_gpu(gpu, 400) == CATALOG.gpu("a100")
 
 
 def test_a_lower_cap_is_never_faster() -> None:
@@ -163,7 +163,7 @@ def test_a_cap_nobody_measured_is_refused() -> None:
     with pytest.raises(ExtrapolationError, match="known from 50%"):
         cap_slowdowns(0.4)
     with pytest.raises(InputError, match=r"must be in \(0, 1\]"):
-        capped(CATALOG.gpu("a100"), 500)
+        cap_gpu(CATALOG.gpu("a100"), 500)
 
 
 @pytest.mark.parametrize("change", [{"floor_frac": -0.1}, {"top_frac": 0.1}, {"idle_frac": {"x": -1.0}}])

@@ -11,7 +11,7 @@ from shares import some
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.models.latency import StepLatency
-from planner.models.memory import memory
+from planner.models.memory import worker_memory
 from planner.models.roofline import roofline
 
 CATALOG = read_catalog()
@@ -64,9 +64,9 @@ def test_even_ranks_take_what_a_bound_takes_them_for() -> None:
 
 def test_factors_move_both_parts() -> None:
     latency = drawn(np.random.default_rng(1))
-    twice = latency.longer(1.0)
+    twice = latency.with_longer_steps(1.0)
     assert twice.joint_at(77.0) == pytest.approx(2 * latency.joint_at(77.0))
-    slower = latency.scaled(3.0, 2.0)
+    slower = latency.scale_times(3.0, 2.0)
     joint_s = np.array(latency.joint_s)
     expected = 2 * joint_s[0] + 3 * (joint_s - joint_s[0])
     assert np.array(slower.joint_s) == pytest.approx(expected)
@@ -74,11 +74,11 @@ def test_factors_move_both_parts() -> None:
 
 def test_what_the_digits_of_a_file_lose_does_not_grow_with_a_factor() -> None:
     """f - g falls by 1e-9 s of 1e-3, as rounded numbers do. Compute three times as long, the floor at a
-    third: it would fall by 3e-9 of a third of that, and no future of a plan could be drawn.
+    third: it would fall by 3e-9 of a third of that, and no scenario of a plan could be drawn.
     """
     f_s, joint_s = (0.002, 0.0022), (0.001, 0.001200001)
     latency = StepLatency((1.0, 9.0), f_s, 0.0, 0.0, 0.0, 0.0, 0.0, "by hand", joint_s=joint_s)
-    slower = latency.scaled(3.0, 1 / 3)
+    slower = latency.scale_times(3.0, 1 / 3)
     assert slower.of_rank.f_s == pytest.approx((0.001 / 3, 0.001 / 3))
     assert slower.joint_s == pytest.approx((0.001 / 3, 0.001 / 3 + 3 * 0.000200001))
 
@@ -87,10 +87,10 @@ def test_what_the_digits_of_a_file_lose_does_not_grow_with_a_factor() -> None:
 def test_ranks_share_the_experts_weights_and_nothing_else(dp: int) -> None:
     """Of Qwen3-30B-A3B 128 experts of 3 x 2048 x 768 in 48 layers, 16 bits: 57.98 GB of its weights."""
     experts_bytes = 48 * 128 * 3 * 2048 * 768 * 2
-    alone, each = memory(MIXTURE, GPU, 1), memory(MIXTURE, GPU, 1, dp=dp)
+    alone, each = worker_memory(MIXTURE, GPU, 1), worker_memory(MIXTURE, GPU, 1, dp=dp)
     assert alone.weight_bytes - each.weight_bytes == pytest.approx(experts_bytes * (1 - 1 / dp))
     assert each.kv_bytes_per_token == alone.kv_bytes_per_token == 2 * 48 * 4 * 128 * 2
-    split = memory(MIXTURE, GPU, 2, dp=dp)
+    split = worker_memory(MIXTURE, GPU, 2, dp=dp)
     dense_bytes = MIXTURE.weight_bytes - experts_bytes
     assert split.weight_bytes == pytest.approx(dense_bytes / 2 + experts_bytes / (2 * dp))
 
@@ -100,14 +100,14 @@ def test_latent_keys_and_values_are_copied_by_tp_and_not_by_ranks() -> None:
     much each as all eight GPUs of TP 8 together: 7.7 times with DeepSeek-V4-Flash (vLLM issue 51454).
     """
     llm, gpu = CATALOG.llm("deepseek-v3"), CATALOG.gpu("b300-288g")
-    tp, dp = memory(llm, gpu, 8), memory(llm, gpu, 1, dp=8, max_num_batched_tokens=2048)
+    tp, dp = worker_memory(llm, gpu, 8), worker_memory(llm, gpu, 1, dp=8, max_num_batched_tokens=2048)
     assert tp.kv_bytes_per_token == dp.kv_bytes_per_token == 61 * 576 * 2
     assert 6 < 8 * dp.kv_tokens / tp.kv_tokens < 8
 
 
 def test_dense_llms_have_no_ranks() -> None:
     with pytest.raises(InputError, match="must be 1 without routed experts"):
-        memory(CATALOG.llm("llama-3.1-8b"), GPU, 1, dp=2)
+        worker_memory(CATALOG.llm("llama-3.1-8b"), GPU, 1, dp=2)
 
 
 def test_a_roofline_of_ranks_is_that_of_one_where_they_are_one() -> None:
@@ -125,8 +125,8 @@ def test_shipped_fits_of_ranks_are_near_those_of_as_many_gpus(gpu: str) -> None:
     """A step of 64 decodes in all: two ranks of one GPU against TP 2 with whole experts, within a third: the
     same experts, twice the attention per GPU, another way to deal tokens out.
     """
-    tp = CATALOG.latency(MIXTURE, CATALOG.gpu(gpu), 2, ep=True)
-    dp = CATALOG.latency(MIXTURE, CATALOG.gpu(gpu), 1, dp=2)
+    tp = CATALOG.step_latency(MIXTURE, CATALOG.gpu(gpu), 2, ep=True)
+    dp = CATALOG.step_latency(MIXTURE, CATALOG.gpu(gpu), 1, dp=2)
     both_s = float(dp.of_rank.step_s(32, 0, 32, 32 * 1000) + dp.joint_at(64))
     assert 0.67 < both_s / float(tp.step_s(64, 0, 64, 64 * 1000)) < 1.5
 

@@ -8,7 +8,7 @@ import pytest
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
-from planner.models.roofline import Efficiency, calibration, roofline, transferred
+from planner.models.roofline import Efficiency, calibration_of, roofline, transfer_fit
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.
 LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)
@@ -80,7 +80,7 @@ def test_tp_stays_inside_a_node() -> None:
 def test_a_fit_carried_over_to_its_own_gpu_stays_itself() -> None:
     ours = roofline(LLAMA_70B, H100, 8)
     fit = dataclasses.replace(ours, f_s=tuple(0.01 + 2 * f for f in ours.f_s), a_s=3.0, basis="measured")
-    moved = transferred(fit, ours, ours, basis="derived")
+    moved = transfer_fit(fit, ours, ours, basis="derived")
     assert moved.f_s == pytest.approx(fit.f_s)
     assert (moved.a_s, moved.basis, moved.mape_frac) == (3.0, "derived", None)
 
@@ -90,7 +90,7 @@ def test_a_faster_memory_shortens_the_floor_and_the_kv_reads_alone() -> None:
     faster = dataclasses.replace(H100, bandwidth_bytes_per_s=2 * 3.35e12)
     slow, fast = roofline(LLAMA_70B, H100, 8), roofline(LLAMA_70B, faster, 8)
     fit = dataclasses.replace(slow, f_s=tuple(0.010 + f for f in slow.f_s))
-    moved = transferred(fit, slow, fast, basis="derived")
+    moved = transfer_fit(fit, slow, fast, basis="derived")
     assert moved.f_s == pytest.approx([0.010 + f for f in fast.f_s])
     assert (moved.a_s, moved.d_s) == pytest.approx((fit.a_s, fit.d_s / 2))
 
@@ -129,8 +129,8 @@ def test_each_part_is_read_and_multiplied_in_its_own_format() -> None:
 def test_4_bits_have_a_class_by_how_they_are_multiplied() -> None:
     with_units = dataclasses.replace(H100, fp4_flops_per_s=4000e12)
     four, micro = in_4_bits("nvfp4"), in_4_bits("mxfp4")
-    assert calibration(four, H100) == calibration(micro, H100) == calibration(micro, with_units)
-    assert calibration(four, with_units) != calibration(four, H100) != calibration(LLAMA_70B, H100)
+    assert calibration_of(four, H100) == calibration_of(micro, H100) == calibration_of(micro, with_units)
+    assert calibration_of(four, with_units) != calibration_of(four, H100) != calibration_of(LLAMA_70B, H100)
     assert "like LLMs and GPUs" in roofline(micro, H100, 1).basis
 
 
@@ -150,8 +150,8 @@ def test_a_roofline_states_the_error_of_its_class() -> None:
     """Of the format in which the GPU multiplies: A100 has no fp8 units."""
     fp8 = dataclasses.replace(LLAMA_70B, dtype_bytes=1.0, weights="fp8-block")
     with_units = dataclasses.replace(H100, fp8_flops_per_s=1979e12)
-    assert calibration(fp8, H100) == calibration(LLAMA_70B, H100) != calibration(fp8, with_units)
-    known = calibration(LLAMA_70B, H100)
+    assert calibration_of(fp8, H100) == calibration_of(LLAMA_70B, H100) != calibration_of(fp8, with_units)
+    known = calibration_of(LLAMA_70B, H100)
     off = [100 * errors["dense"] for errors in (known.prefill_mape_frac, known.decode_mape_frac)]
     basis = f"roofline (no measurement); like LLMs and GPUs: prefill {off[0]:.0f} %, decode {off[1]:.0f} %"
     assert roofline(LLAMA_70B, H100, 4).basis == basis

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
-from planner.io.files import to_yaml
-from planner.models.forms import DistServeSteps
+from planner.documents.fleet_file import read_fleet
+from planner.files.checked_files import to_yaml
+from planner.models.foreign_forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.saturation import saturating_tokens
 
@@ -45,7 +45,7 @@ def test_distserves_form_has_its_own() -> None:
 
 def test_a_13b_llm_saturates_an_a100_with_about_512_tokens() -> None:
     """ "processing a single sequence of 512 tokens can fully engage an A100" (section 3.1)."""
-    latency = CATALOG.latency(CATALOG.llm("opt-13b"), CATALOG.gpu("a100-80g"), 1)
+    latency = CATALOG.step_latency(CATALOG.llm("opt-13b"), CATALOG.gpu("a100-80g"), 1)
     assert saturating_tokens(latency) == pytest.approx(512, rel=0.15)
 
 

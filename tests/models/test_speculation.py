@@ -17,9 +17,9 @@ from planner.models.speculation import (
     Drafter,
     Speculation,
     SpeculativeSteps,
-    bounding,
-    conditional,
+    conditional_acceptance,
     drafter_of,
+    least_token_times,
 )
 
 STEP = StepLatency((0.0, 100.0), (1.0, 101.0), 0.001, 0.25, 0.01, 0.5, 0.0, "by hand")  # f(N) = 1 + N
@@ -30,7 +30,9 @@ def test_a_step_yields_its_own_token_and_those_accepted_in_a_row() -> None:
     for a, k in ((0.8, 5), (0.5, 1), (0.0, 3)):
         assert Speculation("ngram", (a,) * k).mean_tokens == pytest.approx((1 - a ** (k + 1)) / (1 - a))
     mixed = Speculation("ngram", (0.5, 0.4, 0.25))
-    assert mixed.accepted == pytest.approx((0.5, 0.2, 0.05)) and mixed.mean_tokens == pytest.approx(1.75)
+    assert mixed.accepted_fracs == pytest.approx((0.5, 0.2, 0.05)) and mixed.mean_tokens == pytest.approx(
+        1.75
+    )
 
 
 def test_a_step_checks_all_drafts_and_makes_the_next_ones() -> None:
@@ -72,7 +74,7 @@ def test_decodes_beside_prompts_read_their_kv_longer_here_too() -> None:
 def test_no_token_is_cheaper_than_the_bounding_step_times_say(k: int) -> None:
     """Any step of decodes that accepts all, over the tokens it yields."""
     speculation = Speculation("ngram", (1.0,) * k)
-    steps, least = SpeculativeSteps(STEP, speculation), bounding(STEP, speculation)
+    steps, least = SpeculativeSteps(STEP, speculation), least_token_times(STEP, speculation)
     for decodes in (1, 3, 20):
         for context in (1, 50, 4000):
             step_s = steps.step_s(0, 0.0, decodes, decodes * (context + 1), 0)
@@ -80,31 +82,33 @@ def test_no_token_is_cheaper_than_the_bounding_step_times_say(k: int) -> None:
             contexts = sum(context + 1 + i for i in range(1 + k))
             floor_s = least.step_s(yielded, 0.0, yielded, decodes * contexts, 0)
             assert step_s >= floor_s * (1 - 1e-12)
-    assert bounding(STEP, None) is STEP
+    assert least_token_times(STEP, None) is STEP
 
 
 def test_probabilities_from_published_lengths_give_them_back() -> None:
     """DeepSeek V4 Pro by InferenceX: a draft more was found to shorten the length, P never rises."""
     lengths = [1.79, 2.27, 2.49, 2.54, 2.55, 2.55, 2.54, 2.58]
-    assert conditional(lengths, 1) == pytest.approx((0.79,))
-    assert conditional(lengths, 3) == pytest.approx((0.79, 0.48 / 0.79, 0.22 / 0.48))
+    assert conditional_acceptance(lengths, 1) == pytest.approx((0.79,))
+    assert conditional_acceptance(lengths, 3) == pytest.approx((0.79, 0.48 / 0.79, 0.22 / 0.48))
     for k, length in enumerate(lengths, 1):
-        speculation = Speculation("mtp", conditional(lengths, k))
+        speculation = Speculation("mtp", conditional_acceptance(lengths, k))
         assert speculation.mean_tokens == pytest.approx(length)
-        assert (np.diff(speculation.accepted) <= 1e-12).all()
+        assert (np.diff(speculation.accepted_fracs) <= 1e-12).all()
     # 0.01, 0, -0.01 and 0.04 are taken together: 0.01 each
-    assert Speculation("mtp", conditional(lengths, 8)).accepted[4:] == pytest.approx([0.01] * 4)
+    assert Speculation("mtp", conditional_acceptance(lengths, 8)).accepted_fracs[4:] == pytest.approx(
+        [0.01] * 4
+    )
 
 
 def test_lengths_that_fall_at_the_end_are_kept_too() -> None:
     """Gains 0.8, 0.6, -0.2: none is negative, and the whole is scaled from 1.4 to 1.2."""
-    accepted = Speculation("mtp", conditional([1.8, 2.4, 2.2], 3)).accepted
+    accepted = Speculation("mtp", conditional_acceptance([1.8, 2.4, 2.2], 3)).accepted_fracs
     assert accepted == pytest.approx((0.8 * 1.2 / 1.4, 0.6 * 1.2 / 1.4, 0.0))
 
 
 def test_more_drafts_than_were_measured_are_refused() -> None:
     with pytest.raises(InputError, match="up to 2 draft tokens, found 3"):
-        conditional([1.5, 1.8], 3)
+        conditional_acceptance([1.5, 1.8], 3)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_a_drafter_takes_room_from_the_kv_cache() -> None:
     """1000 bytes of KV at 10 per token, less 200 / 2 of weights, at 10 x (1 + 4 / 16): 72 tokens."""
     use = Memory(2000.0, 500.0, 300.0, 200.0, 10.0)
     assert use.kv_tokens == 96
-    found = Drafter(200.0, 4.0, 0.1).beside(use, LLM, tp=2)
+    found = Drafter(200.0, 4.0, 0.1).add_to_memory(use, LLM, tp=2)
     assert (found.kv_bytes, found.kv_bytes_per_token) == (900.0, 12.5)
     assert found.kv_tokens == 64
-    assert Drafter().beside(use, LLM, tp=2) is use
+    assert Drafter().add_to_memory(use, LLM, tp=2) is use

@@ -9,7 +9,7 @@ from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
-from planner.papers.aladdin import decode_times, kv_of_requests, sizes
+from planner.papers.aladdin import decode_times, kv_of_requests, worker_sizes_of
 
 GPU = read_catalog().gpu("a100-80g")
 
@@ -40,7 +40,7 @@ def test_eq_6_by_hand() -> None:
     178.6 sequences, 1116 per GPU. Between them 20, 10 and 5 ms are k4 / N + c4 with k4 = 20 ms, c4 = 0."""
     rows = [worker(1, 0.02, 1280), worker(2, 0.01, 100), worker(4, 0.005, 10_240)]
     lengths = np.full(50, 64)
-    one, four = sizes(rows, lengths, lengths, 0.04)  # on two GPUs there is no room for a request
+    one, four = worker_sizes_of(rows, lengths, lengths, 0.04)  # on two GPUs there is no room for a request
     assert (one.gpus, four.gpus) == (1, 4)
     assert one.batch_by_memory == pytest.approx(10) and four.batch_by_memory == pytest.approx(80)
     assert one.by_memory_tokens_per_s == pytest.approx(10 / 0.02196, rel=1e-6)
@@ -51,4 +51,4 @@ def test_eq_6_by_hand() -> None:
 def test_a_limit_that_no_worker_keeps_is_refused() -> None:
     lengths = np.full(5, 64)
     with pytest.raises(InfeasibleError, match=r"decodes within 0\.002 s"):
-        sizes([worker(1, 0.02, 1280)], lengths, lengths, 0.002)
+        worker_sizes_of([worker(1, 0.02, 1280)], lengths, lengths, 0.002)

@@ -15,11 +15,11 @@ from planner.models.llm import Llm
 from planner.papers.goodput import (
     FirstRequests,
     Steady,
-    goodput,
-    highest,
+    bisect_highest,
+    count_residences,
+    find_goodput,
     highest_on_grid,
-    poisson,
-    residences,
+    poisson_traffic,
 )
 from planner.traffic.trace import Trace
 
@@ -33,13 +33,13 @@ PROMPTS = Trace("prompts", np.arange(10.0), np.full(10, 16), np.ones(10, np.int6
 
 @pytest.mark.parametrize("threshold", [0.013, 0.9, 1.0, 7.3, 4000.0])
 def test_bisection_brackets_the_threshold(threshold: float) -> None:
-    found = highest(lambda rate: rate <= threshold, tolerance_frac=0.01)
+    found = bisect_highest(lambda rate: rate <= threshold, tolerance_frac=0.01)
     assert found.rate_rps <= threshold < found.fails_rps <= 1.01 * found.rate_rps
 
 
 def test_a_rate_that_nothing_carries_is_zero_and_one_that_all_do_is_endless() -> None:
-    assert highest(lambda rate: False).rate_rps == 0
-    assert highest(lambda rate: True).fails_rps == math.inf
+    assert bisect_highest(lambda rate: False).rate_rps == 0
+    assert bisect_highest(lambda rate: True).fails_rps == math.inf
 
 
 def test_the_grid_is_that_of_distserve() -> None:
@@ -52,20 +52,22 @@ def test_goodput_of_one_server_is_that_of_queueing_theory() -> None:
     """M/D/1 with service 1 s: P(wait <= t) = (1 - rho) exp(rho t) for t <= 1 (Erlang 1909). TTFT P90 <= 1.5 s
     asks (1 - rho) exp(rho / 2) = 0.9, which rho = 0.1758 solves."""
     slo = Slo((Limit("ttft", 0.9, 1.5),))
-    rule = Steady(slo, poisson(PROMPTS), seeds=1, requests=200_000)
+    rule = Steady(slo, poisson_traffic(PROMPTS), seeds=1, requests=200_000)
     rho = 0.1758
     assert (1 - rho) * math.exp(rho / 2) == pytest.approx(0.9, abs=1e-4)
-    assert goodput(rule, ONE, guess_rps=0.2, tolerance_frac=0.01).rate_rps == pytest.approx(rho, rel=0.03)
+    assert find_goodput(rule, ONE, guess_rps=0.2, tolerance_frac=0.01).rate_rps == pytest.approx(
+        rho, rel=0.03
+    )
 
 
 def test_the_first_requests_flatter_an_overloaded_fleet() -> None:
     """One server, 1.1 requests/s: after 300 requests some 27 wait, so P90 of TTFT is below 40 s though the
     queue never ends growing. In steady state no rate of 1 or more is carried."""
     slo = Slo((Limit("ttft", 0.9, 40.0),))
-    assert FirstRequests(slo, poisson(PROMPTS)).carries(ONE, 1.1)
-    steady = Steady(slo, poisson(PROMPTS), seeds=1)
+    assert FirstRequests(slo, poisson_traffic(PROMPTS)).carries(ONE, 1.1)
+    steady = Steady(slo, poisson_traffic(PROMPTS), seeds=1)
     assert not steady.carries(ONE, 1.1)
-    assert 0.9 < goodput(steady, ONE, tolerance_frac=0.01).rate_rps < 1.0
+    assert 0.9 < find_goodput(steady, ONE, tolerance_frac=0.01).rate_rps < 1.0
 
 
 def test_a_run_is_made_longer_until_residences_fit_into_it() -> None:
@@ -86,7 +88,7 @@ def test_a_trace_that_cannot_be_longer_is_judged_as_it_is() -> None:
     trace = Trace("clock", np.arange(20.0), np.full(20, 16), np.ones(20, np.int64))
     rule = Steady(Slo((Limit("ttft", 0.9, 1.5),)), lambda rate_rps, requests, seed: trace, seeds=1)
     assert rule.carries(ONE, 1.0)
-    assert residences(rule.run(ONE, 1.0)) == pytest.approx(19 * 0.95)
+    assert count_residences(rule.run(ONE, 1.0)) == pytest.approx(19 * 0.95)
 
 
 def test_every_seed_has_to_hold() -> None:
@@ -109,7 +111,7 @@ def test_a_rejected_request_breaks_the_rule_of_the_first() -> None:
 
 def test_rates_serve_the_same_requests_on_another_clock() -> None:
     lengths = Trace("mixed", np.arange(50.0), np.arange(1, 51), np.arange(51, 101))
-    slow, fast = (poisson(lengths)(rate, 1000, 4) for rate in (1.0, 8.0))
+    slow, fast = (poisson_traffic(lengths)(rate, 1000, 4) for rate in (1.0, 8.0))
     assert slow.arrival_s == pytest.approx(8 * fast.arrival_s)
     assert (slow.input_tokens == fast.input_tokens).all()
     assert (slow.output_tokens == slow.input_tokens + 50).all()  # the two lengths stay together
@@ -118,4 +120,4 @@ def test_rates_serve_the_same_requests_on_another_clock() -> None:
 
 def test_the_first_requests_know_no_gaps() -> None:
     with pytest.raises(InputError, match="ttft, tpot and e2e alone"):
-        FirstRequests(Slo((Limit("tbt", 0.9, 1.0),)), poisson(PROMPTS))
+        FirstRequests(Slo((Limit("tbt", 0.9, 1.0),)), poisson_traffic(PROMPTS))

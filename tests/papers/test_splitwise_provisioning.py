@@ -17,14 +17,14 @@ from planner.documents.catalog import read_catalog
 from planner.documents.slo import Slowdown
 from planner.errors import InputError
 from planner.fleet import Network, WorkerType
-from planner.models.forms import SplitwiseLookup
+from planner.models.foreign_forms import SplitwiseLookup
 from planner.models.latency import StepLatency
-from planner.papers.splitwise import (
-    Design,
+from planner.papers.splitwise_search import (
+    MachineDesign,
     alone_on,
-    cheapest,
     even_splits,
-    keeps,
+    find_cheapest_splits,
+    keeps_slowdowns,
     most_throughput,
     slowdowns,
     splits_within,
@@ -49,7 +49,7 @@ def test_the_cheapest_corner_is_that_of_all_cells(seed: int) -> None:
     holds = staircase(rng)
     costs = [float(c) for c in rng.integers(1, 5, 2)] if seed % 2 else list(rng.uniform(0.5, 3, 2))
     cells = [(p, t) for p in range(1, MOST + 1) for t in range(1, MOST + 1) if holds(p, t)]
-    found = cheapest(holds, *costs, most=MOST)
+    found = find_cheapest_splits(holds, *costs, most=MOST)
     if not cells:
         assert (found.value, found.counts) == (math.inf, ())
         return
@@ -92,7 +92,7 @@ def test_a_budget_is_split_over_all_its_range() -> None:
 
 STEPS = SplitwiseLookup((1.0, 2.0), (1.0, 1.0), (0.1, 0.1))  # a prompt takes a second, a decode 0.1 s
 MACHINE = WorkerType(BARE_GPU, 1, NO_STEPS, 10**6, 2048, 512, form=STEPS)
-ONE = Design("one", MACHINE, None).fleet(bare_llm(1.0), Network(), 1, 0)
+ONE = MachineDesign("one", MACHINE, None).fleet(bare_llm(1.0), Network(), 1, 0)
 APART = Trace("apart", np.array([0.0, 10.0]), np.array([5, 5]), np.array([5, 5]))
 
 
@@ -108,7 +108,7 @@ def test_a_request_alone_on_the_reference_has_no_slowdown() -> None:
     latency = StepLatency((1.0, 101.0), (0.11, 1.11), 0.001, 0.02, 0.003, 0.05, 0.0, "made up")
     machine = replace(MACHINE, latency=latency, form=None)
     trace = Trace("apart", np.array([0.0, 50.0, 99.0]), np.array([5, 40, 7]), np.array([9, 2, 30]))
-    fleet = Design("one", machine, None).fleet(bare_llm(1.0), Network(), 1, 0)
+    fleet = MachineDesign("one", machine, None).fleet(bare_llm(1.0), Network(), 1, 0)
     found = slowdowns(simulate(fleet, trace), alone_on(machine, trace))
     assert all(values == pytest.approx([1.0] * 3) for values in found.values())
 
@@ -118,12 +118,12 @@ def test_a_request_alone_on_the_reference_has_no_slowdown() -> None:
 def test_each_limit_can_break_the_promise(metric: str, factor: float, kept: bool) -> None:
     alone = {"ttft": np.full(2, 0.5), "tbt": np.full(2, 0.04), "e2e": np.full(2, 0.7)}
     limits = [Slowdown("ttft", 0.5, 9.0), Slowdown(metric, 0.9, factor)]  # type: ignore[arg-type]
-    assert keeps(ONE, APART, limits, alone) is kept  # type: ignore[arg-type]
+    assert keeps_slowdowns(ONE, APART, limits, alone) is kept  # type: ignore[arg-type]
 
 
 def test_a_metric_without_a_reference_is_refused() -> None:
     with pytest.raises(InputError, match="the reference has ttft, but not tpot"):
-        keeps(ONE, APART, [Slowdown("tpot", 0.5, 2.0)], {"ttft": np.ones(2)})
+        keeps_slowdowns(ONE, APART, [Slowdown("tpot", 0.5, 2.0)], {"ttft": np.ones(2)})
 
 
 @pytest.mark.shared
@@ -152,12 +152,12 @@ def test_code_at_70_requests_per_s_needs_what_their_grid_says(
     assert preset is not None
     prompt, token = benchmark.DESIGNS[name]
     kinds = {kind: benchmark.machine(profiles, kind, honest=honest) for kind in (prompt, token) if kind}
-    design = Design(name, kinds[prompt], kinds[token] if token else None)
+    design = MachineDesign(name, kinds[prompt], kinds[token] if token else None)
 
     def holds(p: int, t: int) -> bool:
         fleet = design.fleet(bare_llm(4_014_080), benchmark.NETWORK, p, t)
-        return keeps(fleet, trace, preset.limits, alone_s)
+        return keeps_slowdowns(fleet, trace, preset.limits, alone_s)
 
-    found = cheapest(holds, 1.0, 1.0, most=160, splits=token is not None)
+    found = find_cheapest_splits(holds, 1.0, 1.0, most=160, splits=token is not None)
     assert found.value == machines
     assert counts is None or set(found.counts) == counts

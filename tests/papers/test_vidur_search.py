@@ -16,15 +16,15 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.papers.goodput import Steady, goodput, poisson
-from planner.papers.vidur import (
+from planner.papers.goodput import Steady, find_goodput, poisson_traffic
+from planner.papers.vidur_search import (
     SchedulingDelay,
     SearchedConfiguration,
     Space,
     configurations,
-    frontier,
     most_rps,
-    search,
+    pareto_configurations,
+    search_configurations,
 )
 from planner.traffic.trace import Trace
 
@@ -50,7 +50,7 @@ def test_vidurs_rule_accepts_overload_on_a_short_run() -> None:
 
     assert SchedulingDelay(clock, requests=100).carries(server(1.0), 1.04)
     assert not SchedulingDelay(clock, requests=2000).carries(server(1.0), 1.04)
-    found = goodput(SchedulingDelay(clock, requests=100), server(1.0), tolerance_frac=0.001)
+    found = find_goodput(SchedulingDelay(clock, requests=100), server(1.0), tolerance_frac=0.001)
     assert found.rate_rps == pytest.approx(
         1 / (1 - 5 / 98), rel=0.005
     )  # request 98 waits 98 (1 - 1 / r) = 5 s
@@ -59,8 +59,8 @@ def test_vidurs_rule_accepts_overload_on_a_short_run() -> None:
 def test_requests_per_dollar_decide() -> None:
     """Half the speed at a third of the price wins; two replicas carry twice as much for twice as much."""
     fleets = [server(1.0, 3.0), server(2.0, 1.0), server(1.0, 3.0, replicas=2)]
-    rule = Steady(Slo((Limit("ttft", 0.9, 30.0),)), poisson(PROMPTS), seeds=1)
-    rows = search(fleets, rule, PROMPTS, (("ttft", 0.9),))
+    rule = Steady(Slo((Limit("ttft", 0.9, 30.0),)), poisson_traffic(PROMPTS), seeds=1)
+    rows = search_configurations(fleets, rule, PROMPTS, (("ttft", 0.9),))
     assert rows[0].fleet is fleets[1]
     assert rows[0].requests_per_usd == pytest.approx(3600 * rows[0].rate_rps / 1.0)
     assert rows[0].rate_rps == pytest.approx(0.5, rel=0.1)
@@ -69,10 +69,10 @@ def test_requests_per_dollar_decide() -> None:
 
 
 def test_a_configuration_that_carries_nothing_has_no_latency() -> None:
-    rule = Steady(Slo((Limit("ttft", 0.9, 0.5),)), poisson(PROMPTS), seeds=1)
-    (row,) = search([server(1.0)], rule, PROMPTS)
+    rule = Steady(Slo((Limit("ttft", 0.9, 0.5),)), poisson_traffic(PROMPTS), seeds=1)
+    (row,) = search_configurations([server(1.0)], rule, PROMPTS)
     assert row.rate_rps == 0 and all(map(math.isnan, row.values_s))
-    assert frontier([row], 0) == ()
+    assert pareto_configurations([row], 0) == ()
 
 
 @pytest.mark.parametrize("seed", some(range(50), 15))
@@ -89,7 +89,7 @@ def test_the_frontier_holds_what_no_other_beats(seed: int) -> None:
         for rate, value in points
         if not any(r >= rate and v <= value and (r, v) != (rate, value) for r, v in points)
     }
-    kept = frontier(rows, 0)
+    kept = pareto_configurations(rows, 0)
     assert {(row.rate_rps, row.values_s[0]) for row in kept} == best and len(kept) == len(best)
 
 

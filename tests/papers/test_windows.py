@@ -11,7 +11,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.task import read_task
 from planner.errors import InputError
 from planner.models.kv_layout import KvBeside
-from planner.papers import distserve, vidur
+from planner.papers import distserve_search, vidur_search
 from planner.papers.searches import PaperQuestion, search_as
 from planner.traffic.trace import Trace
 
@@ -22,13 +22,13 @@ WINDOWED = KvBeside(window_ratio=1.0, window_blocks=9)  # as many layers with wi
 
 
 def test_of_distserve() -> None:
-    types = distserve.instance_types(LLM, GPU, CATALOG, nodes=1)
+    types = distserve_search.instance_types(LLM, GPU, CATALOG, nodes=1)
     assert {worker.kv_beside for worker in types} == {WINDOWED}
 
 
 def test_of_vidur() -> None:
-    space = vidur.Space(budgets=(2048,), seats=(64,), pipelines=(1,))
-    fleets = vidur.configurations(LLM, [GPU], CATALOG, space, total_gpus=8)
+    space = vidur_search.Space(budgets=(2048,), seats=(64,), pipelines=(1,))
+    fleets = vidur_search.configurations(LLM, [GPU], CATALOG, space, total_gpus=8)
     assert {pool.type.kv_beside for fleet in fleets for pool in fleet.pools} == {WINDOWED}
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from benchmarks.gpu import acceptance, replay
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.models.latency import StepLatency
-from planner.models.tables import COLUMNS
-from planner.runtime.rehearsal import Engine, _Request
-from planner.runtime.steplog import StepLog, hook_core
+from planner.models.step_tables import COLUMNS
+from planner.runtime.fake_engine import FakeEngine, _Request
+from planner.runtime.step_log import StepLog, hook_core
 from profiling import design
 from profiling.design import Limits
 
@@ -93,7 +93,7 @@ def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[
 async def replayed(out: Path, runs: dict[str, Any]) -> None:
     log = out / "steps.jsonl"
     steps = StepLog(log)
-    engine = Engine(TRUTH, kv_tokens=64_000, max_num_seqs=32, max_num_batched_tokens=512, log=steps)
+    engine = FakeEngine(TRUTH, kv_tokens=64_000, max_num_seqs=32, max_num_batched_tokens=512, log=steps)
     loop = asyncio.ensure_future(engine.run())
     try:
         await replay.replay_all(engine, out, runs, log)
@@ -102,7 +102,7 @@ async def replayed(out: Path, runs: dict[str, Any]) -> None:
         steps.close()
 
 
-async def generated(engine: Engine, name: str, ids: list[int], tokens: int) -> tuple[list[float], str]:
+async def generated(engine: FakeEngine, name: str, ids: list[int], tokens: int) -> tuple[list[float], str]:
     request, token_s = _Request(name, len(ids), tokens, False), []
     engine.add(request)
     while await request.tokens.get() is not None:

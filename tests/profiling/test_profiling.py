@@ -19,7 +19,7 @@ from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
-from planner.models.tables import COLUMNS, Step, read_step_table
+from planner.models.step_tables import COLUMNS, StepShape, read_step_table
 from profiling import design
 from profiling.collectives import Collectives, all_reduces
 from profiling.config import sharded
@@ -67,13 +67,13 @@ class FakeMeter:
     ) -> None:
         self.limits, self.noise_frac, self.disturbed = limits, noise_frac, disturbed
         self.now_s, self.calls = 0.0, 0
-        self.asked: list[Step] = []
+        self.asked: list[StepShape] = []
         self.rng = np.random.default_rng(0)
 
     def clock(self) -> float:
         return self.now_s
 
-    def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
         assert self.limits.hold(step)
         self.calls += 1
         self.asked.append(step)
@@ -124,11 +124,11 @@ def test_the_next_step_is_where_the_fits_disagree() -> None:
     three candidates that cost about the same the one with many KV tokens tells most.
     """
     rng = np.random.default_rng(1)
-    measured = [Step(1, n, 0, 0, 0) for n in (1, 8, 32, 128, 256, 512, 1024, 2048)]
-    measured += [Step(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 4, 6, 8, 12, 16, 32, 48, 64, 3)]
+    measured = [StepShape(1, n, 0, 0, 0) for n in (1, 8, 32, 128, 256, 512, 1024, 2048)]
+    measured += [StepShape(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 4, 6, 8, 12, 16, 32, 48, 64, 3)]
     X = design.features(measured)
     y = np.asarray(TRUTH.step_s(*X.T)) * (1 + 0.03 * rng.normal(size=len(X)))
-    among = [Step(1, 300, 0, 0, 0), Step(0, 0, 0, 12, 40), Step(0, 0, 0, 20, 8000)]
+    among = [StepShape(1, 300, 0, 0, 0), StepShape(0, 0, 0, 12, 40), StepShape(0, 0, 0, 20, 8000)]
     chosen = design.choose(X, y, among, np.random.default_rng(2), repeats=4, overhead_s=1.0)
     assert chosen.step == among[2]
     assert chosen.disagreement_frac == chosen.worst_frac > 0.03
@@ -139,10 +139,10 @@ def test_of_two_steps_as_uncertain_the_cheaper_is_measured() -> None:
     error, at 30 and 20 ms. Per second 32 decodes tell more; where time costs nothing, 64 do.
     """
     rng = np.random.default_rng(3)
-    measured = [Step(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)]
+    measured = [StepShape(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)]
     X = design.features(measured)
     y = np.asarray(TRUTH.step_s(*X.T)) * (1 + 0.002 * rng.normal(size=len(X)))
-    among = [Step(0, 0, 0, 64, 8000), Step(0, 0, 0, 32, 8000)]
+    among = [StepShape(0, 0, 0, 64, 8000), StepShape(0, 0, 0, 32, 8000)]
     cheap = design.choose(X, y, among, np.random.default_rng(0), repeats=1e6, overhead_s=0.0)
     free = design.choose(X, y, among, np.random.default_rng(0), repeats=0.0, overhead_s=1.0)
     assert (cheap.step, free.step) == (among[1], among[0])
@@ -197,7 +197,7 @@ def test_every_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
     """The tenth call (three references, then a row and a reference each) is interrupted: 3 rows stay."""
 
     class Interrupted(FakeMeter):
-        def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+        def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
             if self.calls == 9:
                 raise KeyboardInterrupt
             return super().measure(step, quick=quick)
@@ -266,7 +266,7 @@ def test_a_disturbed_step_is_measured_again(tmp_path: Path) -> None:
 
 def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
     class Picky(FakeMeter):
-        def measure(self, step: Step, *, quick: bool = False) -> Measurement:
+        def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
             if step.cached:
                 raise StepNotRunError("no")
             return super().measure(step, quick=quick)
@@ -280,7 +280,7 @@ def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
 
 def test_a_run_that_was_not_the_step_is_thrown_away() -> None:
     """Wanted: 64 tokens after 128 and a decode at 200. A run of 63 tokens, or at 199, is another step."""
-    step = Step(1, 64, 128, 1, 200)
+    step = StepShape(1, 64, 128, 1, 200)
     wanted = [(1, 199), (64, 128)]
     repeats = Repeats(step)
     repeats.add(Ran(((1, 199), (63, 128)), 9.0, 9.0), wanted, 200)
@@ -391,7 +391,7 @@ def test_operators_compute_a_decoder_layer() -> None:
     meter = TorchOperators(
         TINY, dtype="float32", max_num_batched_tokens=64, max_num_seqs=4, max_model_len=128
     )
-    step, s, w = Step(1, 5, 3, 2, 4), meter.shape, meter._weights[0]
+    step, s, w = StepShape(1, 5, 3, 2, 4), meter.shape, meter._weights[0]
     keys, values = (cache.clone() for cache in meter._kv[0])
     x = torch.randn(7, s.hidden)
     position = torch.tensor([3, 4, 5, 6, 7, 3, 3])

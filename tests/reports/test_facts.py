@@ -15,7 +15,7 @@ from planner.documents import facts
 from planner.documents.certificate import KINDS, dataclass_of, fact_document
 from planner.domain import COST, GPUS, POWER, FleetLimit, Limit
 from planner.policies import QUEUE, ROUTING
-from planner.reports.facts import sentence
+from planner.reports.fact_sentences import sentence
 from planner.reports.output import plain
 from planner.simulator.repeats import Interval
 

@@ -10,14 +10,14 @@ import pytest
 from plans import a_plan, mixed
 from simulations import make_trace
 
+from planner.api.simulating import simulate
 from planner.commands.first_screen import print_first_screen
 from planner.documents.facts import GpusConsidered, OfTraffic, PrefixesUncounted, Refuted, RequestTooLong
-from planner.face.simulating import simulate
 from planner.fleet import Policies
 from planner.manifests import services_apart
-from planner.reports.facts import sentence
+from planner.reports.fact_sentences import sentence
 from planner.reports.words import level0_line
-from planner.search.findings import uncounted_prefixes
+from planner.search.evidence.findings import uncounted_prefix_warnings
 
 FLEET = {"llm": "llama-3.1-8b", "workers": [{"gpu": "h100-80g", "count": 1, "kv_tokens": 1024}]}
 
@@ -64,10 +64,10 @@ def test_block_ids_that_are_not_counted_are_a_warning() -> None:
         prefix_ids=np.array([0, 1, 0, 2, 0, 3]),
         prefix_block_tokens=16,
     )
-    (warned,) = uncounted_prefixes(Policies(), trace)
+    (warned,) = uncounted_prefix_warnings(Policies(), trace)
     assert isinstance(warned, PrefixesUncounted) and warned.alike_frac == pytest.approx(1 / 3)
     assert "prefix_cache: true" in sentence(warned)
-    assert uncounted_prefixes(Policies(prefix_cache=True), trace) == ()
+    assert uncounted_prefix_warnings(Policies(prefix_cache=True), trace) == ()
 
 
 def test_kserve_has_a_service_for_each_kind_of_worker() -> None:

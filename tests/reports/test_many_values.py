@@ -7,7 +7,7 @@ import pytest
 
 from planner.reports import curves
 from planner.reports.curves import spread
-from planner.simulator.metrics import chosen
+from planner.simulator.slo_verdict import chosen
 
 
 @pytest.mark.parametrize("never", [0, 3, 400])

@@ -14,14 +14,14 @@ import pytest
 import yaml
 from plans import CATALOG, a_plan, a_simulation, a_trace, mixed, pairs
 
-from planner.documents.engine import parse_engine
-from planner.documents.fleet import read_fleet, read_max_model_len
+from planner.documents.engine_file import parse_engine
+from planner.documents.fleet_file import read_fleet, read_max_model_len
 from planner.documents.slo import parse_slo
+from planner.files.checked_files import write_files
 from planner.fleet import Fleet, Network
-from planner.io.files import write_files
 from planner.reports.output import plan_yaml, render, requests_csv, simulation_summary, to_json
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
+from planner.traffic.trace_reading import read_trace
 
 
 def test_equal_plans_give_equal_bytes() -> None:

@@ -22,7 +22,7 @@ import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.facts import Assumed
-from planner.io.files import cached_text, package_text
+from planner.files.checked_files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows
 from planner.reports.page import page as make_page
 from planner.reports.words import excluded_text, proof_lines

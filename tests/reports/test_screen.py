@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from plans import a_plan, a_simulation, a_trace, an_around, mixed, pairs
 
-from planner.documents.around import Made, MoreTraffic
 from planner.documents.certificate import certificate_document, read_certificate
-from planner.documents.facts import Answered, Commitment, FuturesDrawn, Headroom, KeptIn, Workers
-from planner.models.spread import Factor, Spread
+from planner.documents.facts import Answered, Commitment, Headroom, KeptIn, ScenariosDrawn, Workers
+from planner.documents.robustness_facts import Made, MoreTraffic
+from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import curves, drawing, report, screen, screen_charts
-from planner.reports.facts import sentence
+from planner.reports.fact_sentences import sentence
 from planner.reports.output import certificate_json, plain
-from planner.search.plan import Plan
+from planner.search.evidence.plan import Plan
 
 
 def answered() -> Plan:
@@ -42,7 +42,7 @@ def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> No
     """20 GPUs of one node type are three nodes of 8 x 2.99 USD/h, 730 hours a month."""
     assert screen.verdict(answered()) == (
         "Buy 3 nodes of 8 × h100-80g: 71.76 USD/h (52,385 USD per month). As written it holds to +12 % "
-        "traffic of this kind and +9.0 % step time; kept in 191 of 200 futures. Step times estimated, not "
+        "traffic of this kind and +9.0 % step time; kept in 191 of 200 scenarios. Step times estimated, not "
         "measured here."
     )
 
@@ -52,7 +52,7 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
     assert (paper.price, paper.difference) == ("47.84 USD/h", "23.92 USD/h less (-33 %)")
     assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 futures")
     assert lossy.difference == "23.92 USD/h more (+33 %)"
-    assert lossy.kept == "kept in 9 of 10 futures after losing any one worker"
+    assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker"
 
 
 def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
@@ -76,13 +76,13 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
             MoreTraffic(True, 28, 28),
             0.0,
             "no extra cost",
-            "this fleet is kept in 28 of 28 futures with so much more",
+            "this fleet is kept in 28 of 28 scenarios with so much more",
         ),
         (
             MoreTraffic(False, 12, 18),
             0.1,
             "takes another fleet",
-            "this one is kept in 12 of 18 futures with so much more, too few; `plan what-if --change "
+            "this one is kept in 12 of 18 scenarios with so much more, too few; `plan what-if --change "
             "'safety.growth=32 %'` says what it costs",
         ),
         (
@@ -100,7 +100,7 @@ def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
 ) -> None:
     """A fifth more than 10 % more is 1.1 x 1.2 = 32 % more."""
     plan = answered()
-    futures = FuturesDrawn("blocks", 20.0, growth_frac, True, 32)
+    futures = ScenariosDrawn("blocks", 20.0, growth_frac, True, 32)
     around = replace(an_around(), more_traffic=more)
     plan = replace(plan, certificate=replace(plan.certificate, around=around, futures=futures))
     (found,) = [each for each in screen.glance(plan) if each.name == "20 % more traffic"]
@@ -182,7 +182,7 @@ def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
 def test_what_was_not_measured_is_a_reason_for_the_price(is_own: bool) -> None:
     """Factors of 1.2 e^(+-1.645 x 0.2) and e^(+-1.645 x 0.1) hold 90 %."""
     plan = answered()
-    spread = Spread(Factor(1.2, 0.2), Factor(1.0, 0.1), "three campaigns", is_own)
+    spread = StepTimeSpread(Factor(1.2, 0.2), Factor(1.0, 0.1), "three campaigns", is_own)
     kinds = [
         replace(pool.type, latency=replace(pool.type.latency, spread=spread)) for pool in plan.fleet.pools
     ]
@@ -258,4 +258,4 @@ def test_what_there_was_no_time_for_is_said() -> None:
     plan = answered()
     around = replace(an_around(), more_traffic=None, left_out=("traffic",))
     page = report.render(replace(plan, certificate=replace(plan.certificate, around=around)))
-    assert "Not simulated, for want of time: more traffic in futures; raise --time-limit." in page
+    assert "Not simulated, for want of time: more traffic in scenarios; raise --time-limit." in page

@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 from plans import a_plan, a_simulation, a_trace, an_around, mixed
 
-from planner.documents.around import Holds, MoreTraffic
 from planner.documents.facts import Answered, Headroom, KeptIn
+from planner.documents.robustness_facts import HeadroomFact, MoreTraffic
 from planner.domain import Limit
-from planner.reports import shared_screen, together
+from planner.reports import several_llms_report, shared_screen
 from planner.reports.page import page
-from planner.search.plan import Plan
-from planner.search.together import SharedPlan, Total
+from planner.search.evidence.plan import Plan
+from planner.search.several.several_llms import AnswerTotal, SharedPlan
 
 TTFT = Limit("ttft", 0.9, 2.0)
 KEPT = KeptIn(27, 30, 0.85, 0.95, "holds")
 
 
-def one(holds: tuple[Holds, ...], more: MoreTraffic | None) -> Plan:
+def one(holds: tuple[HeadroomFact, ...], more: MoreTraffic | None) -> Plan:
     """Two workers of 4 H100, a node: 23.92 USD/h."""
     fleet, trace = mixed(), a_trace(200)
     plan = a_plan()
@@ -38,8 +38,8 @@ CARRIED, TOO_MUCH = MoreTraffic(True, 28, 28), MoreTraffic(False, 12, 18)
 def shared(more: tuple[MoreTraffic | None, MoreTraffic | None] = (CARRIED, TOO_MUCH)) -> SharedPlan:
     """ "chat" holds to 30 % more traffic and 10 % longer steps, "code" to 5 % and 20 %."""
     plans = {
-        "chat": one((Holds("traffic", 0.3, (TTFT,)), Holds("steps", 0.1, (TTFT,))), more[0]),
-        "code": one((Holds("traffic", 0.05, (TTFT,)), Holds("steps", 0.2, (TTFT,))), more[1]),
+        "chat": one((HeadroomFact("traffic", 0.3, (TTFT,)), HeadroomFact("steps", 0.1, (TTFT,))), more[0]),
+        "code": one((HeadroomFact("traffic", 0.05, (TTFT,)), HeadroomFact("steps", 0.2, (TTFT,))), more[1]),
     }
     values = {name: plan.value for name, plan in plans.items()}
     return SharedPlan(
@@ -47,9 +47,9 @@ def shared(more: tuple[MoreTraffic | None, MoreTraffic | None] = (CARRIED, TOO_M
         paper=values,
         alone=values | {"chat": 0.5 * values["chat"]},
         answers=(
-            Total("on-paper", 40.0, 40.0),
-            Total("production", 47.84, 47.84),
-            Total("with-a-loss", None, None, ("code",)),
+            AnswerTotal("on-paper", 40.0, 40.0),
+            AnswerTotal("production", 47.84, 47.84),
+            AnswerTotal("with-a-loss", None, None, ("code",)),
         ),
         objective="cost",
         unit="USD/h",
@@ -74,8 +74,8 @@ def test_the_verdict_says_what_to_buy_for_whom_and_how_far_each_holds() -> None:
     """Two nodes of 8 at 2.99 are 47.84 USD/h, 730 hours a month; the least that both hold."""
     assert shared_screen.verdict(shared()) == (
         "Buy 2 nodes of 8 × h100-80g for chat and code: 47.84 USD/h (34,923 USD per month). As written, each "
-        "holds to +5.0 % traffic of this kind and +10 % step time; kept in: chat 27 of 30 futures, code 27 "
-        "of 30 futures. Step times estimated, not measured here."
+        "holds to +5.0 % traffic of this kind and +10 % step time; kept in: chat 27 of 30 scenarios, code 27 "
+        "of 30 scenarios. Step times estimated, not measured here."
     )
 
 
@@ -131,4 +131,4 @@ def test_names_of_llms_are_text_wherever_they_come_from() -> None:
     evil = replace(plan, plans={"<b>": plan.plans["chat"]}, alone={"<b>": 1.0}, paper={"<b>": 1.0})
     assert "<b>" not in page("", shared_screen.texts(evil), "")
     assert shared_screen.fragment(plan).count("<figure") == 2
-    assert "class=verdict" in together.render_report(plan)
+    assert "class=verdict" in several_llms_report.render_report(plan)

@@ -14,7 +14,7 @@ from runtime_fakes import LATENCY, LLM, a_body, engines, fleet_of, is_idle, post
 
 from planner.fleet import Disturbance, Fleet, Policies, Pool
 from planner.models.latency import StepLatency
-from planner.runtime.routing import LiveFleet
+from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
@@ -68,7 +68,7 @@ def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:
     over in their order in the step, as an engine gives their answers."""
     together = shape == "pairs that end together"
     fast = replace(worker_type(kv_tokens=160_000), max_num_batched_tokens=600 if together else 192)
-    slow = replace(fast, latency=LATENCY.longer(0.7))
+    slow = replace(fast, latency=LATENCY.with_longer_steps(0.7))
     pools = (
         (Pool("a", "mixed", fast, 3), Pool("b", "mixed", slow, 2))
         if shape == "mixed"
@@ -104,14 +104,14 @@ def sent(
     """Where a live fleet sends prompts and decodes, and how many waited at most."""
     live = LiveFleet(fleet, lengths=(float(trace.input_tokens.mean()), float(trace.output_tokens.mean())))
     for w in range(fleet.workers):
-        live.up(w)
+        live.note_up(w)
     seats: dict[int, int] = {}
     held, most = deque[int](), 0
     front: list[int | None] = [None] * len(trace)
     back = list(front)
 
     def send_held(time_s: float) -> None:
-        while held and (w := live.send(seats[held[0]], time_s)) is not None:
+        while held and (w := live.send_to_worker(seats[held[0]], time_s)) is not None:
             front[held[0]] = back[held[0]] = w
             held.popleft()
 
@@ -121,22 +121,22 @@ def sent(
             outputs = int(trace.output_tokens[i])
             if kind == ARRIVES:
                 names = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]].tolist()
-                seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s, names=names)
+                seats[i] = live.take_seat(int(trace.input_tokens[i]), outputs, time_s, names=names)
                 held.append(i)
             elif kind == IS_COMPUTED:
-                live.computed(seats[i], time_s)
+                live.note_computed(seats[i], time_s)
                 if live.roles[front[i] or 0] == "prefill" and outputs > 1:
-                    live.left(seats[i], time_s)
+                    live.note_left(seats[i], time_s)
                     back[i] = live.hand_off(seats[i], time_s)
             if kind == FINISHES or (kind == IS_COMPUTED and outputs == 1):
-                live.left(seats[i], time_s, outputs)
-                live.gone(seats.pop(i))
+                live.note_left(seats[i], time_s, outputs)
+                live.release_seat(seats.pop(i))
         send_held(time_s)
         most = max(most, len(held))
         assert all(live.is_held_back(seats[i]) for i in held)
         for kind, _, i in happens:
             if kind == IS_ADMITTED:
-                live.admitted(seats[i], time_s)
+                live.note_admitted(seats[i], time_s)
     return front, back, most
 
 
@@ -163,6 +163,6 @@ def test_the_router_keeps_requests_until_a_worker_is_free() -> None:
 
 def test_a_fleet_that_holds_nothing_back_has_no_line() -> None:
     live = LiveFleet(fleet_of(("w", "mixed", 1)))
-    seat = live.ask(100, 1, 0.0)
-    assert live.send(seat, 0.0) is None  # it is not up
+    seat = live.take_seat(100, 1, 0.0)
+    assert live.send_to_worker(seat, 0.0) is None  # it is not up
     assert not live.is_held_back(seat)

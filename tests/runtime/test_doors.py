@@ -19,7 +19,7 @@ from runtime_fakes import Backend, a_body, a_server, engines, is_idle, post, rou
 
 from planner.fleet import Policies
 from planner.runtime.launch import WORKER_HEADER
-from planner.runtime.router import Router, Settings
+from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.trust import LONGEST_S, TRIAL_S, Trust
 from planner.runtime.upstream import StreamCheck, WorkerError
 
@@ -28,7 +28,7 @@ LAST = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"length"}]}\n\n
 DONE = b"data: [DONE]\n\n"
 IN_TURNS = Policies(routing="round-robin")
 KEY = {"Authorization": "Bearer a-key-that-nobody-guesses"}
-WITH_KEY = Settings(keys=("a-key-that-nobody-guesses",))
+WITH_KEY = RouterSettings(keys=("a-key-that-nobody-guesses",))
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,10 @@ def test_a_length_beyond_the_limit_is_refused_before_a_byte_of_it_came() -> None
 
 @asynccontextmanager
 async def beside_a_good_one(
-    handler: Callable[[web.Request], Any], policies: Policies | None = None, settings: Settings | None = None
-) -> AsyncIterator[tuple[Router, str]]:
+    handler: Callable[[web.Request], Any],
+    policies: Policies | None = None,
+    settings: RouterSettings | None = None,
+) -> AsyncIterator[tuple[LiveRouter, str]]:
     """A router before a worker, "odd", that answers as `handler` does, and one that answers well."""
     async with engines(["mixed"]) as good, a_server(handler) as odd:
         async with routed([odd, *good], policies, settings) as found:
@@ -288,7 +290,7 @@ def test_what_is_no_answer_from_the_start_is_asked_for_elsewhere(how: str) -> No
     parts, kind = FROM_THE_START[how]
 
     async def run() -> None:
-        settings = Settings(answer_bytes=100_000)
+        settings = RouterSettings(answer_bytes=100_000)
         async with beside_a_good_one(says(parts, kind), IN_TURNS, settings) as (router, url):
             for _ in range(2):
                 status, _, headers = await post(url, a_body(stream="event" in kind))
@@ -317,7 +319,7 @@ def test_a_stream_of_many_bytes_is_ended() -> None:
     large = b'data: {"choices":[{"index":0,"text":"%s"}]}\n\n' % (b"x" * 30_000)
 
     async def run() -> None:
-        settings = Settings(answer_bytes=100_000)
+        settings = RouterSettings(answer_bytes=100_000)
         async with a_server(says([large] * 9)) as odd, routed([odd], settings=settings) as (router, url):
             _, text, _ = await post(url, a_body(stream=True))
             assert text.count("choices") == 3 and "larger than 100000 bytes" in text
@@ -346,7 +348,7 @@ def test_a_worker_that_does_not_begin_is_given_up_for_another(is_stream: bool) -
         return web.Response()
 
     async def run() -> None:
-        settings = Settings(first_byte_s=0.2 if is_stream else 60.0, whole_s=60.0 if is_stream else 0.2)
+        settings = RouterSettings(first_byte_s=0.2 if is_stream else 60.0, whole_s=60.0 if is_stream else 0.2)
         async with beside_a_good_one(sleeps, IN_TURNS, settings) as (router, url):
             for _ in range(2):
                 answer = await asyncio.wait_for(post(url, a_body(stream=is_stream)), 20.0)

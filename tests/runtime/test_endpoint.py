@@ -19,13 +19,13 @@ from fake_gateway import KEY, MODEL, after, always, gateway
 from runtime_fakes import fleet_of, random_trace
 
 from planner import cli
-from planner.documents.fleet import fleet_document
-from planner.io.files import to_yaml
+from planner.documents.fleet_file import fleet_document
+from planner.files.checked_files import to_yaml
 from planner.reports.output import requests_csv
-from planner.runtime import elsewhere, replay, validate
+from planner.runtime import live_replay, remote_validation, validate
 from planner.runtime.analysis import Validation
-from planner.runtime.document import document
-from planner.runtime.report import render
+from planner.runtime.validation_document import validation_document
+from planner.runtime.validation_files import render_files
 
 REQUESTS, RATE_RPS = 40, 150.0
 BOUNDED_S = 20.0  # for a test that would hang; a busy machine needs some of it
@@ -64,17 +64,17 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """The command in this process, with a key; nothing that it says or writes may hold the key. Without
     `page` it draws none."""
-    monkeypatch.setattr(replay, "LEAD_S", 0.05)
-    monkeypatch.setattr(elsewhere, "MOST_WARM_UPS", 1)
+    monkeypatch.setattr(live_replay, "LEAD_S", 0.05)
+    monkeypatch.setattr(remote_validation, "MOST_WARM_UPS", 1)
     monkeypatch.setenv(VARIABLE, KEY)
 
     def figures_alone(found: Validation) -> dict[str, str]:
-        told = json.dumps(document(found))
+        told = json.dumps(validation_document(found))
         return {"validation.json": told, "requests.csv": requests_csv(found.comparison.measured.requests)}
 
     def run_command(url: str, *more: str, page: bool = False) -> Outcome:
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(validate, "render", render if page else figures_alone)
+        monkeypatch.setattr(validate, "render_files", render_files if page else figures_alone)
         options = ["fleet.yaml", "--trace", "trace.csv", "-o", "out", "--url", url, "--api-key-env", VARIABLE]
         monkeypatch.setattr(sys, "argv", ["plan", "validate", *options, *more])
         start_s = time.monotonic()

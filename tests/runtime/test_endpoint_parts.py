@@ -17,13 +17,13 @@ from runtime_fakes import fleet_of, random_trace
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.runtime.analysis import Wanted
-from planner.runtime.as_served import as_served, lengths
-from planner.runtime.budget import Budget, is_spent
+from planner.runtime.as_served import as_served, measure_lengths
+from planner.runtime.budget import SendingBudget, is_spent
 from planner.runtime.dialect import CHAT, Dialect
-from planner.runtime.elsewhere import Failures, warm_up_times
-from planner.runtime.endpoint import Answer, Endpoint, EndpointError, checked_url, put
-from planner.runtime.engine_clock import EngineClock, engine_times, summed
-from planner.runtime.replay import Journal, JournalFile, Part, Sent
+from planner.runtime.endpoint import Endpoint, EndpointAnswer, EndpointError, checked_url, post_request
+from planner.runtime.engine_clock import EngineClock, engine_times, sum_samples
+from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, Sent
+from planner.runtime.remote_validation import Failures, warm_up_times
 from planner.traffic.trace import Trace
 
 URL = "http://127.0.0.1:9/v1"
@@ -54,7 +54,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown() -> None
         assert key not in str(refused.value)
 
 
-def answered(*events: object, most: int = 100, end: bytes = b"data: [DONE]\n\n") -> Answer:
+def answered(*events: object, most: int = 100, end: bytes = b"data: [DONE]\n\n") -> EndpointAnswer:
     """What is read of a stream of these events, each at a second of its own."""
 
     async def stream(request: web.Request) -> web.StreamResponse:
@@ -66,11 +66,13 @@ def answered(*events: object, most: int = 100, end: bytes = b"data: [DONE]\n\n")
         await response.write(end)
         return response
 
-    async def ask(url: str) -> Answer:
+    async def ask(url: str) -> EndpointAnswer:
         seconds = iter(range(1, 1000))
         endpoint = Endpoint(url)
         async with endpoint.client() as client:
-            return await put(client, endpoint, "/completions", b"{}", most, now_s=lambda: next(seconds))
+            return await post_request(
+                client, endpoint, "/completions", b"{}", most, now_s=lambda: next(seconds)
+            )
 
     app = web.Application()
     app.add_routes([web.post("/v1/completions", stream)])
@@ -167,13 +169,13 @@ def test_a_budget_counts_before_it_sends_and_remembers(tmp_path: Path) -> None:
     Two such are within 0.006 USD, three after the first has come back cheaper are not within 0.008."""
     endpoint = Endpoint(URL, max_usd=0.008, usd_per_million=(2.0, 10.0), max_requests=9)
     journal = JournalFile(tmp_path / "journal.jsonl", {})
-    budget = Budget(endpoint, journal)
+    budget = SendingBudget(endpoint, journal)
     charged = budget.charge(1000, 100)
     assert charged == pytest.approx(0.003)
-    budget.settle(0.003, Answer(200, "", (1.0,), 1000, 40))
+    budget.settle(0.003, EndpointAnswer(200, "", (1.0,), 1000, 40))
     assert budget.charge(1000, 100) is not None and budget.charge(1000, 100) is None
-    budget.settle(0.003, Answer(500, "HTTP 500", (), 1000, 40))  # it may be billed
-    again = Budget(endpoint, journal)
+    budget.settle(0.003, EndpointAnswer(500, "HTTP 500", (), 1000, 40))  # it may be billed
+    again = SendingBudget(endpoint, journal)
     assert again.requests == 2 and again.usd == pytest.approx(0.0054)
     assert again.charge(1, 1, share_frac=0.2) is None
     journal.write({"budget_ended": [9, 0.008]})
@@ -187,7 +189,7 @@ def failures(*codes: int, limit: float = 0.1) -> int:
     watching = Failures(Endpoint(URL, max_failed_frac=limit), 10.0)
     for number, code in enumerate(codes):
         try:
-            watching.saw(Answer(code, "" if code == 200 else f"HTTP {code}"))
+            watching.note_answer(EndpointAnswer(code, "" if code == 200 else f"HTTP {code}"))
         except EndpointError:
             return number + 1
     return -1
@@ -215,12 +217,12 @@ def test_what_is_compared_is_what_was_sent_as_long_as_it_was() -> None:
     10 and 20 tokens came out as 12 and 20: off by 20 and 0 %, in the middle 10 %."""
     trace = Trace("four", np.arange(4.0), np.array([10, 20, 30, 40]), np.array([5, 5, 5, 5]))
     sent = {0: sent_of(0, 3, 12), 1: sent_of(1, 5, 20), 2: sent_of(2, 1, 30, "failed")}
-    journal = Journal((Part(0, 0.0, (0, 1, 2)),), sent)
+    journal = Journal((ReplayPart(0, 0.0, (0, 1, 2)),), sent)
     served, moved = as_served(trace, journal)
     assert served.input_tokens.tolist() == [12, 20, 30] and served.output_tokens.tolist() == [3, 5, 5]
     assert moved.parts[0].requests == (0, 1, 2) and set(moved.sent) == {0, 1, 2}
-    found = lengths(trace, journal)
-    assert (found.asked_output_tokens, found.output_tokens) == (10, 8)
+    found = measure_lengths(trace, journal)
+    assert (found.requested_output_tokens, found.output_tokens) == (10, 8)
     assert found.prompt_error_frac == pytest.approx((0.1, 0.2)) and found.clumped_frac == 0
 
 
@@ -276,7 +278,7 @@ def test_the_engines_clock_is_what_they_counted_between_two_scrapes(is_server: b
             state["scraped_s"] += 20.0
             result = [{"metric": {}, "value": [0, str(state["scraped_s"] - 20.0)]}]
         else:
-            from planner.imports.prometheus import samples_of
+            from planner.importers.prometheus_scrape import samples_of
 
             rows = samples_of(both(), "")
             result = [
@@ -314,7 +316,7 @@ def test_a_clock_that_cannot_be_read_says_so() -> None:
             asyncio.run(_checked(url))
     with pytest.raises(EndpointError, match="has m, n, and none of them is 'x'"):
         rows = [("vllm:a_total", {"model_name": name}, 1.0) for name in "mn"]
-        summed(rows, "x", "here")
+        sum_samples(rows, "x", "here")
     assert engine_times([{"trouble": "gone"}]) is None
 
 

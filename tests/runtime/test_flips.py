@@ -14,10 +14,10 @@ from runtime_fakes import LLM, a_body, engines, fleet_of, is_idle, post, routed,
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role
-from planner.runtime.remote import Remote
-from planner.runtime.router import Router
-from planner.runtime.routing import LiveFleet
-from planner.runtime.workers import Patience, places, rehearsal_commands, started
+from planner.runtime.live_routing import LiveFleet
+from planner.runtime.remote_workers import Remote
+from planner.runtime.router import LiveRouter
+from planner.runtime.workers import Patience, place_workers, rehearsal_commands, run_engines
 from planner.simulator.replay import Simulation, simulate
 from planner.traffic.trace import Trace
 
@@ -42,25 +42,25 @@ def turned_as_told(fleet: Fleet, trace: Trace, found: Simulation, restart_s: flo
     later (with nothing left, if that takes time), and after how many events some worker drained."""
     live = LiveFleet(fleet)
     for w in range(5):
-        live.up(w)
+        live.note_up(w)
     seats: dict[int, int] = {}
     coming: dict[int, float] = {}
     turned, drained = list[int](), 0
     for kind_of, time_s, i in events_of(found, admissions=False):
         for w in [w for w, at_s in coming.items() if at_s <= time_s]:
-            live.up(w, coming.pop(w))
+            live.note_up(w, coming.pop(w))
         outputs = int(trace.output_tokens[i])
         if kind_of == ARRIVES:
-            seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s)
-            assert live.send(seats[i], time_s) == found.prefill_worker[i]
+            seats[i] = live.take_seat(int(trace.input_tokens[i]), outputs, time_s)
+            assert live.send_to_worker(seats[i], time_s) == found.prefill_worker[i]
         elif kind_of == IS_COMPUTED:
-            live.computed(seats[i], time_s)
-            live.left(seats[i], time_s)
+            live.note_computed(seats[i], time_s)
+            live.note_left(seats[i], time_s)
             v = live.hand_off(seats[i], time_s)
             assert v == found.decode_worker[i] and v is not None and not live.is_draining[v]
         if kind_of == FINISHES:
-            live.left(seats[i], time_s, outputs)
-            live.gone(seats.pop(i))
+            live.note_left(seats[i], time_s, outputs)
+            live.release_seat(seats.pop(i))
         drained += int(live.is_draining.any())
         while live.turned:
             turned.append(w := live.turned.pop())
@@ -128,14 +128,14 @@ def test_while_a_worker_restarts_it_is_sent_nothing_and_no_other_flips() -> None
     policies = Policies(pools="flip", flip_after_s=1.0, flip_restart_s=5.0)
     live = LiveFleet(fleet_of(("p", "prefill", 1), ("d", "decode", 3), policies=policies))
     for w in range(4):
-        live.up(w, 0.0)
-    sent = [live.send(live.ask(100, 5, t), t) for t in (10.0, 11.0, 12.0)]
+        live.note_up(w, 0.0)
+    sent = [live.send_to_worker(live.take_seat(100, 5, t), t) for t in (10.0, 11.0, 12.0)]
     assert (
         sent == [0, 0, 0] and live.turned == [1] and live.roles == ["prefill", "prefill", "decode", "decode"]
     )
-    live.up(1, 16.0)
-    assert live.send(live.ask(100, 5, 17.0), 17.0) == 1
-    assert live.send(live.ask(100, 5, 18.0), 18.0) in (0, 1)
+    live.note_up(1, 16.0)
+    assert live.send_to_worker(live.take_seat(100, 5, 17.0), 17.0) == 1
+    assert live.send_to_worker(live.take_seat(100, 5, 18.0), 18.0) in (0, 1)
     assert live.turned == [1, 2]
 
 
@@ -169,7 +169,7 @@ def test_the_router_has_a_worker_restart_in_the_other_role(how: dict[str, Any]) 
 def test_engines_that_run_elsewhere_do_not_flip() -> None:
     fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 2), policies=Policies(pools="flip"))
     with pytest.raises(InputError, match="started elsewhere keep their role"):
-        Router([Remote(f"w-{n}", f"http://127.0.0.1:{n}") for n in range(3)], fleet)
+        LiveRouter([Remote(f"w-{n}", f"http://127.0.0.1:{n}") for n in range(3)], fleet)
 
 
 def test_an_engine_of_ours_ends_and_starts_again_in_the_other_role(tmp_path: Path) -> None:
@@ -177,8 +177,10 @@ def test_an_engine_of_ours_ends_and_starts_again_in_the_other_role(tmp_path: Pat
 
     async def run() -> None:
         fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 1))
-        spots = places(fleet, tmp_path, None)
-        async with started(spots, rehearsal_commands(), Patience(start_s=60, health_every_s=0.2)) as group:
+        spots = place_workers(fleet, tmp_path, None)
+        async with run_engines(
+            spots, rehearsal_commands(), Patience(start_s=60, health_every_s=0.2)
+        ) as group:
             worker = group.workers[1]
             before = worker.identity
             worker.turn("prefill")

@@ -15,24 +15,24 @@ from runtime_fakes import LATENCY, MODEL, a_server, engines, fleet_of, is_idle, 
 
 from planner.domain import Slo
 from planner.models.latency import StepLatency
-from planner.runtime.analysis import Wanted, analyse
-from planner.runtime.compare import CPU_TOLERANCES
-from planner.runtime.document import document
-from planner.runtime.elsewhere import measure
+from planner.runtime.analysis import Wanted, analyse_run
 from planner.runtime.endpoint import Endpoint
-from planner.runtime.replay import JournalFile
-from planner.runtime.router import Router, Settings
+from planner.runtime.live_replay import JournalFile
+from planner.runtime.measured_against_simulated import CPU_TOLERANCES
+from planner.runtime.remote_validation import measure_endpoint
+from planner.runtime.router import LiveRouter, RouterSettings
+from planner.runtime.validation_document import validation_document
 
 KEY = "a-key-of-ours"
 PROMPT = [5, 6, 7, 8]
-Ask = Callable[[openai.AsyncOpenAI, Router], Awaitable[None]]
+Ask = Callable[[openai.AsyncOpenAI, LiveRouter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def a_client(latency: StepLatency = LATENCY) -> AsyncIterator[tuple[openai.AsyncOpenAI, Router]]:
+async def a_client(latency: StepLatency = LATENCY) -> AsyncIterator[tuple[openai.AsyncOpenAI, LiveRouter]]:
     async with (
         engines(["mixed", "mixed"], latency) as workers,
-        routed(workers, settings=Settings(keys=(KEY,))) as (router, url),
+        routed(workers, settings=RouterSettings(keys=(KEY,))) as (router, url),
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30) as client,
     ):
         yield client, router
@@ -49,7 +49,7 @@ def asked(ask: Ask, latency: StepLatency = LATENCY) -> None:
 def test_models_and_whole_answers_with_usage() -> None:
     """Four ids are four tokens; of a chat, a word is a token, `user:` one more, and its template seven."""
 
-    async def ask(client: openai.AsyncOpenAI, router: Router) -> None:
+    async def ask(client: openai.AsyncOpenAI, router: LiveRouter) -> None:
         assert [model.id async for model in client.models.list()] == [MODEL]
         done = await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=6)
         assert done.usage is not None
@@ -66,7 +66,7 @@ def test_models_and_whole_answers_with_usage() -> None:
 
 
 def test_streams_come_token_by_token_with_usage_at_the_end() -> None:
-    async def ask(client: openai.AsyncOpenAI, _: Router) -> None:
+    async def ask(client: openai.AsyncOpenAI, _: LiveRouter) -> None:
         words, usage = [], None
         async for chunk in await client.completions.create(
             model=MODEL, prompt=PROMPT, max_tokens=5, stream=True, stream_options={"include_usage": True}
@@ -87,7 +87,7 @@ def test_streams_come_token_by_token_with_usage_at_the_end() -> None:
 def test_refusals_are_the_clients_own_errors() -> None:
     """With the router's message in them."""
 
-    async def ask(client: openai.AsyncOpenAI, router: Router) -> None:
+    async def ask(client: openai.AsyncOpenAI, router: LiveRouter) -> None:
         with pytest.raises(openai.NotFoundError, match="no such model here"):
             await client.completions.create(model="another", prompt=PROMPT)
         with pytest.raises(openai.BadRequestError, match="max_tokens must be a whole number"):
@@ -128,7 +128,7 @@ def test_a_worker_that_dies_in_the_middle_is_an_error_of_the_stream() -> None:
 def test_a_client_that_leaves_frees_its_worker() -> None:
     """After two of ten thousand tokens."""
 
-    async def ask(client: openai.AsyncOpenAI, router: Router) -> None:
+    async def ask(client: openai.AsyncOpenAI, router: LiveRouter) -> None:
         stream = await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10_000, stream=True)
         async for _ in stream:
             if not is_idle(router):
@@ -153,11 +153,11 @@ def test_our_own_router_is_an_endpoint_to_measure(tmp_path: Path) -> None:
             endpoint = Endpoint(url, max_requests=100)
             wanted = Wanted(fleet, trace, Slo(()), 512, engine="endpoint", endpoint=endpoint)
             journal = JournalFile(tmp_path / "journal.jsonl", wanted.identity())
-            await measure(wanted, journal, list(range(50)), lambda _: None)
+            await measure_endpoint(wanted, journal, list(range(50)), lambda _: None)
             assert is_idle(router) and router.outcomes["answered"] == 50 + 1 + 9
             return wanted
 
-    told = document(analyse(asyncio.run(run()), tmp_path, CPU_TOLERANCES))
+    told = validation_document(analyse_run(asyncio.run(run()), tmp_path, CPU_TOLERANCES))
     assert told["finished"] == told["requests"] == 50 and told["endpoint"]["requests_before"] == 10
     assert told["endpoint"]["prompts"] == "token ids" and told["endpoint"]["fixes_length"]
     assert told["endpoint"]["lengths"]["output_tokens"] == int(trace.output_tokens.sum())

@@ -18,47 +18,47 @@ import pytest
 from runtime_fakes import LATENCY, MODEL, engines, fleet_of, is_idle, random_trace
 from shares import some
 
-from planner.documents.fleet import fleet_document
+from planner.documents.fleet_file import fleet_document
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Policies
-from planner.io.files import to_yaml
 from planner.runtime import workers
-from planner.runtime.door import listening
-from planner.runtime.replay import Journal, JournalFile, Sending, replay
-from planner.runtime.router import Router
+from planner.runtime.connection_limits import listening
+from planner.runtime.live_replay import Journal, JournalFile, Sending, replay_trace
+from planner.runtime.router import LiveRouter
 from planner.runtime.workers import (
     Command,
+    LiveWorker,
+    LiveWorkers,
     Patience,
-    Place,
-    Worker,
-    Workers,
-    places,
+    WorkerPlace,
+    place_workers,
     rehearsal_commands,
-    started,
+    run_engines,
 )
 from planner.traffic.trace import Trace
 
 QUICK = Patience(
     start_s=60.0, stop_s=5.0, health_every_s=0.1, health_timeout_s=0.5, health_failures=3, backoff_s=0.1
 )
-Chaos = Callable[[Workers, str], Awaitable[None]]
+Chaos = Callable[[LiveWorkers, str], Awaitable[None]]
 
 
-async def nothing_happens(_: Workers, __: str) -> None:
+async def nothing_happens(_: LiveWorkers, __: str) -> None:
     return
 
 
 def replayed(
     fleet: Fleet, trace: Trace, folder: Path, chaos: Chaos = nothing_happens
-) -> tuple[Journal, list[str], Router]:
+) -> tuple[Journal, list[str], LiveRouter]:
     """Replay `trace` on processes that keep time while `chaos` rages; what became of them."""
 
-    async def run() -> tuple[list[str], Router]:
-        async with started(places(fleet, folder, None), rehearsal_commands(), QUICK) as group:
-            router = Router(group.workers, fleet)
+    async def run() -> tuple[list[str], LiveRouter]:
+        async with run_engines(place_workers(fleet, folder, None), rehearsal_commands(), QUICK) as group:
+            router = LiveRouter(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url:
                 raging = asyncio.ensure_future(chaos(group, url))
-                await replay(trace, range(len(trace)), url, MODEL, journal, Sending(timeout_s=30.0))
+                await replay_trace(trace, range(len(trace)), url, MODEL, journal, Sending(timeout_s=30.0))
                 await raging
             pids = [worker.process.pid for worker in group.workers if worker.process]
         assert not any(is_running(pid) for pid in pids)
@@ -78,12 +78,12 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def send_signal(worker: Worker, number: int) -> None:
+def send_signal(worker: LiveWorker, number: int) -> None:
     assert worker.process is not None
     os.kill(worker.process.pid, number)
 
 
-async def until_up_again(worker: Worker) -> None:
+async def until_up_again(worker: LiveWorker) -> None:
     for _ in range(600):
         if worker.starts > 1 and worker.is_up:
             return
@@ -98,7 +98,7 @@ def test_a_worker_killed_or_frozen_mid_replay_loses_nothing(number: int, said: s
     tokens are complete wherever a request has finished."""
     trace = random_trace(80, 40.0, seed=1)
 
-    async def chaos(group: Workers, _: str) -> None:
+    async def chaos(group: LiveWorkers, _: str) -> None:
         await asyncio.sleep(1.8)  # requests start after a second
         send_signal(group.workers[0], number)
         await until_up_again(group.workers[0])
@@ -122,7 +122,7 @@ def test_a_pair_survives_its_decode_worker(tmp_path: Path) -> None:
     """The only decode worker is killed: what had begun is reported, the rest waits for it and is answered."""
     trace = random_trace(40, 40.0, seed=2)
 
-    async def chaos(group: Workers, _: str) -> None:
+    async def chaos(group: LiveWorkers, _: str) -> None:
         await asyncio.sleep(1.5)
         send_signal(group.workers[1], signal.SIGKILL)
         await until_up_again(group.workers[1])
@@ -160,13 +160,15 @@ def test_a_foreign_server_on_the_port_is_not_taken_for_the_engine(
     monkeypatch.setattr(workers, "free_port", lambda: ports.pop() if ports else free())
     starts = iter([lambda *_: loading])
 
-    def commands(place: Place, port: int) -> Command:
+    def commands(place: WorkerPlace, port: int) -> Command:
         return next(starts, rehearsal_commands())(place, port)
 
     async def run() -> tuple[list[str], str]:
         async with engines(["mixed"]) as others:
             ports.append(int(others[0].url.rpartition(":")[2]))
-            async with started(places(fleet_of(("w", "mixed", 1)), tmp_path, None), commands, QUICK) as group:
+            async with run_engines(
+                place_workers(fleet_of(("w", "mixed", 1)), tmp_path, None), commands, QUICK
+            ) as group:
                 return [what for _, _, what in group.events], group.workers[0].url
 
     events, url = asyncio.run(run())
@@ -190,7 +192,7 @@ def test_clients_that_leave_at_random_disturb_nobody(tmp_path: Path) -> None:
             except (TimeoutError, aiohttp.ClientError):
                 pass
 
-    async def chaos(_: Workers, url: str) -> None:
+    async def chaos(_: LiveWorkers, url: str) -> None:
         await asyncio.gather(*(one(url) for _ in range(100)))
         await asyncio.sleep(0.3)
 
@@ -204,8 +206,8 @@ def test_an_engine_that_cannot_start_ends_in_one_line_with_its_last_words(tmp_pa
     argv = [sys.executable, "-c", "import sys; sys.exit('no such model: tiny')"]
 
     async def run() -> None:
-        spots = places(fleet_of(("w", "mixed", 1)), tmp_path, None)
-        async with started(spots, lambda place, port: Command(argv, {}), QUICK):
+        spots = place_workers(fleet_of(("w", "mixed", 1)), tmp_path, None)
+        async with run_engines(spots, lambda place, port: Command(argv, {}), QUICK):
             pass
 
     with pytest.raises(InputError, match=r"w-0: did not start \(exit code 1\), 2 times.*no such model: tiny"):
@@ -226,8 +228,8 @@ def test_a_pause_doubles_with_every_failure(tmp_path: Path, monkeypatch: pytest.
     patience = Patience(
         start_s=5.0, health_every_s=0.1, backoff_s=0.1, longest_backoff_s=0.3, failures_at_start=4
     )
-    place = places(fleet_of(("w", "mixed", 1)), tmp_path, None)[0]
-    worker = Worker(place, lambda *_: Command([sys.executable, "-c", ""], {}), patience, lambda *_: None)
+    place = place_workers(fleet_of(("w", "mixed", 1)), tmp_path, None)[0]
+    worker = LiveWorker(place, lambda *_: Command([sys.executable, "-c", ""], {}), patience, lambda *_: None)
     asyncio.run(worker.run())
     assert pauses == pytest.approx([0.1, 0.2, 0.3])
 
@@ -235,8 +237,8 @@ def test_a_pause_doubles_with_every_failure(tmp_path: Path, monkeypatch: pytest.
 def test_more_gpus_than_there_are_asks_for_a_slice(tmp_path: Path) -> None:
     fleet = fleet_of(("a", "mixed", 2), ("b", "mixed", 1))
     with pytest.raises(InputError, match=r"needs 3 GPUs, this machine has 2.*--slice"):
-        places(fleet, tmp_path, 2)
-    assert [place.devices for place in places(fleet, tmp_path, 3)] == [(0,), (1,), (2,)]
+        place_workers(fleet, tmp_path, 2)
+    assert [place.devices for place in place_workers(fleet, tmp_path, 3)] == [(0,), (1,), (2,)]
 
 
 @pytest.mark.parametrize("number", some([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], 1))

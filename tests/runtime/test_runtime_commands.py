@@ -16,13 +16,13 @@ from runtime_fakes import fleet_of, worker_type
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.manifests import engine
+from planner.manifests import engine_command
 from planner.runtime.launch import IDENTITY, Signed
 from planner.runtime.workers import (
     CPU_BLOCK_TOKENS,
     Commands,
     model_folder,
-    places,
+    place_workers,
     visible_gpus,
     vllm_commands,
 )
@@ -45,12 +45,12 @@ def options(argv: list[str]) -> dict[str, str]:
 def test_every_setting_of_the_manifests_is_on_the_command_line(tmp_path: Path) -> None:
     """And, here: loopback, the port, dummy weights without a tokenizer, our name in answers; nothing else."""
     fleet = fleet_of(("w", "mixed", 1))
-    place = places(fleet, tmp_path, 1)[0]
+    place = place_workers(fleet, tmp_path, 1)[0]
     command = commands(fleet)(place, 8123)
-    told = engine.settings(fleet.pools[0], fleet, 4096)
+    told = engine_command.settings(fleet.pools[0], fleet, 4096)
     assert list(command.argv)[1:5] == ["-m", "planner.runtime.launch", "serve", "/m"]
-    assert list(command.argv)[5 : 5 + len(engine.to_args(told))] == engine.to_args(told)
-    here = options(list(command.argv)[5 + len(engine.to_args(told)) :])
+    assert list(command.argv)[5 : 5 + len(engine_command.to_args(told))] == engine_command.to_args(told)
+    here = options(list(command.argv)[5 + len(engine_command.to_args(told)) :])
     alone = ("disable-uvicorn-access-log", "skip-tokenizer-init")
     given = {
         "host": "127.0.0.1",
@@ -83,7 +83,7 @@ def test_every_answer_bears_the_name_of_the_engines_start(monkeypatch: pytest.Mo
 
 def test_real_weights_may_be_downloaded_and_bring_their_tokenizer(tmp_path: Path) -> None:
     fleet = fleet_of(("w", "mixed", 1))
-    command = commands(fleet, is_dummy=False)(places(fleet, tmp_path, 1)[0], 1)
+    command = commands(fleet, is_dummy=False)(place_workers(fleet, tmp_path, 1)[0], 1)
     assert not {"load-format", "skip-tokenizer-init"} & set(options(list(command.argv)))
     assert "HF_HUB_OFFLINE" not in command.environment
 
@@ -94,7 +94,9 @@ def test_workers_have_gpus_of_their_own_among_those_we_may_use(tmp_path: Path) -
     pools = (Pool("wide", "mixed", replace(kind, tp=2), 1), Pool("small", "mixed", kind, 2))
     fleet = replace(fleet_of(("w", "mixed", 1)), pools=pools)
     start = commands(fleet, devices=["4", "5", "6", "7"])
-    seen = [start(place, 1).environment["CUDA_VISIBLE_DEVICES"] for place in places(fleet, tmp_path, 4)]
+    seen = [
+        start(place, 1).environment["CUDA_VISIBLE_DEVICES"] for place in place_workers(fleet, tmp_path, 4)
+    ]
     assert seen == ["4,5", "6", "7"]
 
 
@@ -102,7 +104,7 @@ def test_on_a_cpu_kv_is_what_the_plan_says_and_each_worker_has_its_core(tmp_path
     """16000 tokens are 125 blocks of 128, and one more that vLLM keeps; no GPU is named."""
     fleet = fleet_of(("w", "mixed", 3))
     start = commands(fleet, is_cpu=True, devices=["2", "3"])
-    made = [start(place, 1) for place in places(fleet, tmp_path, None)]
+    made = [start(place, 1) for place in place_workers(fleet, tmp_path, None)]
     assert [one.environment["VLLM_CPU_OMP_THREADS_BIND"] for one in made] == ["2", "3", "2"]
     told = options(list(made[0].argv))
     assert (told["block-size"], told["num-gpu-blocks-override"]) == (str(CPU_BLOCK_TOKENS), "126")
@@ -112,7 +114,7 @@ def test_on_a_cpu_kv_is_what_the_plan_says_and_each_worker_has_its_core(tmp_path
 def test_pairs_get_a_connector_and_ports_of_their_own(tmp_path: Path) -> None:
     """NIXL on both sides, through the CPU's memory where there is no GPU."""
     fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 1))
-    made = [commands(fleet, is_cpu=True)(place, 1) for place in places(fleet, tmp_path, None)]
+    made = [commands(fleet, is_cpu=True)(place, 1) for place in place_workers(fleet, tmp_path, None)]
     told = [json.loads(options(list(one.argv))["kv-transfer-config"]) for one in made]
     assert [one["kv_role"] for one in told] == ["kv_producer", "kv_consumer"]
     assert {(one["kv_connector"], one["kv_buffer_device"]) for one in told} == {("NixlConnector", "cpu")}
@@ -122,7 +124,7 @@ def test_pairs_get_a_connector_and_ports_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../tmp/x", "a/b", "a\nb", "a,b", "a.0", "*", "$(reboot)", "", "x" * 65])
 def test_a_pool_whose_name_is_no_name_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="letters, digits"):
-        places(fleet_of((name, "mixed", 1)), tmp_path, None)
+        place_workers(fleet_of((name, "mixed", 1)), tmp_path, None)
 
 
 def test_dummy_weights_need_a_config_alone(tmp_path: Path) -> None:
@@ -151,6 +153,6 @@ def test_modules_of_the_runtime_import_each_other_one_way() -> None:
     order = list(TopologicalSorter(imports).static_order())
     assert (
         order.index("planner.runtime.analysis")
-        < order.index("planner.runtime.report")
+        < order.index("planner.runtime.validation_files")
         < order.index("planner.runtime.validate")
     )

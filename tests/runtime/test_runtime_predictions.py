@@ -11,10 +11,10 @@ from runtime_fakes import LLM, worker_type
 
 from planner.fleet import Fleet, Policies, Pool
 from planner.models.latency import StepLatency
-from planner.runtime.routing import RECENT, LiveFleet
+from planner.runtime.live_routing import RECENT, LiveFleet
 from planner.simulator import Simulation, simulate
 from planner.simulator.layout import NEXT_BEAT_S
-from planner.solvers.packing import Correction, Engine, Request, rebalance
+from planner.solvers.packing import PackedWorker, PredictionError, Request, rebalance_requests
 from planner.traffic.trace import Trace
 
 LIMIT = 10**4  # max_tokens of every request: it says nothing
@@ -51,7 +51,7 @@ def driven(fleet: Fleet, trace: Trace, s: Simulation) -> tuple[list[int], list[i
     history = (trace.input_tokens, trace.output_tokens)
     live = LiveFleet(fleet, history=history)
     for w in range(fleet.workers):
-        live.up(w)
+        live.note_up(w)
     ends = [token_ends_s(s, w) for w in range(fleet.workers)]
     happens = []
     for i, arrival_s in enumerate(s.arrival_s.tolist()):
@@ -67,22 +67,22 @@ def driven(fleet: Fleet, trace: Trace, s: Simulation) -> tuple[list[int], list[i
             finish_s = s.arrival_s[i] + s.e2e_s[i]
             steps = ends[s.decode_worker[i]]
             still = np.searchsorted(steps, finish_s + 1e-9) - np.searchsorted(steps, time_s)
-            live.grew(seats[i], int(s.output_tokens[i] - still), time_s)
+            live.note_output(seats[i], int(s.output_tokens[i] - still), time_s)
 
     for time_s, kind, i in sorted((round(t, 12), *what) for t, *what in happens):  # sums are rounded
         if kind == 0:
             if "prefill" not in live.roles:  # else nobody looks at decodes now
                 tell_tokens(time_s)
-            seats[i] = live.ask(int(trace.input_tokens[i]), LIMIT, time_s)
-            worker = live.send(seats[i], time_s)
+            seats[i] = live.take_seat(int(trace.input_tokens[i]), LIMIT, time_s)
+            worker = live.send_to_worker(seats[i], time_s)
             assert worker is not None
             front[i] = back[i] = worker
         elif kind == 3:
-            live.admitted(seats[i], time_s)
+            live.note_admitted(seats[i], time_s)
         elif kind == 2:
-            live.computed(seats[i], time_s)
+            live.note_computed(seats[i], time_s)
             if live.roles[front[i]] == "prefill" and s.output_tokens[i] > 1:
-                live.left(seats[i], time_s)
+                live.note_left(seats[i], time_s)
                 tell_tokens(time_s)
                 worker = live.hand_off(seats[i], time_s)
                 assert worker is not None
@@ -91,8 +91,8 @@ def driven(fleet: Fleet, trace: Trace, s: Simulation) -> tuple[list[int], list[i
                 decoding.add(i)
         if kind == 1 or (kind == 2 and s.output_tokens[i] == 1):
             decoding.discard(i)
-            live.left(seats[i], time_s, int(s.output_tokens[i]))
-            live.gone(seats.pop(i))
+            live.note_left(seats[i], time_s, int(s.output_tokens[i]))
+            live.release_seat(seats.pop(i))
     return front, back
 
 
@@ -139,7 +139,7 @@ def a_live(workers: int, heartbeat_s: float = 1.0) -> LiveFleet:
         Fleet(LLM, (Pool("w", "mixed", kind, workers),), policies), history=([1] * 3, [20, 40, 60])
     )
     for w in range(workers):
-        live.up(w)
+        live.note_up(w)
     return live
 
 
@@ -149,26 +149,26 @@ def test_errors_of_predictions_are_aladdins() -> None:
     and a sequence short; one that has 40 is 60 tokens and a sequence too many, and 61 more at 60. The next
     heartbeat begins without errors."""
     live = a_live(1)
-    early, late, other = (live.ask(100, LIMIT, 0.0) for _ in range(3))
+    early, late, other = (live.take_seat(100, LIMIT, 0.0) for _ in range(3))
     for seat in (early, late, other):
-        live.send(seat, 0.0)
-        live.computed(seat, 0.1)
+        live.send_to_worker(seat, 0.0)
+        live.note_computed(seat, 0.1)
     errors = live.workers[["error_tokens", "error_sequences"]]
     assert live.state.requests["predicted_tokens"][early] == 40
 
-    live.left(early, 0.2, 10)
+    live.note_left(early, 0.2, 10)
     assert errors[0].tolist() == (-30, -1)
-    live.grew(late, 39, 0.3)
+    live.note_output(late, 39, 0.3)
     assert errors[0].tolist() == (-30, -1)
-    live.grew(late, 40, 0.4)
+    live.note_output(late, 40, 0.4)
     assert errors[0].tolist() == (30, 0)
-    live.grew(late, 60, 0.5)
+    live.note_output(late, 60, 0.5)
     assert errors[0].tolist() == (91, 1)
     assert live.workers["future_tokens"][0] == 200 + 0.5 * (61 + 40)
-    live.left(late, 0.6, 61)
-    live.left(other, 0.7, 40)
+    live.note_left(late, 0.6, 61)
+    live.note_left(other, 0.7, 40)
     assert errors[0].tolist() == (91, 1)
-    live.send(live.ask(100, LIMIT, 1.0), 1.0)
+    live.send_to_worker(live.take_seat(100, LIMIT, 1.0), 1.0)
     assert errors[0].tolist() == (0, 0)
 
 
@@ -177,7 +177,7 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
     `packing.rebalance`, the exact model, leaves the errors of all workers as small, from where best fit had
     put it; where ongoing requests keep the limit."""
     live, rng = a_live(6, 1e-4), np.random.default_rng(2)
-    engine = Engine(
+    engine = PackedWorker(
         prefill_s_per_token=1e-12,
         prefill_s=0.0,
         context_s_per_token=TOKEN_S,
@@ -193,7 +193,7 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
     on: dict[int, tuple[int, int]] = {}  # seat: worker, tokens
     moves = 0
 
-    def distance_s(corrections: list[Correction]) -> float:
+    def distance_s(corrections: list[PredictionError]) -> float:
         return sum(abs(TOKEN_S * each.tokens + SEQUENCE_S * each.sequences) for each in corrections)
 
     for k in range(700):
@@ -202,9 +202,9 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
             inputs = int(rng.integers(20, 900))
             is_free = live.workers["assigned"] == 0
             before = [
-                Correction()
+                PredictionError()
                 if free or now_s >= live.state.policy[NEXT_BEAT_S]
-                else Correction(row["error_tokens"], int(row["error_sequences"]))
+                else PredictionError(row["error_tokens"], int(row["error_sequences"]))
                 for row, free in zip(live.workers, is_free, strict=True)
             ]
             new = Request(inputs, 40)
@@ -212,10 +212,10 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
             asked = live.state.requests["input_tokens"]
             ongoing = [Request(int(asked[s]), int(predicted[s]), 1, 0.0, w) for s, (w, _) in on.items()]
             planned = _best_fit(live, new)
-            seat = live.ask(inputs, LIMIT, now_s)
-            worker = live.send(seat, now_s)
+            seat = live.take_seat(inputs, LIMIT, now_s)
+            worker = live.send_to_worker(seat, now_s)
             assert worker is not None
-            live.computed(seat, now_s)
+            live.note_computed(seat, now_s)
             on[seat] = (worker, 0)
             if (
                 planned is None or before[planned].tokens <= 0
@@ -223,12 +223,12 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
                 assert planned in (None, worker)
                 continue
             there = [each.worker for each in ongoing if each.worker is not None]
-            exact = rebalance(engine, [*ongoing, new], [*there, planned], before)[-1]
+            exact = rebalance_requests(engine, [*ongoing, new], [*there, planned], before)[-1]
             after = []
             for target in (worker, exact):
                 errors = list(before)
                 for w, sign in ((planned, -1), (target, 1)):
-                    errors[w] = Correction(errors[w].tokens + sign * 40, errors[w].sequences + sign)
+                    errors[w] = PredictionError(errors[w].tokens + sign * 40, errors[w].sequences + sign)
                 after.append(distance_s(errors))
             assert after[0] == pytest.approx(after[1], abs=1e-9)
             assert (worker != planned) == (exact != planned)
@@ -238,11 +238,11 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
             worker, tokens = on[seat]
             tokens += int(rng.integers(1, 60))
             if rng.random() < 0.35:
-                live.left(seat, now_s, tokens)
-                live.gone(seat)
+                live.note_left(seat, now_s, tokens)
+                live.release_seat(seat)
                 del on[seat]
             else:
-                live.grew(seat, tokens, now_s)
+                live.note_output(seat, tokens, now_s)
                 on[seat] = (worker, tokens)
     assert moves > 5
 
@@ -265,22 +265,22 @@ def test_prompts_wait_for_decodes_that_have_nothing_to_spare() -> None:
     kind = replace(worker_type(kv_tokens=10**6), latency=latency, max_num_batched_tokens=2000)
     policies = Policies(routing="best-fit-rebalanced", tbt_s=TBT_S, prediction_buckets=1)
     live = LiveFleet(Fleet(LLM, (Pool("w", "mixed", kind, 2),), policies), history=([1], [300]))
-    live.up(0)
-    live.up(1)
+    live.note_up(0)
+    live.note_up(1)
 
     def sent(tokens: int, time_s: float) -> int | None:
-        seat = live.ask(tokens, LIMIT, time_s)
-        worker = live.send(seat, time_s)
-        live.left(seat, time_s)
-        live.gone(seat)
+        seat = live.take_seat(tokens, LIMIT, time_s)
+        worker = live.send_to_worker(seat, time_s)
+        live.note_left(seat, time_s)
+        live.release_seat(seat)
         return worker
 
-    first = live.ask(10, LIMIT, 0.0)
-    assert live.send(first, 0.0) == 0
-    live.computed(first, 0.1)
-    live.grew(first, 16, 0.2)
+    first = live.take_seat(10, LIMIT, 0.0)
+    assert live.send_to_worker(first, 0.0) == 0
+    live.note_computed(first, 0.1)
+    live.note_output(first, 16, 0.2)
     assert (sent(1000, 0.2), sent(50, 0.2)) == (1, 0)
-    live.grew(first, 200, 1.1)
+    live.note_output(first, 200, 1.1)
     assert sent(1000, 1.1) == 0
 
 
@@ -289,15 +289,15 @@ def test_outputs_are_learnt_from_those_that_ended() -> None:
     the limit; of many only the latest count."""
     kind = worker_type(kv_tokens=160_000)
     live = LiveFleet(Fleet(LLM, (Pool("w", "mixed", kind, 1),), Policies(prediction_buckets=1)))
-    live.up(0)
+    live.note_up(0)
 
     def ended(outputs: int, limit: int) -> int:
-        seat = live.ask(50, limit, 0.0)
+        seat = live.take_seat(50, limit, 0.0)
         predicted = int(live.state.requests["predicted_tokens"][seat])
-        live.send(seat, 0.0)
-        live.computed(seat, 0.0)
-        live.left(seat, 0.0, outputs)
-        live.gone(seat)
+        live.send_to_worker(seat, 0.0)
+        live.note_computed(seat, 0.0)
+        live.note_left(seat, 0.0, outputs)
+        live.release_seat(seat)
         return predicted
 
     assert [ended(10, 500), ended(30, 500), ended(20, 500), ended(5, 7)] == [500, 10, 20, 7]

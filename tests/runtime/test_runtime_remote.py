@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.errors import InputError
 from planner.fleet import Policies
-from planner.runtime.door import listening
-from planner.runtime.remote import parse_workers, remotes, watched
-from planner.runtime.router import Router, Settings
+from planner.runtime.connection_limits import listening
+from planner.runtime.remote_workers import make_remote_workers, parse_workers, watch_health
+from planner.runtime.router import LiveRouter, RouterSettings
 
 
 async def completed(url: str, tokens: int = 20) -> tuple[int, str]:
@@ -31,10 +31,10 @@ def test_requests_reach_workers_by_their_addresses_and_in_turns() -> None:
     async def run() -> list[tuple[int, str]]:
         async with engines(["mixed", "mixed"]) as found:
             fleet = fleet_of(("mixed", "mixed", 2), policies=Policies(routing="round-robin"))
-            workers = remotes(fleet, {"mixed": [backend.url for backend in found]})
+            workers = make_remote_workers(fleet, {"mixed": [backend.url for backend in found]})
             async with (
-                watched(workers, 0.01),
-                listening(Router(workers, fleet, Settings()).app, "127.0.0.1", 0) as url,
+                watch_health(workers, 0.01),
+                listening(LiveRouter(workers, fleet, RouterSettings()).app, "127.0.0.1", 0) as url,
             ):
                 return [await completed(url) for _ in range(4)]
 
@@ -49,10 +49,10 @@ def test_a_worker_that_is_not_there_gets_nothing() -> None:
     async def run() -> tuple[list[tuple[int, str]], list[bool]]:
         async with engines(["mixed"]) as found:
             fleet = fleet_of(("mixed", "mixed", 2))
-            workers = remotes(fleet, {"mixed": ["http://127.0.0.1:9", found[0].url]})
+            workers = make_remote_workers(fleet, {"mixed": ["http://127.0.0.1:9", found[0].url]})
             async with (
-                watched(workers, 0.01),
-                listening(Router(workers, fleet, Settings()).app, "127.0.0.1", 0) as url,
+                watch_health(workers, 0.01),
+                listening(LiveRouter(workers, fleet, RouterSettings()).app, "127.0.0.1", 0) as url,
             ):
                 answers = [await completed(url) for _ in range(3)]
                 return answers, [worker.is_up for worker in workers]
@@ -67,8 +67,8 @@ def test_a_worker_is_down_after_three_silent_questions_and_up_again_after_an_ans
         seen = []
         async with engines(["mixed"]) as found:
             port = int(found[0].url.rsplit(":", 1)[1])
-            (worker,) = remotes(fleet_of(("mixed", "mixed", 1)), {"mixed": [found[0].url]})
-            async with watched([worker], 0.01):
+            (worker,) = make_remote_workers(fleet_of(("mixed", "mixed", 1)), {"mixed": [found[0].url]})
+            async with watch_health([worker], 0.01):
                 for url in (found[0].url, "http://127.0.0.1:9", f"http://127.0.0.1:{port}"):
                     worker.url = url
                     await asyncio.sleep(0.3)
@@ -98,7 +98,7 @@ def test_a_pools_name_may_hold_what_addresses_do_not() -> None:
 )
 def test_addresses_that_do_not_fit_the_plan_are_refused_in_one_line(given: list[str], expected: str) -> None:
     with pytest.raises(InputError) as refused:
-        remotes(fleet_of(("mixed", "mixed", 2)), parse_workers(given))
+        make_remote_workers(fleet_of(("mixed", "mixed", 2)), parse_workers(given))
     assert expected in str(refused.value) and "\n" not in str(refused.value)
 
 

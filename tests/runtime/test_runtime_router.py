@@ -15,9 +15,9 @@ from runtime_fakes import MODEL, Body, a_body, a_server, engines, fleet_of, is_i
 
 from planner.errors import InputError
 from planner.fleet import Policies
-from planner.runtime.door import is_loopback, listening
+from planner.runtime.connection_limits import is_loopback, listening
 from planner.runtime.launch import WORKER_HEADER
-from planner.runtime.router import REMOTE_DECODE, Router, Settings
+from planner.runtime.router import REMOTE_DECODE, LiveRouter, RouterSettings
 
 
 def streamed_ids(text: str) -> list[int]:
@@ -155,7 +155,7 @@ def test_too_many_requests_are_told_when_to_come_back() -> None:
     async def run() -> None:
         async with (
             engines(["mixed"]) as backends,
-            routed(backends, settings=Settings(max_in_flight=2)) as (router, url),
+            routed(backends, settings=RouterSettings(max_in_flight=2)) as (router, url),
         ):
             answers = await asyncio.gather(*(post(url, a_body(outputs=15)) for _ in range(10)))
             assert sorted(status for status, _, _ in answers) == [200] * 2 + [429] * 8
@@ -285,7 +285,7 @@ def test_a_hundred_hostile_requests_are_refused_and_leave_nothing(caplog: pytest
 
 def test_wrong_keys_and_large_bodies_are_refused_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
     """No key, wrong ones, a key as another scheme: 401. A megabyte too much: 413. No log holds a key."""
-    settings = Settings(keys=("right-key", "second"), max_body_bytes=100_000)
+    settings = RouterSettings(keys=("right-key", "second"), max_body_bytes=100_000)
     wrong = [
         "",
         "Bearer",
@@ -384,4 +384,4 @@ def test_a_port_in_use_and_an_unknown_policy_are_one_line() -> None:
         (Policies(queue="lpm"), "real engines"),
     ):
         with pytest.raises(InputError, match=said):
-            Router([], fleet_of(("w", "mixed", 1), policies=policies))
+            LiveRouter([], fleet_of(("w", "mixed", 1), policies=policies))

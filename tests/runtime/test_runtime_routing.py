@@ -17,10 +17,10 @@ from planner.errors import InputError
 from planner.fleet import Fleet, PinnedPrefix, Policies, Pool
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.policies import ROUTING
-from planner.runtime import routing
+from planner.runtime import live_routing
 from planner.runtime.events import FREE
-from planner.runtime.prefixes import Numbers, blocks_of
-from planner.runtime.routing import LiveFleet, priority
+from planner.runtime.live_routing import LiveFleet, priority_number
+from planner.runtime.prompt_blocks import Numbers, blocks_of
 from planner.simulator import Simulation, simulate
 from planner.simulator.cache_layout import WORKER_QUANTUM_TOKENS
 from planner.traffic.trace import Trace
@@ -34,7 +34,7 @@ WITHOUT_CACHES = [name for name in LIVE if not ROUTING[name].needs_caches]
 def two_speeds(shape: str, policies: Policies, kv_tokens: int = 160_000) -> Fleet:
     """Workers of two speeds, five mixed ones or three that prefill and four that decode."""
     fast = replace(worker_type(kv_tokens=kv_tokens), max_num_batched_tokens=8192)
-    slow = replace(fast, latency=LATENCY.longer(0.7))
+    slow = replace(fast, latency=LATENCY.with_longer_steps(0.7))
     if shape == "mixed":
         return Fleet(LLM, (Pool("a", "mixed", fast, 3), Pool("b", "mixed", slow, 2)), policies)
     front = Pool("p", "prefill", fast, 2), Pool("q", "prefill", slow, 1)
@@ -57,10 +57,10 @@ def driven(
     """
     live = LiveFleet(fleet, lengths=(float(trace.input_tokens.mean()), float(trace.output_tokens.mean())))
     for w in range(fleet.workers):
-        live.up(w)
+        live.note_up(w)
     for prefix in fleet.pinned:
         for w in prefix.workers:
-            live.pin(w, prefix.block_ids)
+            live.pin_prompt(w, prefix.block_ids)
     seats: dict[int, int] = {}
     front, back = [-1] * len(trace), [-1] * len(trace)
     for kind, time_s, i in events_of(s, admissions=admissions):
@@ -68,23 +68,23 @@ def driven(
         if kind == ARRIVES:
             names = trace.prefix_ids[trace.prefix_offsets[i] : trace.prefix_offsets[i + 1]].tolist()
             tenant = trace.tenants[trace.tenant[i]] if trace.tenants else ""
-            seats[i] = live.ask(int(trace.input_tokens[i]), outputs, time_s, names=names, tenant=tenant)
-            front[i] = back[i] = known(live.send(seats[i], time_s))
+            seats[i] = live.take_seat(int(trace.input_tokens[i]), outputs, time_s, names=names, tenant=tenant)
+            front[i] = back[i] = known(live.send_to_worker(seats[i], time_s))
             if numbers is not None:
-                numbers.append(known(live.number(seats[i])))
+                numbers.append(known(live.queue_number(seats[i])))
             if follows and front[i] != s.prefill_worker[i]:
-                live.left(seats[i], time_s)
-                live.send(seats[i], time_s, set(range(fleet.workers)) - {int(s.prefill_worker[i])})
+                live.note_left(seats[i], time_s)
+                live.send_to_worker(seats[i], time_s, set(range(fleet.workers)) - {int(s.prefill_worker[i])})
         elif kind == IS_ADMITTED:
-            live.admitted(seats[i], time_s)
+            live.note_admitted(seats[i], time_s)
         elif kind == IS_COMPUTED:
-            live.computed(seats[i], time_s)
+            live.note_computed(seats[i], time_s)
             if live.roles[front[i]] == "prefill" and outputs > 1:
-                live.left(seats[i], time_s)
+                live.note_left(seats[i], time_s)
                 back[i] = known(live.hand_off(seats[i], time_s))
         if kind == FINISHES or (kind == IS_COMPUTED and outputs == 1):
-            live.left(seats[i], time_s, outputs)
-            live.gone(seats.pop(i))
+            live.note_left(seats[i], time_s, outputs)
+            live.release_seat(seats.pop(i))
     return live, front, back
 
 
@@ -105,7 +105,7 @@ def a_live(
     pool = Pool("w", "mixed", worker_type(kv_tokens=kv_tokens), workers)
     live = LiveFleet(Fleet(LLM, (pool,), policies or Policies()))
     for w in range(workers if is_up else 0):
-        live.up(w)
+        live.note_up(w)
     return live
 
 
@@ -115,11 +115,11 @@ def prefix_policies(routing: str = "prefix-affinity", **more: Any) -> Policies:
 
 def served(live: LiveFleet, time_s: float, names: Sequence[int], outputs: int = 1, tenant: str = "") -> int:
     """A request, alone, from its arrival to its end; where it was."""
-    seat = live.ask(16 * len(names) + 1, outputs, time_s, names=names, tenant=tenant)
-    w = known(live.send(seat, time_s))
-    live.computed(seat, time_s)
-    live.left(seat, time_s, outputs)
-    live.gone(seat)
+    seat = live.take_seat(16 * len(names) + 1, outputs, time_s, names=names, tenant=tenant)
+    w = known(live.send_to_worker(seat, time_s))
+    live.note_computed(seat, time_s)
+    live.note_left(seat, time_s, outputs)
+    live.release_seat(seat)
     return w
 
 
@@ -236,7 +236,7 @@ def test_with_memory_short_few_choices_are_others(routing: str, most: int) -> No
 def test_a_cache_is_known_to_the_block_while_numbers_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """2000 prompts in turn on one worker of 40 blocks, of a tree with 4^5 leaves, against a list of blocks by
     last use kept by hand; there are 64 numbers for blocks to begin with, and never more than 256."""
-    monkeypatch.setattr(routing, "NODES", 64)
+    monkeypatch.setattr(live_routing, "NODES", 64)
     live, rng = a_live(prefix_policies(), 1, kv_tokens=640), np.random.default_rng(3)
     cached: OrderedDict[int, None] = OrderedDict()
     blocks_seen = set()
@@ -245,17 +245,17 @@ def test_a_cache_is_known_to_the_block_while_numbers_are_used_again(monkeypatch:
         names = [hash(tuple(turns[: depth + 1])) for depth in range(len(turns))]
         blocks_seen.update(names)
         hits = next((depth for depth, name in enumerate(names) if name not in cached), len(names))
-        seat = live.ask(16 * len(names) + 1, 1, float(k), names=names)
-        live.send(seat, float(k))
+        seat = live.take_seat(16 * len(names) + 1, 1, float(k), names=names)
+        live.send_to_worker(seat, float(k))
         assert live.caches.prompts["expected_tokens"][seat] == 16 * hits
         for name in names:
             cached.pop(name, None)
         while len(cached) + len(names) + 1 > 40:
             cached.popitem(last=False)
         cached.update(dict.fromkeys(reversed(names)))
-        live.computed(seat, float(k))
-        live.left(seat, float(k), 1)
-        live.gone(seat)
+        live.note_computed(seat, float(k))
+        live.note_left(seat, float(k), 1)
+        live.release_seat(seat)
         assert live.caches.workers["idle_blocks"][0] == len(cached)
     assert len(blocks_seen) > 600 and len(live.nodes) <= 256 and is_idle(live)
 
@@ -266,7 +266,7 @@ def test_seats_are_used_again_and_made_when_they_run_out() -> None:
     for k in range(5000):
         served(live, float(k), ())
     assert len(live.state.requests) == 1024
-    seats = [live.ask(10, 10, 5000.0) for _ in range(3000)]
+    seats = [live.take_seat(10, 10, 5000.0) for _ in range(3000)]
     assert len(set(seats)) == 3000 and len(live.state.requests) == 4096
 
 
@@ -278,7 +278,7 @@ def test_the_window_of_e2_keeps_its_seats_until_it_moves_on(monkeypatch: pytest.
         served(live, k / 100, (k % 7, 100 + k % 50))
     assert len(live.state.requests) == 1024
     assert 500 <= live.caches.workers["routed"].sum() <= 501
-    monkeypatch.setattr(routing, "WINDOW_SEATS", 1024)
+    monkeypatch.setattr(live_routing, "WINDOW_SEATS", 1024)
     live = a_live(prefix_policies("e2", share_window_s=np.inf))
     for k in range(5000):
         served(live, k / 100, (k % 7, 100 + k % 50))
@@ -288,7 +288,7 @@ def test_the_window_of_e2_keeps_its_seats_until_it_moves_on(monkeypatch: pytest.
 def test_what_was_only_sent_is_forgotten_once_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """cache-aware hears of no eviction. Two caches of 100 blocks: what is believed of 8000 prompts of two
     blocks stays below 8 times what they hold, and the latest of them is still known."""
-    monkeypatch.setattr(routing, "NODES", 64)
+    monkeypatch.setattr(live_routing, "NODES", 64)
     live = a_live(prefix_policies("cache-aware"), kv_tokens=1600)
     for k in range(8000):
         w = served(live, float(k), (2 * k, 2 * k + 1))
@@ -302,32 +302,32 @@ def test_a_worker_that_was_down_is_asked_nothing_and_has_nothing() -> None:
     twice. The prompt goes to the other worker, and stays there when the first is back."""
     live, names = a_live(prefix_policies()), (1, 2, 3)
     first = served(live, 0.0, names)
-    seat = live.ask(49, 20, 1.0, names=names)
-    assert live.send(seat, 1.0) == first
-    live.computed(seat, 1.1)
-    live.down(first, 1.2)
+    seat = live.take_seat(49, 20, 1.0, names=names)
+    assert live.send_to_worker(seat, 1.0) == first
+    live.note_computed(seat, 1.1)
+    live.note_down(first, 1.2)
     other = served(live, 1.3, names)
     assert other == 1 - first
-    live.up(first)
-    live.grew(seat, 16, 1.4)
-    live.left(seat, 1.4, 16)
-    assert live.send(seat, 1.5) == other
-    live.left(seat, 1.6)
-    live.gone(seat)
+    live.note_up(first)
+    live.note_output(seat, 16, 1.4)
+    live.note_left(seat, 1.4, 16)
+    assert live.send_to_worker(seat, 1.5) == other
+    live.note_left(seat, 1.6)
+    live.release_seat(seat)
     assert is_idle(live) and served(live, 2.0, names) == other
-    live.down(0, 3.0)
-    live.down(1, 3.0)
-    assert live.send(live.ask(10, 1, 3.1), 3.1) is None
+    live.note_down(0, 3.0)
+    live.note_down(1, 3.0)
+    assert live.send_to_worker(live.take_seat(10, 1, 3.1), 3.1) is None
 
 
 def test_a_worker_that_failed_a_request_is_left_out_for_it_alone() -> None:
     live = a_live(prefix_policies(), 3)
     first = served(live, 0.0, (1, 2))
-    seat = live.ask(33, 1, 1.0, names=(1, 2))
-    second = live.send(seat, 1.0, {first})
+    seat = live.take_seat(33, 1, 1.0, names=(1, 2))
+    second = live.send_to_worker(seat, 1.0, {first})
     assert second not in (None, first)
-    live.left(seat, 1.0)
-    assert live.send(seat, 1.0, {0, 1, 2}) is None
+    live.note_left(seat, 1.0)
+    assert live.send_to_worker(seat, 1.0, {0, 1, 2}) is None
     assert served(live, 2.0, (1, 2)) == first
 
 
@@ -337,10 +337,10 @@ def test_d2lpm_charges_what_came_of_an_output() -> None:
     policies = prefix_policies("d2lpm", worker_quantum_tokens=1000, tenant_weights=(("b", 3.0),))
     live = a_live(policies, 1)
     for tokens, left in ((5, 1000 - 49 - 10), (100, 1000 - 49 - 10 - 1 - 200)):
-        seat = live.ask(49, 100, 0.0, names=(1, 2, 3), tenant="a")
-        live.send(seat, 0.0)
-        live.computed(seat, 0.0)
-        live.left(seat, 0.0, tokens)
+        seat = live.take_seat(49, 100, 0.0, names=(1, 2, 3), tenant="a")
+        live.send_to_worker(seat, 0.0)
+        live.note_computed(seat, 0.0)
+        live.note_left(seat, 0.0, tokens)
         assert live.caches.deficits[live.tenants["a"], 0] == left
     served(live, 1.0, (), outputs=50, tenant="b")
     assert live.caches.deficits[live.tenants["b"], 0] == 3000 - 1 - 100
@@ -361,7 +361,7 @@ def test_the_books_balance_whatever_happens(policy: str, monkeypatch: pytest.Mon
     """8000 random events on three workers whose 60 blocks are far too few: arrivals, first bytes, outputs
     that grow, ends, failures, retries, workers that go and come. When all are gone nothing is held, no cached
     block is in use, and every number is free or counts what has it."""
-    monkeypatch.setattr(routing, "NODES", 64)
+    monkeypatch.setattr(live_routing, "NODES", 64)
     live = a_live(prefix_policies(policy, share_window_s=20.0), 3, kv_tokens=960)
     rng, sent, time_s = np.random.default_rng(5), dict[int, int](), 0.0
     for _ in range(8000):
@@ -370,29 +370,29 @@ def test_the_books_balance_whatever_happens(policy: str, monkeypatch: pytest.Mon
         seat = int(rng.choice(list(sent))) if sent else -1
         if what < 3 and len(sent) < 200:
             document, depth = rng.integers(30), rng.integers(1, 12)
-            seat = live.ask(
+            seat = live.take_seat(
                 16 * int(depth) + 5, 50, time_s, names=range(100 * document, 100 * document + depth)
             )
             sent[seat] = 0
-            live.send(seat, time_s)
+            live.send_to_worker(seat, time_s)
         elif what == 9 and rng.random() < 0.1:
             w = int(rng.integers(3))
-            live.down(w, time_s) if live.is_up[w] else live.up(w)
+            live.note_down(w, time_s) if live.is_up[w] else live.note_up(w)
         elif what in (3, 4, 5) and sent:
-            live.computed(seat, time_s)
+            live.note_computed(seat, time_s)
         elif what == 6 and sent:
             sent[seat] += int(rng.integers(1, 40))
-            live.grew(seat, sent[seat], time_s)
+            live.note_output(seat, sent[seat], time_s)
         elif what == 7 and sent:
-            live.left(seat, time_s)
-            live.send(seat, time_s, {int(rng.integers(3))})
+            live.note_left(seat, time_s)
+            live.send_to_worker(seat, time_s, {int(rng.integers(3))})
             sent[seat] = 0
         elif what == 8 and sent:
-            live.left(seat, time_s, sent.pop(seat))
-            live.gone(seat)
+            live.note_left(seat, time_s, sent.pop(seat))
+            live.release_seat(seat)
     for seat, tokens in sent.items():
-        live.left(seat, time_s, tokens)
-        live.gone(seat)
+        live.note_left(seat, time_s, tokens)
+        live.release_seat(seat)
     caches = live.caches
     assert is_idle(live) and not caches.entries["refs"].any()
     assert (caches.workers["idle_blocks"] <= 60).all()
@@ -412,7 +412,7 @@ def test_means_are_learnt_from_the_requests() -> None:
     """After prompts of 100 and 300 tokens with outputs of 20 and 60 the quantum is twice 200 + 2 x 40."""
     live = a_live(prefix_policies("d2lpm"))
     for inputs, outputs in ((100, 20), (300, 60)):
-        live.ask(inputs, outputs, 0.0)
+        live.take_seat(inputs, outputs, 0.0)
     assert live.caches.settings[WORKER_QUANTUM_TOKENS] == 2 * (200 + 2 * 40)
 
 
@@ -458,10 +458,10 @@ def test_priority_orders_requests_as_the_plan_does() -> None:
     """sjf by the prompt; ljf the other way; srpt with the output; with a longest wait of 10 s half of the
     longest counts as if it had come 5 s later, in milliseconds."""
     plain = {queue: Policies(queue=queue) for queue in ("sjf", "ljf", "srpt")}
-    assert priority(plain["sjf"], 30, 7, 1.0, 100) == 30
-    assert priority(plain["ljf"], 30, 7, 1.0, 100) == 70
-    assert priority(plain["srpt"], 30, 7, 1.0, 100) == 37
-    assert priority(Policies(queue="sjf", queue_window_s=10.0), 50, 7, 2.0, 100) == 7000
+    assert priority_number(plain["sjf"], 30, 7, 1.0, 100) == 30
+    assert priority_number(plain["ljf"], 30, 7, 1.0, 100) == 70
+    assert priority_number(plain["srpt"], 30, 7, 1.0, 100) == 37
+    assert priority_number(Policies(queue="sjf", queue_window_s=10.0), 50, 7, 2.0, 100) == 7000
 
 
 def test_fleets_with_adapters_are_refused() -> None:

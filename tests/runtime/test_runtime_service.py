@@ -21,25 +21,27 @@ from runtime_fakes import Backend, a_body, a_server, engines, fleet_of, is_idle,
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.documents.fleet import fleet_document
+from planner.documents.fleet_file import fleet_document
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Policies
-from planner.io.files import to_yaml
-from planner.runtime.door import Door, Limits, bind, connections_for, listening
+from planner.runtime.connection_limits import ConnectionLimits, Door, bind_sockets, connections_for, listening
 from planner.runtime.launch import API_KEYS, IDENTITY, IDENTITY_HEADER
-from planner.runtime.router import Router, Settings
+from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import Sparing, serve_until_drained
-from planner.runtime.steplog import StepLog
-from planner.runtime.workers import Command, Patience, places, started
+from planner.runtime.step_log import StepLog
+from planner.runtime.workers import Command, Patience, place_workers, run_engines
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"","token_ids":[1]}]}\n\n'
 IN_TURNS = Policies(routing="round-robin")
 
 
 @asynccontextmanager
-async def behind_a_door(backends: list[Backend], settings: Settings) -> AsyncIterator[tuple[Router, str]]:
-    router = Router(backends, fleet_of(("mixed", "mixed", len(backends))), settings)
+async def behind_a_door(
+    backends: list[Backend], settings: RouterSettings
+) -> AsyncIterator[tuple[LiveRouter, str]]:
+    router = LiveRouter(backends, fleet_of(("mixed", "mixed", len(backends))), settings)
     async with listening(router.app, door=router.door) as url:
         yield router, url
 
@@ -51,7 +53,7 @@ def port_of(url: str) -> int:
 def test_silent_connections_lock_nobody_out() -> None:
     """Three hundred connections that say nothing before a router that takes 20: a request is answered at
     once, and a moment later all of them are closed."""
-    settings = Settings(limits=Limits(connections=20, idle_s=0.4))
+    settings = RouterSettings(limits=ConnectionLimits(connections=20, idle_s=0.4))
 
     async def run() -> None:
         async with engines(["mixed"]) as backends, behind_a_door(backends, settings) as (router, url):
@@ -69,7 +71,7 @@ def test_silent_connections_lock_nobody_out() -> None:
 @pytest.mark.parametrize("trickles", [False, True])
 def test_a_head_that_never_ends_is_not_waited_for(trickles: bool) -> None:
     async def run() -> None:
-        limits = Settings(limits=Limits(idle_s=0.3))
+        limits = RouterSettings(limits=ConnectionLimits(idle_s=0.3))
         async with engines(["mixed"]) as backends, behind_a_door(backends, limits) as (_, url):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
             writer.write(b"GET /health HTTP/1.1\r\n")
@@ -99,12 +101,12 @@ class Connected(asyncio.Transport):
 def test_one_client_has_not_all_connections_and_this_machine_may() -> None:
     """Two for each client: the third of 10.0.0.1 is refused, not that of 10.0.0.2 nor of loopback. What left
     makes room."""
-    door = Door(Limits(connections=100, connections_per_client=2))
+    door = Door(ConnectionLimits(connections=100, connections_per_client=2))
     first, *others = (Connected() for _ in range(5))
     assert [door.admit(each, "10.0.0.1") for each in (first, *others[:2])] == [True, True, False]
     assert all(door.admit(Connected(), "127.0.0.1") for _ in range(5)) and door.admit(others[2], "10.0.0.2")
-    door.left(others[1], "10.0.0.1")
-    door.left(first, "10.0.0.1")
+    door.note_closed(others[1], "10.0.0.1")
+    door.note_closed(first, "10.0.0.1")
     assert door.admit(others[3], "10.0.0.1") and door.refused == {"client": 1}
 
 
@@ -119,7 +121,7 @@ def test_a_body_that_does_not_come_is_refused() -> None:
     async def run() -> None:
         async with (
             engines(["mixed"]) as backends,
-            routed(backends, settings=Settings(body_s=0.2)) as (router, url),
+            routed(backends, settings=RouterSettings(body_s=0.2)) as (router, url),
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{")
@@ -134,7 +136,7 @@ def test_a_malformed_header_leaves_no_key_anywhere(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def run() -> None:
-        settings = Settings(keys=("a-right-key",))
+        settings = RouterSettings(keys=("a-right-key",))
         async with engines(["mixed"]) as backends, routed(backends, settings=settings) as (_, url):
             for value in (
                 b"Bearer a-right-\x00key",
@@ -191,7 +193,10 @@ def test_a_stream_that_stops_is_ended() -> None:
         return response
 
     async def run() -> None:
-        async with a_server(stops) as odd, routed([odd], settings=Settings(silence_s=0.2)) as (router, url):
+        async with (
+            a_server(stops) as odd,
+            routed([odd], settings=RouterSettings(silence_s=0.2)) as (router, url),
+        ):
             _, text, _ = await asyncio.wait_for(post(url, a_body(stream=True)), 10.0)
             assert "worker_failed" in text and router.outcomes == {"broken": 1} and is_idle(router)
 
@@ -211,7 +216,10 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
         return response
 
     async def run() -> None:
-        async with a_server(floods) as odd, routed([odd], settings=Settings(client_s=0.2)) as (router, url):
+        async with (
+            a_server(floods) as odd,
+            routed([odd], settings=RouterSettings(client_s=0.2)) as (router, url),
+        ):
             body = json.dumps(a_body(stream=True)).encode()
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(url), limit=1024)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -294,9 +302,11 @@ def test_an_engine_that_was_given_up_comes_back(
         def command(_: object, port: int) -> Command:
             return Command([sys.executable, "-c", ENGINE, str(port), str(marks)], {})
 
-        async with started(places(fleet, tmp_path, None, log_bytes=2000), command, patience) as group:
+        async with run_engines(
+            place_workers(fleet, tmp_path, None, log_bytes=2000), command, patience
+        ) as group:
             (worker,) = group.workers
-            router = Router(group.workers, fleet)
+            router = LiveRouter(group.workers, fleet)
             async with listening(router.app) as url:
                 assert worker.process is not None
                 os.kill(worker.process.pid, signal.SIGKILL)
@@ -368,8 +378,8 @@ def test_sigterm_lets_requests_end_and_takes_no_new_ones() -> None:
 
     async def run() -> None:
         async with engines(["mixed"]) as backends:
-            router = Router(backends, fleet_of(("mixed", "mixed", 1)), Settings())
-            sockets = bind("127.0.0.1", 0, has_keys=False)
+            router = LiveRouter(backends, fleet_of(("mixed", "mixed", 1)), RouterSettings())
+            sockets = bind_sockets("127.0.0.1", 0, has_keys=False)
             url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
             serving = asyncio.ensure_future(
                 serve_until_drained(router, sockets, "1 worker", drain_s=20.0, say=said.append)

@@ -18,29 +18,43 @@ import yaml
 from runtime_fakes import CATALOG, LATENCY, LLM, fleet_of, random_trace
 
 from planner import cli
+from planner.api.validating import own_slo, traffic_beside_plan
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.face.validating import beside, own_slo
+from planner.files.checked_files import read_yaml, reserve_folder, to_yaml
 from planner.fleet import Disturbance, Fleet, Policies
-from planner.io.files import read_yaml, reserved, to_yaml
 from planner.runtime import workers
-from planner.runtime.analysis import Wanted, analyse
-from planner.runtime.compare import Measurement, PercentileRow, Tolerances, compare, outside_s
-from planner.runtime.document import notes
-from planner.runtime.enginelog import read_step_logs
+from planner.runtime.analysis import Wanted, analyse_run
+from planner.runtime.engine_log import read_step_logs
+from planner.runtime.live_replay import (
+    Journal,
+    JournalFile,
+    ReplayPart,
+    Sent,
+    lateness_s,
+    trace_prompt,
+    unique_prompt,
+)
+from planner.runtime.measured_against_simulated import (
+    Measurement,
+    PercentileRow,
+    Tolerances,
+    compare_with_simulation,
+    outside_s,
+)
 from planner.runtime.own_clock import stolen_frac, undisturbed
-from planner.runtime.replanned import fewest, replanned
-from planner.runtime.replay import Journal, JournalFile, Part, Sent, lateness_s, prompt, trace_prompt
-from planner.runtime.stepfits import as_run, corrected, corrections, steps
-from planner.runtime.steplog import StepLog
+from planner.runtime.replanned import find_fewest_workers, replan
+from planner.runtime.step_fits import compare_steps, correct_fits, fleet_as_run, with_corrections
+from planner.runtime.step_log import StepLog
 from planner.runtime.validate import engine_commands, slice_of, validate
+from planner.runtime.validation_document import reader_notes
 from planner.simulator import judge, simulate
-from planner.traffic.jsonlines import to_jsonl
-from planner.traffic.reading import read_trace
-from planner.traffic.sessions import nominal
+from planner.traffic.json_lines import to_jsonl
+from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 from profiling.vllm_install import is_installed
 
 NO_SLO = Slo(())
@@ -133,17 +147,17 @@ def test_measured_latencies_are_those_of_the_tokens() -> None:
     fleet = fleet_of(("w", "mixed", 1))
     trace = Trace("two", np.array([0.0, 1.0]), np.array([10, 10]), np.array([1, 3]))
     sent = {0: sent_of(0, 0.0, (0.1,)), 1: sent_of(1, 1.0, (1.5, 1.7, 2.1))}
-    journal = Journal((Part(0, 100.0, (0, 1)),), sent)
+    journal = Journal((ReplayPart(0, 100.0, (0, 1)),), sent)
     slo = Slo((Limit("tbt", 0.9, 0.25), Limit("ttft", 0.9, 0.6)))
-    found = compare(Measurement(fleet, trace, journal, {}), fleet, slo, Tolerances())
+    found = compare_with_simulation(Measurement(fleet, trace, journal, {}), fleet, slo, Tolerances())
     requests = found.measured.requests
     assert np.isnan(requests.queue_s).all()  # no engine has said when it took them up
     assert requests.ttft_s[1] == pytest.approx(0.5) and requests.e2e_s[1] == pytest.approx(1.1)
     assert requests.tpot_s[1] == pytest.approx(0.3) and requests.tbt_max_s[1] == pytest.approx(0.4)
     assert [line.holds for line in found.measured_verdict.lines] == [True, True]  # gaps end after the window
     inside = Trace("three", np.array([0.0, 1.0, 9.0]), np.array([10] * 3), np.array([1, 3, 1]))
-    journal = Journal((Part(0, 100.0, (0, 1, 2)),), sent | {2: sent_of(2, 9.0, (9.1,))})
-    found = compare(Measurement(fleet, inside, journal, {}), fleet, slo, Tolerances())
+    journal = Journal((ReplayPart(0, 100.0, (0, 1, 2)),), sent | {2: sent_of(2, 9.0, (9.1,))})
+    found = compare_with_simulation(Measurement(fleet, inside, journal, {}), fleet, slo, Tolerances())
     assert [line.holds for line in found.measured_verdict.lines] == [False, True]
     assert found.measured_verdict.lines[0].kept_frac == 0.5
     assert found.measured.gap_s.tolist() == pytest.approx([0.2, 0.4])
@@ -164,15 +178,15 @@ def test_errors_are_predicted_over_measured_less_one() -> None:
             tpot_s = float(np.nan_to_num(simulation.tpot_s[i])) * factor
             tokens = trace.arrival_s[i] + first_s + tpot_s * np.arange(gaps + 1)
             sent[i] = sent_of(i, float(trace.arrival_s[i]), tuple(tokens.tolist()))
-        return Measurement(fleet, trace, Journal((Part(0, 0.0, tuple(range(50))),), sent), {})
+        return Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, tuple(range(50))),), sent), {})
 
-    twice = compare(measured(2.0), fleet, NO_SLO, Tolerances())
+    twice = compare_with_simulation(measured(2.0), fleet, NO_SLO, Tolerances())
     for row in twice.rows:
         if row.metric != "tbt":
             assert row.error_frac == pytest.approx(-0.5)
     assert not twice.agrees
-    assert compare(measured(2.0), fleet, NO_SLO, Tolerances(0.6, 0.6, 1.0)).agrees
-    assert compare(measured(1.0), fleet, NO_SLO, Tolerances(1e-3, 1e-3, 0.0)).rows[
+    assert compare_with_simulation(measured(2.0), fleet, NO_SLO, Tolerances(0.6, 0.6, 1.0)).agrees
+    assert compare_with_simulation(measured(1.0), fleet, NO_SLO, Tolerances(1e-3, 1e-3, 0.0)).rows[
         0
     ].error_frac == pytest.approx(0)
 
@@ -183,9 +197,9 @@ def test_a_request_that_failed_kept_no_promise() -> None:
     trace = Trace("four", np.arange(4.0), np.full(4, 10), np.full(4, 2))
     sent = {i: sent_of(i, float(i), (i + 0.01, i + 0.02)) for i in range(4)}
     sent[3] = replace(sent[3], status="failed", reason="died", token_s=())
-    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1, 2, 3)),), sent), {})
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0, 1, 2, 3)),), sent), {})
     slo = Slo((Limit("ttft", 0.5, 1.0),), 0.9)
-    found = compare(run, fleet, slo, Tolerances())
+    found = compare_with_simulation(run, fleet, slo, Tolerances())
     # the first request falls into the warm-up of a twentieth of three seconds
     assert found.measured_verdict.attainment_frac == pytest.approx(2 / 3)
     assert found.predicted_verdict.attainment_frac == 1.0
@@ -197,9 +211,9 @@ def test_a_comparison_of_nothing_does_not_agree() -> None:
     fleet = fleet_of(("w", "mixed", 1))
     trace = Trace("two", np.arange(2.0), np.full(2, 10), np.full(2, 2))
     sent = {i: replace(sent_of(i, float(i), (i + 0.1,)), status="failed", token_s=()) for i in range(2)}
-    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1)),), sent), {})
-    found = compare(run, fleet, NO_SLO, Tolerances(1.0, 1.0, 1.0))
-    assert not found.judged and not found.agrees
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0, 1)),), sent), {})
+    found = compare_with_simulation(run, fleet, NO_SLO, Tolerances(1.0, 1.0, 1.0))
+    assert not found.judged_rows and not found.agrees
 
 
 def test_tokens_that_come_at_once_have_no_error_to_divide_by() -> None:
@@ -221,7 +235,7 @@ def test_step_logs_of_a_run_before_are_not_taken_for_this_one(tmp_path: Path) ->
         log.close()
     fleet, trace = fleet_of(("w", "mixed", 1)), Trace("one", np.zeros(1), np.array([10]), np.array([1]))
     old = {"w-0": read_step_logs([tmp_path / "w-0.1.steps.jsonl"])}
-    journal = Journal((Part(0, 100.0, (0,)),), {0: sent_of(0, 1.0, (2.0,))})
+    journal = Journal((ReplayPart(0, 100.0, (0,)),), {0: sent_of(0, 1.0, (2.0,))})
     assert not Measurement(fleet, trace, journal, old).is_timed_by_engines
     new = {"w-0": read_step_logs([tmp_path / "w-0.2.steps.jsonl"])}
     assert Measurement(fleet, trace, journal, new).is_timed_by_engines
@@ -233,19 +247,19 @@ def test_the_fewest_workers_are_those_of_trying_every_count() -> None:
     trace = random_trace(400, 400.0)
     slo = Slo((Limit("e2e", 0.9, 0.15),))
     before = fleet_of(("w", "mixed", 3))
-    after = fleet_of(("w", "mixed", 3), latency=LATENCY.longer(1.0))
+    after = fleet_of(("w", "mixed", 3), latency=LATENCY.with_longer_steps(1.0))
 
     def kept(fleet: Fleet, count: int) -> bool:
         one = replace(fleet, pools=(replace(fleet.pools[0], count=count),))
         return judge(simulate(one, trace, limits=slo.limits), slo).holds
 
     least = [next(n for n in range(1, 13) if kept(fleet, n)) for fleet in (before, after)]
-    found = replanned(before, after, trace, slo)
+    found = replan(before, after, trace, slo)
     assert found is not None and found.is_exact and least[0] < least[1]
     assert found.fewest_before is not None and found.fewest_after is not None
     assert [found.fewest_before.workers, found.fewest_after.workers] == least
     assert (found.kept_before, found.kept_after) == (least[0] <= 3, least[1] <= 3)
-    assert replanned(before, after, trace, NO_SLO) is None
+    assert replan(before, after, trace, NO_SLO) is None
 
 
 def test_each_pool_shrinks_while_the_rest_holds() -> None:
@@ -256,9 +270,9 @@ def test_each_pool_shrinks_while_the_rest_holds() -> None:
     def holds(one: Fleet) -> bool:
         return all(pool.count >= least for pool, least in zip(one.pools, (3, 5), strict=True))
 
-    found = fewest(fleet, holds)
+    found = find_fewest_workers(fleet, holds)
     assert found is not None and [pool.count for pool in found.pools] == [3, 5]
-    assert fewest(fleet_of(("w", "mixed", 1)), lambda one: one.workers > 16) is None
+    assert find_fewest_workers(fleet_of(("w", "mixed", 1)), lambda one: one.workers > 16) is None
 
 
 def test_parts_of_an_interrupted_run_are_simulated_each_from_an_idle_fleet() -> None:
@@ -272,8 +286,10 @@ def test_parts_of_an_interrupted_run_are_simulated_each_from_an_idle_fleet() -> 
         k = i % 10
         tokens = burst.ttft_s[k] + burst.tpot_s[k] * np.arange(5)
         sent[i] = sent_of(i, 0.0, tuple(tokens.tolist()), part=i // 10)
-    parts = (Part(0, 0.0, tuple(range(10))), Part(1, 50.0, tuple(range(10, 20))))
-    found = compare(Measurement(fleet, trace, Journal(parts, sent), {}), fleet, NO_SLO, Tolerances())
+    parts = (ReplayPart(0, 0.0, tuple(range(10))), ReplayPart(1, 50.0, tuple(range(10, 20))))
+    found = compare_with_simulation(
+        Measurement(fleet, trace, Journal(parts, sent), {}), fleet, NO_SLO, Tolerances()
+    )
     assert found.predicted.requests.ttft_s == pytest.approx(found.measured.requests.ttft_s)
     assert simulate(fleet, trace).ttft_s[10:].max() > 1.5 * burst.ttft_s.max()
 
@@ -297,10 +313,10 @@ def test_a_fit_that_is_off_is_corrected_by_the_steps_that_were_logged(tmp_path: 
     log.close()
     logs = {"w-0": read_step_logs(tmp_path.glob("*.jsonl"))}
     trace = Trace("one", np.zeros(1), np.array([10]), np.array([1]))
-    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0,)),), {}), logs)
-    found = corrections(steps(run, fleet), fleet)
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0,)),), {}), logs)
+    found = correct_fits(compare_steps(run, fleet), fleet)
     assert found[0].held_out_before_frac > 0.4 and found[0].held_out_after_frac < 0.05
-    fixed = corrected(fleet, found).pools[0].type.latency
+    fixed = with_corrections(fleet, found).pools[0].type.latency
     assert fixed.step_s(300, 45150.0, prefills=1) == pytest.approx(
         2 * LATENCY.step_s(300, 45150.0, prefills=1), rel=0.05
     )
@@ -348,14 +364,14 @@ def a_disturbed_run(tmp_path: Path) -> tuple[Measurement, Fleet, float]:
             sent[i] = sent_of(i, float(trace.arrival_s[i]), (end_s - 100,), worker=f"w-{worker}")
         log.close()
     logs = {f"w-{k}": read_step_logs(tmp_path.glob(f"w-{k}.*")) for k in range(2)}
-    run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), logs)
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 100.0, tuple(range(40))),), sent), logs)
     return run, fleet, step_s
 
 
 def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
     """Far off on the wall, equal on their own clocks; 10 of 20 steps last 50 ms longer than they ran."""
     run, fleet, step_s = a_disturbed_run(tmp_path)
-    disturbed = compare(run, fleet, NO_SLO, Tolerances())
+    disturbed = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
     own = undisturbed(run, fleet, NO_SLO, Tolerances(1e-3, 1e-3))
     assert not disturbed.agrees and own is not None and own.agrees
     assert len(own.measured.requests.ttft_s) == 40
@@ -372,16 +388,16 @@ def test_fits_as_run_know_what_the_wall_saw(tmp_path: Path) -> None:
     """Steps of t and of t + 50 ms in turns: the fit that follows the wall lies between, at their geometric
     mean (log errors), the one on own clocks stays at t."""
     run, fleet, step_s = a_disturbed_run(tmp_path)
-    found = as_run(run, fleet)
+    found = fleet_as_run(run, fleet)
     assert found is not None
     wall_s = found.pools[0].type.latency.step_s(50, 1275, prefills=1)
     assert wall_s == pytest.approx((step_s * (step_s + 0.05)) ** 0.5, rel=0.2)
     assert undisturbed(run, found, NO_SLO, Tolerances()) is None  # it would count twice what others took
-    again = corrected(found, corrections(steps(run, found), found))
+    again = with_corrections(found, correct_fits(compare_steps(run, found), found))
     assert undisturbed(run, again, NO_SLO, Tolerances()) is not None
-    own = corrected(fleet, corrections(steps(run, fleet), fleet)).pools[0].type.latency
+    own = with_corrections(fleet, correct_fits(compare_steps(run, fleet), fleet)).pools[0].type.latency
     assert own.step_s(50, 1275, prefills=1) == pytest.approx(step_s, rel=0.02)
-    assert as_run(replace(run, logs={}), fleet) is None
+    assert fleet_as_run(replace(run, logs={}), fleet) is None
 
 
 def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> None:
@@ -418,9 +434,9 @@ def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> No
     for log in logs.values():
         log.close()
     read = {name: read_step_logs(tmp_path.glob(f"{name}.*")) for name in logs}
-    run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(40))),), sent), read)
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 100.0, tuple(range(40))),), sent), read)
     own = undisturbed(run, fleet, NO_SLO, Tolerances(0.01, 0.01))
-    assert not compare(run, fleet, NO_SLO, Tolerances()).agrees
+    assert not compare_with_simulation(run, fleet, NO_SLO, Tolerances()).agrees
     assert own is not None and own.agrees
     found = {(row.metric, row.percentile_frac): row.measured_s for row in own.rows}
     assert found["ttft", 0.5] == pytest.approx(prefill_s, abs=2e-6)
@@ -430,11 +446,15 @@ def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> No
 
 def test_prompts_share_no_beginning_and_have_their_length() -> None:
     """2000 prompts: all first pairs of tokens differ; ids 3 to 999; the same again for the same seed."""
-    prompts = [prompt(8, request, 0) for request in range(2000)]
+    prompts = [unique_prompt(8, request, 0) for request in range(2000)]
     assert len({tuple(ids[:2]) for ids in prompts}) == 2000
-    assert {len(ids) for ids in prompts} == {8} and {len(prompt(n, 5, 0)) for n in (1, 2, 3)} == {1, 2, 3}
+    assert {len(ids) for ids in prompts} == {8} and {len(unique_prompt(n, 5, 0)) for n in (1, 2, 3)} == {
+        1,
+        2,
+        3,
+    }
     assert min(map(min, prompts)) >= 3 and max(map(max, prompts)) <= 999
-    assert prompt(8, 5, 0) == prompts[5] != prompt(8, 5, 1)
+    assert unique_prompt(8, 5, 0) == prompts[5] != unique_prompt(8, 5, 1)
 
 
 def test_prompts_share_the_trace_s_blocks_and_nothing_else() -> None:
@@ -485,7 +505,7 @@ def test_a_journal_of_another_run_is_refused_and_a_torn_line_ignored(tmp_path: P
     with path.open("a") as stream:
         stream.write('\n{"request": 0, "par')
     mine.write({"part": 0, "sends": 1})
-    assert mine.read() == Journal((Part(0, 5.0, (0, 1), 2.0),), {})
+    assert mine.read() == Journal((ReplayPart(0, 5.0, (0, 1), 2.0),), {})
     with pytest.raises(InputError, match="belongs to another run"):
         JournalFile(path, {"sha256": "b"}).read()
 
@@ -511,7 +531,7 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     of the simulation (within 25 %: on a busy machine requests reach them late), every token is counted by the
     engines, and the SLO decides the exit code. A run that is complete is compared again without engines; one
     of another seed is refused."""
-    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.longer(1.0))
+    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.with_longer_steps(1.0))
     trace = random_trace(100, 40.0)
     folder = a_folder(tmp_path, fleet, trace)
     (folder / "slo.yaml").write_text("llm: meta-llama/Llama-3.1-8B\nslo: {e2e: {p90: 1 ms}}\n")
@@ -536,7 +556,7 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     assert not re.search(r"""(src|href)=["']?http|url\(http|@import""", page)
     again = read_fleet(folder / "out" / "corrected.yaml", CATALOG)
     assert again.pools[0].count == 2 and "calibrated" in again.pools[0].type.latency.basis
-    own = read_catalog(folder / "out" / "catalog").latency(LLM, CATALOG.gpu("h100-80g"), 1)
+    own = read_catalog(folder / "out" / "catalog").step_latency(LLM, CATALOG.gpu("h100-80g"), 1)
     for step in ((300, 45150.0, 0, 0, 1), (4, 0, 4, 800, 0)):  # one pool: the catalog's fit is the pool's
         assert own.step_s(*step) == pytest.approx(again.pools[0].type.latency.step_s(*step), rel=1e-5)
     assert told["replanned"] == {
@@ -552,7 +572,7 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     requests = (folder / "out" / "requests.csv").read_text().splitlines()
     assert len(requests) == 101 and requests[1].endswith("finished")
 
-    monkeypatch.setattr(workers, "started", None)
+    monkeypatch.setattr(workers, "run_engines", None)
     done = run(folder)
     assert done.code == 0 and "The SLO" not in done.out
     assert run(folder, "--strict", "--tolerance-p50", "0").code == 6
@@ -621,7 +641,7 @@ def test_without_vllm_validation_is_one_clear_line(tmp_path: Path) -> None:
 def test_two_validations_into_one_folder_are_refused(tmp_path: Path) -> None:
     """The second in one line, before an engine starts; what the first has written stays."""
     wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
-    with reserved(tmp_path / "out"):
+    with reserve_folder(tmp_path / "out"):
         (tmp_path / "out" / "journal.jsonl").write_text("the first")
         with pytest.raises(InputError, match="out: another run is writing into it"):
             validate(wanted, tmp_path / "out")
@@ -652,7 +672,7 @@ def test_what_engines_cannot_be_made_to_do_is_refused(tmp_path: Path) -> None:
 def test_a_rehearsal_keeps_prefixes_where_the_plan_does(prefix_cache: bool, tmp_path: Path) -> None:
     fleet = fleet_of(("w", "mixed", 1), policies=Policies(prefix_cache=prefix_cache))
     wanted = Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
-    command = engine_commands(wanted, tmp_path)[0](workers.places(fleet, tmp_path, None)[0], 8000)
+    command = engine_commands(wanted, tmp_path)[0](workers.place_workers(fleet, tmp_path, None)[0], 8000)
     assert json.loads(command.argv[-1])["prefix_cache"] is prefix_cache
 
 
@@ -670,7 +690,7 @@ def test_engines_with_less_room_than_planned_are_named(tmp_path: Path) -> None:
         file.write(asdict(sent_of(i, at_s, tokens)))
     engines = [{"worker": "w-0", "kv_tokens": 12_800}, {"worker": "w-1", "kv_tokens": 16_384}]
     file.write({"record": {"part": 0, "date": "2026-11-20", "engines": engines}})
-    said = notes(analyse(wanted, tmp_path, Tolerances()))
+    said = reader_notes(analyse_run(wanted, tmp_path, Tolerances()))
     assert said[0] == "a slice" and len(said) == 2
     assert said[1].startswith("w-0 holds 12,800 KV tokens, where the plan counts on 16,000")
 
@@ -679,7 +699,7 @@ def test_how_late_the_client_was_is_known() -> None:
     sent = [replace(sent_of(0, 1.0, (2.0,)), sent_s=1.25), sent_of(1, 2.0, (3.0,))]
     assert lateness_s(sent) == pytest.approx(0.25)
     fleet, trace = fleet_of(("w", "mixed", 1)), random_trace(2, 1.0)
-    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 1)),), dict(enumerate(sent))), {})
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0, 1)),), dict(enumerate(sent))), {})
     assert not run.is_timed_by_engines and not len(outside_s(run))
 
 
@@ -695,11 +715,11 @@ def test_a_plans_own_traffic_keeps_sessions_prefixes_and_tenants(tmp_path: Path)
         prefix_ids=np.array([7, 7, 9]),
         prefix_block_tokens=2,
     )
-    trace = nominal(replace(trace, arrival_s=np.array([0.0, 0.5, 2.0])))
+    trace = with_nominal_arrivals(replace(trace, arrival_s=np.array([0.0, 0.5, 2.0])))
     (tmp_path / "requests.csv").write_text("")
-    assert beside(tmp_path / "plan.yaml") == tmp_path / "requests.csv"
+    assert traffic_beside_plan(tmp_path / "plan.yaml") == tmp_path / "requests.csv"
     (tmp_path / "traffic.jsonl").write_text(to_jsonl(trace))
-    again = read_trace(beside(tmp_path / "plan.yaml"))
+    again = read_trace(traffic_beside_plan(tmp_path / "plan.yaml"))
     for name in (
         "arrival_s",
         "input_tokens",

@@ -14,12 +14,17 @@ from runtime_fakes import LATENCY, MODEL, engines, fleet_of, routed
 from planner.domain import Slo
 from planner.fleet import Policies
 from planner.runtime.analysis import Wanted
-from planner.runtime.compare import Measurement, Tolerances, compare, times_s
-from planner.runtime.replay import Journal, JournalFile, Part, Sent, _Agenda, replay
-from planner.runtime.router import Settings
+from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, Sent, _Agenda, replay_trace
+from planner.runtime.measured_against_simulated import (
+    Measurement,
+    Tolerances,
+    compare_with_simulation,
+    times_s,
+)
+from planner.runtime.router import RouterSettings
 from planner.runtime.validate import slice_of, validate
 from planner.simulator import simulate
-from planner.traffic.sessions import sessions
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
 NO_SLO = Slo(())
@@ -105,8 +110,8 @@ def test_predicted_turns_follow_the_predicted_answers() -> None:
             sent[request] = Sent(
                 request, 0, at_s, at_s, float(times[-1]), "finished", "", ("w-0",), tuple(times.tolist())
             )
-    run = Measurement(fleet, trace, Journal((Part(0, 100.0, tuple(range(6))),), sent), {})
-    found = compare(run, fleet, NO_SLO, Tolerances())
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 100.0, tuple(range(6))),), sent), {})
+    found = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
     predicted, measured = found.predicted.requests, found.measured.requests
     order = np.argsort(measured.arrival_s)
     assert measured.arrival_s[order][1] - predicted.arrival_s[order][1] == pytest.approx(1.0)
@@ -127,11 +132,11 @@ def test_a_session_of_which_a_part_is_missing_has_no_total() -> None:
         i: Sent(i, 0, at_s, at_s, at_s + 0.2, "finished", "", ("w-0",), (at_s + 0.1, at_s + 0.15, at_s + 0.2))
         for i, at_s in enumerate([0.0, 1.2, 10.0, 11.2, 20.0])
     }
-    run = Measurement(fleet, trace, Journal((Part(0, 0.0, tuple(range(5))),), sent), {})
-    found = compare(run, fleet, NO_SLO, Tolerances())
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, tuple(range(5))),), sent), {})
+    found = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
     assert len(found.measured.sessions_s(found.chosen)["session"]) == 1  # the first is in the warm-up
     sent[3] = replace(sent[3], status="failed", token_s=())
-    found = compare(run, fleet, NO_SLO, Tolerances())
+    found = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
     assert not len(found.measured.sessions_s(found.chosen)["session"])
 
 
@@ -145,8 +150,8 @@ def test_one_that_was_given_up_before_all_it_waits_for_were_sent_is_compared_too
         3: answered(3, 0.1, status="unsent"),
         1: Sent(1, 0, 5.0, 5.0, 5.3, "finished", "", ("w-0",), (5.1, 5.2, 5.3)),
     }
-    run = Measurement(fleet, trace, Journal((Part(0, 0.0, (0, 2, 3, 1)),), sent), {})
-    found = compare(run, fleet, NO_SLO, Tolerances())
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0, 2, 3, 1)),), sent), {})
+    found = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
     assert found.measured.requests.status.tolist() == [2, 0, 1, 1]
     assert found.predicted.requests.status.tolist() == [0] * 4 and found.chosen.tolist() == [
         False,
@@ -183,7 +188,7 @@ def test_a_slice_has_whole_sessions() -> None:
     is_first = simulate(fleet, trace).prefill_worker == 0
     tokens = int((trace.input_tokens + trace.output_tokens)[is_first].sum())
     assert one.workers == 1 and is_first.sum() == 30
-    assert set(np.bincount(sessions(part)).tolist()) == {3}
+    assert set(np.bincount(session_numbers(part)).tolist()) == {3}
     assert abs(int((part.input_tokens + part.output_tokens).sum()) - tokens) < 3 * 210 / 2
     assert f"{len(part) // 3} sessions, all of them whole" in note
     times_s = trace.arrival_s[is_first]
@@ -194,7 +199,7 @@ def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: 
     """15 sessions of three turns, 50 ms apart, on two rehearsal engines: every turn was sent 50 ms or more
     after the answer to the one before, all finish, and the sessions' P50 is the simulation's within 25 %.
     Compared again, nothing is measured and the same is said."""
-    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.longer(1.0))
+    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.with_longer_steps(1.0))
     trace = turns(15, 3, think_s=0.05, every_s=0.1)
     wanted = Wanted(fleet, trace, NO_SLO, 512, engine="rehearsal")
     found = validate(wanted, tmp_path / "out")
@@ -225,14 +230,14 @@ def test_what_waits_for_a_rejected_request_is_reported_as_unsent(tmp_path: Path)
     async def run() -> None:
         async with (
             engines(["mixed"]) as backends,
-            routed(backends, settings=Settings(longest_tokens=20_000)) as (_, url),
+            routed(backends, settings=RouterSettings(longest_tokens=20_000)) as (_, url),
         ):
-            await replay(trace, range(4), url, MODEL, journal)
+            await replay_trace(trace, range(4), url, MODEL, journal)
 
     asyncio.run(run())
     found = journal.read()
     assert [found.sent[i].status for i in range(4)] == ["rejected", "unsent", "unsent", "finished"]
     assert not found.missing(trace) and sorted(found.parts[0].requests) == [0, 1, 2, 3]
-    told = compare(Measurement(fleet, trace, found, {}), fleet, NO_SLO, Tolerances())
+    told = compare_with_simulation(Measurement(fleet, trace, found, {}), fleet, NO_SLO, Tolerances())
     assert sorted(told.measured.requests.status.tolist()) == [0, 1, 1, 1]
     assert sorted(told.predicted.requests.status.tolist()) == [0, 1, 1, 1]

@@ -26,15 +26,15 @@ from live_metrics import answer
 from plans import CATALOG, LLM, mixed
 from prometheus_client.parser import text_string_to_metric_families
 
+from planner.api.watch_api import MetricsSource, look_once
 from planner.documents.certificate import Certificate
-from planner.documents.plan import WrittenPlan
+from planner.documents.plan_folder import WrittenPlan
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.face.watching import Source, look
-from planner.imports.vllm_metrics import NAMES
-from planner.runtime.prometheus_server import PrometheusError, ask_range
-from planner.runtime.watching import Exporter, parse_address
-from planner.studies.watch import Planned, planned
+from planner.importers.vllm_metrics import NAMES
+from planner.runtime.prometheus_server import PrometheusError, query_range
+from planner.runtime.watch_exporter import Exporter, parse_address
+from planner.studies.plan_watch import Planned, read_expectations
 from planner.traffic.generate import synthesise, uniform
 from planner.traffic.trace import Trace
 
@@ -69,7 +69,7 @@ def server(body: bytes, code: int = 200) -> Iterator[tuple[str, list[dict[str, l
 def test_a_server_is_asked_for_each_metric_in_parts() -> None:
     body = json.dumps(answer(np.array([0.0, 60.0]), [(OK, {}, np.array([0.0, 1.0]))])).encode()
     with server(body) as (url, asked):
-        found = ask_range(url, [OK], start_s=0, end_s=20_000, step_s=1.0, match='pod="a"')
+        found = query_range(url, [OK], start_s=0, end_s=20_000, step_s=1.0, match='pod="a"')
     assert [question["query"] for question in asked] == [[f'{OK}{{pod="a"}}']] * 3
     assert [float(question["start"][0]) for question in asked] == [0, 10_000, 20_000]
     assert {row.name for row in found} == {OK}
@@ -86,14 +86,14 @@ def test_a_server_is_asked_for_each_metric_in_parts() -> None:
 )
 def test_a_server_that_is_none_ends_in_one_line(body: bytes, code: int, said: str) -> None:
     with server(body, code) as (url, _), pytest.raises(InputError) as caught:
-        ask_range(url, [OK], start_s=0, end_s=60, step_s=60)
+        query_range(url, [OK], start_s=0, end_s=60, step_s=60)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_nobody_there_may_be_there_later() -> None:
     with pytest.raises(PrometheusError, match="no answer"):
-        ask_range(f"http://127.0.0.1:{free_port()}", [OK], start_s=0, end_s=60, step_s=60)
+        query_range(f"http://127.0.0.1:{free_port()}", [OK], start_s=0, end_s=60, step_s=60)
 
 
 def test_gauges_are_for_this_machine_unless_an_address_says_otherwise() -> None:
@@ -116,7 +116,7 @@ def a_plan(trace: Trace) -> Planned:
     fleet = mixed("h100-80g", 4, 1)
     slo = Slo((Limit("ttft", 0.9, 2.0),))
     certificate = Certificate("cost", "USD/h", 1.0, 1.0, 1.0, True, True, (), (), (), (), (), 1, 0, 0)
-    return planned(
+    return read_expectations(
         WrittenPlan(
             Path("plan"), "certified", "", fleet, slo, trace, "", certificate, (), (), None, (None,), 4096, ()
         )
@@ -134,7 +134,7 @@ def test_what_is_exported_is_what_was_found() -> None:
         ("vllm:request_generation_tokens_sum", {"instance": "a"}, 2.0 * 6 * times),
     ]
     with server(json.dumps(answer(times, rows)).encode()) as (url, asked):
-        found = look(plan, Source((url,))).found
+        found = look_once(plan, MetricsSource((url,))).found
     assert len(asked) == len(NAMES)
     exporter = Exporter("127.0.0.1:0")
     try:
@@ -168,7 +168,7 @@ def test_a_real_prometheus_shows_a_shift_of_lengths(tmp_path: Path) -> None:
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n- job_name: vllm\n"
         f"  static_configs: [{{targets: ['127.0.0.1:{ports[0]}', '127.0.0.1:{ports[1]}']}}]\n"
     )
-    latency = asdict(replace(CATALOG.latency(LLM, CATALOG.gpu("h100-80g"), 4)))
+    latency = asdict(replace(CATALOG.step_latency(LLM, CATALOG.gpu("h100-80g"), 4)))
     told = {
         "latency": latency,
         "kv_tokens": 100_000,
@@ -177,7 +177,7 @@ def test_a_real_prometheus_shows_a_shift_of_lengths(tmp_path: Path) -> None:
         "prefix_cache": False,
     }
     commands = [
-        [sys.executable, "-m", "planner.runtime.rehearsal", "--port", str(port), json.dumps(told)]
+        [sys.executable, "-m", "planner.runtime.fake_engine", "--port", str(port), json.dumps(told)]
         for port in ports[:2]
     ]
     commands.append(
@@ -200,10 +200,10 @@ def test_a_real_prometheus_shows_a_shift_of_lengths(tmp_path: Path) -> None:
         asyncio.run(send(ports[:2], trace, until_s=25.0, factor=1.0))
         shifted_s = time.time()
         url = f"http://127.0.0.1:{ports[2]}"
-        source = Source((url,), window_s=24.0, step_s=2.0)
-        before = look(plan, source).found
+        source = MetricsSource((url,), window_s=24.0, step_s=2.0)
+        before = look_once(plan, source).found
         asyncio.run(send(ports[:2], trace, until_s=20.0, factor=1.5))
-        after = look(plan, replace(source, window_s=48.0)).found
+        after = look_once(plan, replace(source, window_s=48.0)).found
     finally:
         for process in started:
             process.terminate()

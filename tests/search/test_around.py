@@ -7,20 +7,20 @@ from plans import CATALOG, a_pool, a_trace, mixed, pairs
 from questions import question, traffic
 
 from planner.fleet import Fleet
-from planner.reports.facts import sentences
-from planner.search.around import (
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import plan
+from planner.search.evidence.findings import one_trace_warnings
+from planner.search.evidence.robustness import (
+    find_price_turns,
     in_proportion,
     least_in_proportion,
-    longer_prompts,
     numbers_beside,
-    price_turns,
+    with_longer_prompts,
 )
-from planner.search.bill import bill
-from planner.search.certify import plan
-from planner.search.findings import one_trace
-from planner.search.problem import Conditions
-from planner.search.stages import left_s
-from planner.studies.whatif import Study
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.plan_problem import Conditions
+from planner.search.problem.stages import left_s
+from planner.studies.what_if import Study
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_fewest_workers_that_hold(factor: float, needed: int, found: int | N
 
 def test_prompts_grow_and_answers_do_not() -> None:
     trace = a_trace(3)
-    longer = longer_prompts(trace, 0.5)
+    longer = with_longer_prompts(trace, 0.5)
     assert longer.input_tokens.tolist() == [150, 161, 171]
     assert longer.output_tokens.tolist() == trace.output_tokens.tolist()
 
@@ -62,15 +62,15 @@ def test_the_price_from_which_another_fleet_is_cheaper() -> None:
     """
     own = mixed(count=4)
     other = Fleet(own.llm, (a_pool("mixed", "mixed", "a100-80g", 4, 7),))
-    theirs, ours = bill(other).usd_per_h, bill(own).usd_per_h
-    (turn,) = price_turns(own, [("A100", other), ("more", mixed(count=6))])
+    theirs, ours = bill_fleet(other).usd_per_h, bill_fleet(own).usd_per_h
+    (turn,) = find_price_turns(own, [("A100", other), ("more", mixed(count=6))])
     assert (turn.gpu, turn.instead) == ("h100-80g", "A100")
     assert turn.more_frac == pytest.approx(theirs / ours - 1)
 
 
 def test_a_fleet_that_is_cheaper_already_is_no_turn_of_prices() -> None:
     """What is cheaper on paper is not kept in production: no rise of prices makes it the plan."""
-    assert price_turns(pairs(), [("smaller", mixed(count=1))]) == ()
+    assert find_price_turns(pairs(), [("smaller", mixed(count=1))]) == ()
 
 
 def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
@@ -84,14 +84,14 @@ def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:
     """A worker that is lost is lost alone: the spare one is there, and takes its place."""
     found = plan(question(spare=1), traffic(requests=200), CATALOG, conditions=Conditions(around=True))
     around = found.certificate.around
-    assert around is not None and len(around.losses) == len(found.fleet.running)
+    assert around is not None and len(around.losses) == len(found.fleet.running_pools)
     assert all(lost.holds for lost in around.losses)
 
 
 @pytest.mark.parametrize(("safety", "warned"), [({"kept_in": 0.9}, 1), ("none", 0)])
 def test_futures_of_a_short_trace_are_said_to_be_redrawn_from_it_alone(safety: object, warned: int) -> None:
-    """500 requests at 15 a second last about half a minute; without futures there is nothing to say."""
+    """500 requests at 15 a second last about half a minute; without scenarios there is nothing to say."""
     trace = traffic()
-    said = sentences(one_trace(Study(trace, CATALOG).pose(question(safety=safety))))
+    said = sentences(one_trace_warnings(Study(trace, CATALOG).pose(question(safety=safety))))
     assert len(said) == warned
     assert all("this trace alone, which lasts" in each and "safety: {growth: 20 %}" in each for each in said)

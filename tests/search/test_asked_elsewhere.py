@@ -15,10 +15,15 @@ from questions import DOCUMENT, traffic
 
 import fleetplan
 from benchmarks import executors as benchmark
-from planner.io import executors
-from planner.io.executors import Executor, working_on
-from planner.search import waves
-from planner.search.waves import charge, side_by_side, spent, tell
+from planner.parallel import executors
+from planner.parallel.executors import Executor, working_on
+from planner.search.oracle import deterministic_parallel
+from planner.search.oracle.deterministic_parallel import (
+    charge_effort,
+    effort_spent,
+    remember_answer,
+    side_by_side,
+)
 
 QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g"]}, "safety": {"kept_in": 0.9}}
 
@@ -42,7 +47,7 @@ def test_threads_and_processes_give_the_same_files_though_one_is_killed(
     with working_on(Executor("threads:2")):
         assert planned(tmp_path / "threads") == expected
     asked: list[object] = []
-    start = executors._Processes.start
+    start = executors._Processes.start_item
 
     def counted(self: Any, *what: Any) -> Any:
         asked.append(what)
@@ -88,8 +93,8 @@ def test_what_was_told_stands_in_the_order_of_the_tasks() -> None:
     def look(k: int) -> None:
         if k < 2:
             done[k + 1].wait(10)
-        tell(told, "old", answer=False)
-        tell(told, f"new {k}", answer=k == 1)
+        remember_answer(told, "old", answer=False)
+        remember_answer(told, f"new {k}", answer=k == 1)
         done[k].set()
 
     with working_on(Executor("threads:3")):
@@ -105,13 +110,13 @@ def test_a_task_reckons_with_its_own_effort_alone(name: str) -> None:
 
     def look(k: int) -> None:
         for question, cost in ((k, 10), ("common", 5)):
-            is_new = question not in (own := waves.task()).wave.cost  # type: ignore[union-attr]
+            is_new = question not in (own := deterministic_parallel.current_task()).wave.cost  # type: ignore[union-attr]
             total[0] += cost if is_new else 0
-            charge(question, cost if is_new else None)
+            charge_effort(question, cost if is_new else None)
             assert own is not None
-        seen[k] = spent(counter, lambda: total[0])
+        seen[k] = effort_spent(counter, lambda: total[0])
 
     with working_on(Executor(name)):
         side_by_side([lambda k=k: look(k) for k in range(4)], effort={id(counter): 100})  # type: ignore[misc]
     assert seen == dict.fromkeys(range(4), 130)
-    assert spent(counter, lambda: total[0]) == total[0]
+    assert effort_spent(counter, lambda: total[0]) == total[0]

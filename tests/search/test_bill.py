@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from plans import CATALOG, LLM, a_pool, mixed, pairs
 
-from planner.documents.offers import Offer, Term
+from planner.documents.offers import ProviderOffer, Term
 from planner.fleet import Fleet
 from planner.models.power import shipped_power
-from planner.search.bill import bill, commitments, paid_whole_usd_per_h
-from planner.search.findings import placement
+from planner.search.evidence.findings import place_workers
+from planner.search.problem.bill import bill_fleet, commitments, paid_whole_usd_per_h
 from planner.simulator.energy import ExpectedPower
 from planner.solvers.master import Option
 
@@ -21,17 +21,21 @@ H100, A100 = (CATALOG.gpu(name).price_usd_per_h for name in ("h100-80g", "a100-8
 
 def test_idle_gpus_of_a_whole_node_are_paid() -> None:
     """Five workers of 4 H100: 20 GPUs on three nodes of 8, four idle."""
-    found = bill(mixed(count=5))
+    found = bill_fleet(mixed(count=5))
     assert (found.usd_per_h, found.by_gpu_usd_per_h) == pytest.approx((24 * H100, 20 * H100))
     assert (found.idle_gpus, found.nodes[0].count, found.rented_gpus) == (4, 3, 20)
-    full = bill(mixed(count=4))
+    full = bill_fleet(mixed(count=4))
     assert full.usd_per_h == pytest.approx(full.by_gpu_usd_per_h) and full.idle_gpus == 0
 
 
 def test_capped_gpus_share_nodes_and_the_placement_counts() -> None:
     """8 H100 and 12 capped ones fit three nodes; the fewest by GPUs and those of the placement agree."""
     fleet = pairs()
-    assert bill(fleet).usd_per_h == bill(fleet, placement(fleet)).usd_per_h == pytest.approx(24 * H100)
+    assert (
+        bill_fleet(fleet).usd_per_h
+        == bill_fleet(fleet, place_workers(fleet)).usd_per_h
+        == pytest.approx(24 * H100)
+    )
 
 
 def test_owned_gpus_are_paid_neither_singly_nor_by_the_node() -> None:
@@ -44,7 +48,7 @@ def test_owned_gpus_are_paid_neither_singly_nor_by_the_node() -> None:
             a_pool("c", "mixed", "l40s-48g", 4, 1),
         ),
     )
-    found = bill(fleet, placement(fleet))
+    found = bill_fleet(fleet, place_workers(fleet))
     l40s = 4 * CATALOG.gpu("l40s-48g").price_usd_per_h
     assert found.usd_per_h == pytest.approx(16 * H100 + l40s)
     assert found.by_gpu_usd_per_h == pytest.approx(12 * H100 + l40s)
@@ -54,16 +58,18 @@ def test_owned_gpus_are_paid_neither_singly_nor_by_the_node() -> None:
 def test_workers_that_do_not_fit_together_take_more_nodes() -> None:
     """Three workers of 5 GPUs: 15 GPUs would fit two nodes, but no two workers share one."""
     fleet = mixed(tp=5, count=3)
-    assert bill(fleet, placement(fleet)).nodes[0].count == 3
-    assert bill(fleet).nodes[0].count == 2
+    assert bill_fleet(fleet, place_workers(fleet)).nodes[0].count == 3
+    assert bill_fleet(fleet).nodes[0].count == 2
 
 
 def test_counts_cost_what_their_fleet_does() -> None:
     fleet = pairs()
     counts = tuple((Option(p.role, p.type, p.type.price_usd_per_h), p.count) for p in fleet.pools)
-    assert paid_whole_usd_per_h(counts) == bill(fleet).usd_per_h
+    assert paid_whole_usd_per_h(counts) == bill_fleet(fleet).usd_per_h
     singly = fleet.with_types(lambda w: replace(w, gpu=replace(w.gpu, is_sold_whole=False)))
-    assert bill(singly).usd_per_h == pytest.approx(fleet.price_usd_per_h) and not bill(singly).nodes
+    assert (
+        bill_fleet(singly).usd_per_h == pytest.approx(fleet.price_usd_per_h) and not bill_fleet(singly).nodes
+    )
 
 
 def paid_beside(fleet: Fleet, usd_per_kwh: float) -> Fleet:
@@ -74,21 +80,21 @@ def test_electricity_is_of_gpus_in_use_at_their_limit_and_of_idle_ones_at_rest()
     """5 workers of 4 H100 at 0.2 USD/kWh: 20 x 0.7 kW; four that idle in the third node draw less."""
     fleet = paid_beside(mixed(count=5), 0.2)
     idle_w = shipped_power().idle_w(fleet.pools[0].type.gpu)
-    found = bill(fleet)
+    found = bill_fleet(fleet)
     assert 0 < idle_w < 300
     assert found.electricity_usd_per_h == pytest.approx(20 * 0.7 * 0.2 + 4 * idle_w / 1e3 * 0.2)
     assert found.rent_usd_per_h == pytest.approx(24 * H100)
     assert found.by_gpu_usd_per_h == pytest.approx(20 * (H100 + 0.14)) == pytest.approx(fleet.price_usd_per_h)
     counts = tuple((Option(p.role, p.type, p.type.price_usd_per_h), p.count) for p in fleet.pools)
     assert paid_whole_usd_per_h(counts) == pytest.approx(found.usd_per_h)
-    assert bill(mixed(count=5)).electricity_usd_per_h == 0
+    assert bill_fleet(mixed(count=5)).electricity_usd_per_h == 0
 
 
 def test_expected_electricity_is_of_what_the_simulation_draws() -> None:
     """Two workers of 4 H100, one at 2 kW and one at 1 kW: 3 kW at 0.2 USD/kWh are 0.6 USD/h."""
     watts = np.array([2000.0, 1000.0])
     drawn = ExpectedPower(watts, 0 * watts, 5600.0, (0.0, 1.0), 1, 1, "")
-    found = bill(paid_beside(mixed(count=2), 0.2), power=drawn)
+    found = bill_fleet(paid_beside(mixed(count=2), 0.2), power=drawn)
     assert found.expected_electricity_usd_per_h == pytest.approx(0.6)
     assert found.electricity_usd_per_h == pytest.approx(8 * 0.14)
 
@@ -99,10 +105,10 @@ def test_commitments_change_the_rent_alone() -> None:
     own = replace(owned, type=replace(owned.type, gpu=replace(owned.type.gpu, energy_usd_per_kwh=0.1)))
     fleet = Fleet(LLM, (rented, own, a_pool("c", "mixed", "l40s-48g", 4, 1)))
     l40s = 4 * CATALOG.gpu("l40s-48g").price_usd_per_h
-    terms: dict[str, dict[Term, Offer]] = {
+    terms: dict[str, dict[Term, ProviderOffer]] = {
         "h100-80g": {
-            "on-demand": Offer("slo.yaml", "on-demand", 3.0, "", ""),
-            "reserved-1y": Offer("slo.yaml", "reserved-1y", 2.0, "", ""),
+            "on-demand": ProviderOffer("slo.yaml", "on-demand", 3.0, "", ""),
+            "reserved-1y": ProviderOffer("slo.yaml", "reserved-1y", 2.0, "", ""),
         }
     }
     on_demand, year = commitments(fleet, None, terms)

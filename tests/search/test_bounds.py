@@ -8,35 +8,35 @@ import numpy as np
 import pytest
 from plans import CATALOG
 
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import BoundError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
-from planner.reports.facts import sentences
-from planner.search.best_fleet import search_policies
-from planner.search.bill import bill
-from planner.search.bounds import checked_bound, lower_bound
-from planner.search.certify import certified, plan
-from planner.search.findings import few_keep_all
-from planner.search.link import too_slow
-from planner.search.options import judged, unreachable
-from planner.search.pose import pose
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import certify_plan, plan
+from planner.search.evidence.findings import few_keep_all_warnings
+from planner.search.mixed.best_fleet import search_policies
+from planner.search.mixed.bounds import checked_bound, lower_bound
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.link import too_slow
+from planner.search.problem.options import judged, unreachable
 from planner.simulator import judge, simulate
-from planner.simulator.metrics import Verdict
+from planner.simulator.slo_verdict import Verdict
 from planner.solvers import demand as solvers_demand
-from planner.solvers.demand import _best_start, demand
+from planner.solvers.demand import _best_start, demand_bound
 from planner.solvers.master import Option, attention_s, decoded_from
-from planner.solvers.required_work import due
+from planner.solvers.required_work import find_deadlines
 from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
-from planner.traffic.workload import coarser, distinct_lengths
+from planner.traffic.workload import coarser_lengths, distinct_lengths
 
 LLM = "meta-llama/Llama-3.1-70B"
 
 
-def question(slo: dict[str, object], gpus: object, *, llm: str = LLM, **more: object) -> Task:
+def question(slo: dict[str, object], gpus: object, *, llm: str = LLM, **more: object) -> PlanQuestion:
     return parse_task({"safety": "none", "llm": llm, "slo": slo, "fleet": {"gpus": gpus}} | more, CATALOG)
 
 
@@ -44,7 +44,7 @@ def a_pool(name: str, role: Role, gpu: str, tp: int, *, llm: str = LLM, budget: 
     card, served = CATALOG.gpu(gpu), CATALOG.llm(llm)
     kv_tokens = kv_cache_tokens(served, card, tp, max_num_batched_tokens=budget)
     return Pool(
-        name, role, WorkerType(card, tp, CATALOG.latency(served, card, tp), kv_tokens, budget, 256), 1
+        name, role, WorkerType(card, tp, CATALOG.step_latency(served, card, tp), kv_tokens, budget, 256), 1
     )
 
 
@@ -75,16 +75,16 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
     )
     verdict = verdict_of(fleet, trace, task.slo)
     assert verdict.holds and verdict.attainment_frac < 0.2
-    bound = lower_bound(pose(task, trace, CATALOG))
-    assert bound is not None and 0 < bound <= bill(fleet).usd_per_h
+    bound = lower_bound(build_problem(task, trace, CATALOG))
+    assert bound is not None and 0 < bound <= bill_fleet(fleet).usd_per_h
     assert fleet.price_usd_per_h == pytest.approx(17.32)
 
     (warning,) = sentences(
-        few_keep_all(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
+        few_keep_all_warnings(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
     )
     assert warning.startswith(f"only {100 * verdict.attainment_frac:.1f} % of the requests keep all limits")
     assert "min between two tokens" in warning
-    assert not few_keep_all(task.slo, replace(verdict, attainment_frac=0.46), simulate(fleet, trace))
+    assert not few_keep_all_warnings(task.slo, replace(verdict, attainment_frac=0.46), simulate(fleet, trace))
 
 
 def test_prompts_of_the_warm_up_make_no_limit_out_of_reach() -> None:
@@ -96,7 +96,7 @@ def test_prompts_of_the_warm_up_make_no_limit_out_of_reach() -> None:
     found = plan(task, trace, CATALOG)
     assert found.verdict.holds and found.verdict.lines[0].value_s < 0.1
     later = replace(trace, input_tokens=np.roll(inputs, 500))
-    types = pose(task, trace, CATALOG).types
+    types = build_problem(task, trace, CATALOG).types
     assert not unreachable(task.slo, types, judged(task.slo, trace))
     ((limit, floor_s, _),) = unreachable(task.slo, types, judged(task.slo, later))
     assert limit.metric == "ttft" and floor_s > 1.0
@@ -108,7 +108,7 @@ def test_gaps_are_out_of_reach_only_where_some_must_be_counted() -> None:
     task = question({"ttft": {"p90": "2 s"}, "tbt": {"p99": "1 ms"}}, ["h100-80g"])
     for seconds, some in ((1.0, False), (200.0, True)):
         trace = Trace("t", np.linspace(0, seconds, 200), np.full(200, 400), np.full(200, 50))
-        types = pose(replace(task, slo=Slo((Limit("ttft", 0.9, 2.0),))), trace, CATALOG).types
+        types = build_problem(replace(task, slo=Slo((Limit("ttft", 0.9, 2.0),))), trace, CATALOG).types
         broken = unreachable(slo, types, judged(slo, trace))
         assert [limit.metric for limit, _, _ in broken] == (["tbt"] if some else [])
 
@@ -127,7 +127,7 @@ def test_the_bound_knows_fleets_that_turn_the_longest_request_away() -> None:
     assert all(line.holds for line in verdict.lines)
     assert not verdict.holds and verdict.rejected == 1
     found = plan(task, trace, CATALOG)
-    assert found.certificate.bound <= bill(small).usd_per_h * (1 + 1e-9) < found.certificate.value
+    assert found.certificate.bound <= bill_fleet(small).usd_per_h * (1 + 1e-9) < found.certificate.value
     assert found.verdict.rejected == 0
     assert any(
         "l4-24g tp1 too, whose KV cache is too small" in line
@@ -158,7 +158,7 @@ def test_a_burst_before_a_quiet_end_is_seen() -> None:
     inputs = np.where(arrival_s == 50.0, 1000, 1)
     trace = Trace("t", arrival_s, inputs, np.ones(len(inputs), np.int64))
     slo = Slo((Limit("ttft", 1.0, 10.0),))
-    found = demand([option], trace, distinct_lengths(trace), [due(slo, trace)])
+    found = demand_bound([option], trace, distinct_lengths(trace), [find_deadlines(slo, trace)])
     assert found.least_objective == pytest.approx(10.0, rel=1e-3)
 
 
@@ -194,7 +194,7 @@ def test_coarser_lengths_are_less_work_of_as_many_requests() -> None:
     rng = np.random.default_rng(0)
     trace = Trace("t", np.arange(60_000.0), rng.integers(1, 9000, 60_000), rng.integers(1, 900, 60_000))
     lengths = distinct_lengths(trace)
-    coarse = coarser(lengths)
+    coarse = coarser_lengths(lengths)
     assert len(coarse.requests) <= 20_000 < len(lengths.requests) and coarse.requests.sum() == 60_000
     for fine, rough in (
         (lengths.input_tokens, coarse.input_tokens),
@@ -209,9 +209,9 @@ def test_a_bound_on_coarser_lengths_is_a_little_lower(monkeypatch: pytest.Monkey
     trace, slo = some_traffic(), Slo((Limit("e2e", 0.9, 20.0),))
     kind = a_pool("w", "mixed", "h100-80g", 4).type
     option, lengths = Option("mixed", kind, 1.0), distinct_lengths(trace)
-    exact = demand([option], trace, lengths, [due(slo, trace)]).least_objective
+    exact = demand_bound([option], trace, lengths, [find_deadlines(slo, trace)]).least_objective
     monkeypatch.setattr(solvers_demand, "MOST_PAIRS", len(lengths.requests) - 1)
-    coarse = demand([option], trace, lengths, [due(slo, trace)]).least_objective
+    coarse = demand_bound([option], trace, lengths, [find_deadlines(slo, trace)]).least_objective
     assert 0.8 * exact <= coarse <= exact * (1 + 1e-9) and exact > 0
 
 
@@ -220,7 +220,7 @@ def test_prices_without_time_are_none_and_the_bound_nothing() -> None:
     trace = some_traffic()
     options = [Option("mixed", a_pool("w", "mixed", "h100-80g", 4).type, 1.0)]
     with pytest.raises(solvers_demand.DeadlineError):
-        solvers_demand.prices(options, distinct_lengths(trace), whole=True, deadline=time.monotonic())
+        solvers_demand.work_prices(options, distinct_lengths(trace), whole=True, deadline=time.monotonic())
 
 
 def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:
@@ -232,7 +232,7 @@ def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:
     prompt_bytes = 1600 * CATALOG.llm(LLM).kv_bytes_per_token
     for slo, share in ((gaps, 48 / 99), (means, 0.89 * 0.95)):
         for factor, is_slow in ((0.95, True), (1.05, False)):
-            problem = pose(question(slo, ["h100-80g"]), trace, CATALOG)
+            problem = build_problem(question(slo, ["h100-80g"]), trace, CATALOG)
             network = Network(bandwidth_bytes_per_s=factor * share * prompt_bytes)
             problem = replace(problem, task=replace(problem.task, network=network))
             assert (too_slow(problem) is not None) == is_slow, (slo, factor)
@@ -251,7 +251,7 @@ def some_traffic() -> Trace:
 
 def test_a_bound_without_time_is_nothing_and_takes_none() -> None:
     task = question({"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}}, ["a100-80g", "h100-80g"])
-    problem = pose(task, some_traffic(), CATALOG)
+    problem = build_problem(task, some_traffic(), CATALOG)
     began = time.monotonic()
     assert lower_bound(replace(problem, deadline=-math.inf)) == 0.0
     assert time.monotonic() - began < 1.0
@@ -261,10 +261,10 @@ def test_a_bound_without_time_is_nothing_and_takes_none() -> None:
 def test_what_there_is_no_time_to_simulate_is_not_claimed() -> None:
     task = question({"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}}, ["a100-80g", "h100-80g"])
     trace = some_traffic()
-    problem = pose(task, trace, CATALOG)
+    problem = build_problem(task, trace, CATALOG)
     searched = search_policies(replace(problem, lower=lower_bound(problem)))
-    calm = certified(searched, trace, CATALOG)
-    hurried = certified(searched, trace, CATALOG, deadline=-math.inf)
+    calm = certify_plan(searched, trace, CATALOG)
+    hurried = certify_plan(searched, trace, CATALOG, deadline=-math.inf)
     assert calm.certificate.neighbours and not hurried.certificate.neighbours
     assert calm.verdict == hurried.verdict and calm.certificate.bound == hurried.certificate.bound
     assert not any("out of time" in line for line in sentences(calm.warnings))

@@ -18,16 +18,23 @@ from shares import some
 from planner.documents.facts import NoRoomForKv
 from planner.domain import Limit, Slo
 from planner.fleet import Policies
-from planner.search.bounds import lower_bound
-from planner.search.fleets import Counts, objective
-from planner.search.level0 import search_level0
-from planner.search.link import too_slow
-from planner.search.options import Left, decode_options, judged, mixed_options, prefill_options, unreachable
-from planner.search.oracle import Answers, Oracle
-from planner.search.problem import Problem, with_policies
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.problem.link import too_slow
+from planner.search.problem.options import (
+    Left,
+    decode_options,
+    judged,
+    mixed_options,
+    prefill_options,
+    unreachable,
+)
+from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers import backend, master
-from planner.solvers.master import Limits
-from planner.solvers.required_work import obliged
+from planner.solvers.master import FleetLimits
+from planner.solvers.required_work import slo_work
 from planner.traffic.workload import distinct_lengths
 
 INSTANCES = int(os.environ.get("PLANNER_INSTANCES", "120"))
@@ -107,7 +114,7 @@ def hard_instance(seed: int) -> Problem:
         lengths=distinct_lengths(trace),
         types=held,
         left=(Left("small", NoRoomForKv(), small),),
-        obliged=obliged(slo, trace),
+        obliged=slo_work(slo, trace),
         task=replace(problem.task, network=network),
         oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),
     )
@@ -182,7 +189,7 @@ def test_twice_the_prices_give_the_same_plan(seed: int) -> None:
 def test_more_stock_never_costs_more(seed: int) -> None:
     problem = instance(seed)
     stock = {gpu: None if count is None else 2 * count for gpu, count in problem.limits.stock.items()}
-    more = replace(problem, limits=Limits(stock, cost_usd_per_h=problem.limits.cost_usd_per_h))
+    more = replace(problem, limits=FleetLimits(stock, cost_usd_per_h=problem.limits.cost_usd_per_h))
     assert answer(more)[1] <= answer(problem)[1] * (1 + 1e-9)
 
 
@@ -193,7 +200,7 @@ def test_solvers_agree_on_the_bound(
 ) -> None:
     problem = instance(seed)
     expected = lower_bound(problem)
-    monkeypatch.setattr(master, "run", partial(backend.run, engine=engine))
+    monkeypatch.setattr(master, "run_highs", partial(backend.run_highs, engine=engine))
     assert lower_bound(problem) == (expected if expected is None else pytest.approx(expected, rel=1e-6))
 
 
@@ -206,10 +213,10 @@ def test_a_bound_without_time_is_lower_never_higher(
     problem = instance(seed)
     expected = lower_bound(problem)
 
-    def hurried(lp: object, **limits: float) -> backend.Outcome:
-        return backend.run(lp, **(limits | {"time_limit_s": time_limit_s}))  # type: ignore[arg-type]
+    def hurried(lp: object, **limits: float) -> backend.SolverOutcome:
+        return backend.run_highs(lp, **(limits | {"time_limit_s": time_limit_s}))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(master, "run", hurried)
+    monkeypatch.setattr(master, "run_highs", hurried)
     found = lower_bound(problem)
     assert (found is None and expected is None) or (found or 0.0) <= (expected or math.inf) * (1 + 1e-9)
 
@@ -223,12 +230,12 @@ def test_a_proposal_without_time_claims_nothing(seed: int, monkeypatch: pytest.M
     shares = rng.uniform(0.1, 0.5, len(choices)).tolist()
     cuts = [tuple(rng.integers(0, 3, len(choices)).tolist()) for _ in range(12)]
 
-    def hurried(lp: object, **limits: float) -> backend.Outcome:
-        return backend.run(lp, **(limits | {"time_limit_s": 1e-9}))  # type: ignore[arg-type]
+    def hurried(lp: object, **limits: float) -> backend.SolverOutcome:
+        return backend.run_highs(lp, **(limits | {"time_limit_s": 1e-9}))  # type: ignore[arg-type]
 
-    calm = master.promising(choices, shares, problem.limits, below=30.0, cuts=cuts)
-    monkeypatch.setattr(master, "run", hurried)
-    found = master.promising(choices, shares, problem.limits, below=30.0, cuts=cuts)
+    calm = master.find_promising_fleet(choices, shares, problem.limits, below=30.0, cuts=cuts)
+    monkeypatch.setattr(master, "run_highs", hurried)
+    found = master.find_promising_fleet(choices, shares, problem.limits, below=30.0, cuts=cuts)
     assert calm is not None and found is not None
     counts, share = found
     assert share == 0.0 or (sum(counts) > 0 and share <= calm[1] * 1.02)

@@ -13,13 +13,13 @@ from hand_made import GPU, LATENCY
 from shares import some
 
 from planner.fleet import Role, WorkerType
-from planner.search import shortcuts
-from planner.search.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
-from planner.search.designs import Design, Pool, PoolQuestion, explain
-from planner.search.fleets import Counts
-from planner.search.one_pool import Bounded, Search, least_that_holds
-from planner.search.reasons import reason_text
-from planner.solvers.master import Limits, Option
+from planner.search.level0 import pruning_rules
+from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
+from planner.search.level0.designs import Design, DesignPool, PoolQuestion, explain
+from planner.search.level0.one_pool import Bounded, Search, least_that_holds
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.problem.reasons import reason_text
+from planner.solvers.master import FleetLimits, Option
 
 MOST = 6  # workers of a pool in the brute force
 KINDS = ("a", "b", "c")
@@ -56,18 +56,20 @@ class RowsOfTruth(Truth):
         return any(vector[0] == p and vector[1] >= d for p, d in self.corners)
 
 
-def a_pool(option: Option, least: int, alone: Truth | None = None) -> Pool:
+def a_pool(option: Option, least: int, alone: Truth | None = None) -> DesignPool:
     item = Bounded(option, least, math.inf, least)
-    return Pool(item, Search(Limits({})), None if alone is None else alone.holds, shortcuts.LEADS)
+    return DesignPool(
+        item, Search(FleetLimits({})), None if alone is None else alone.holds, pruning_rules.LEADS
+    )
 
 
-def a_design(truth: Truth, *pools: Pool) -> Design:
-    return Design(pools, truth.holds, Search(Limits({})))
+def a_design(truth: Truth, *pools: DesignPool) -> Design:
+    return Design(pools, truth.holds, Search(FleetLimits({})))
 
 
 def instance(
     rng: np.random.Generator, *, rows: bool = False
-) -> tuple[list[list[Truth]], list[list[Design]], Limits]:
+) -> tuple[list[list[Truth]], list[list[Design]], FleetLimits]:
     """Two or three LLMs with mixed types and pairs on two or three kinds of GPU, random staircases.
 
     With `rows` what a pair needs to decode follows no order of its prefill counts.
@@ -106,7 +108,7 @@ def instance(
         truths.append(mine)
         llms.append(designs)
     stock = {kind: int(rng.integers(1, 12)) if rng.random() < 0.8 else None for kind in kinds}
-    limits = Limits(
+    limits = FleetLimits(
         stock,
         power_w=float(rng.integers(10, 60)) * 100 if rng.random() < 0.4 else None,
         cost_usd_per_h=float(rng.integers(15, 90)) if rng.random() < 0.3 else None,
@@ -196,10 +198,10 @@ def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
     llms = [
         [a_design(Truth((o,), ((n,),), []), a_pool(o, 1)) for o, n in ((a, 2), (b, on_b))] for on_b in (3, 6)
     ]
-    found = cheapest(llms, shared_limits(Limits({"a": 3, "b": None})))
+    found = cheapest(llms, shared_limits(FleetLimits({"a": 3, "b": None})))
     assert found.best is not None and found.value == 23.0
     assert [(s.pools[0].item.option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
-    assert cheapest(llms, shared_limits(Limits({"a": 4, "b": None}))).value == 16.0
+    assert cheapest(llms, shared_limits(FleetLimits({"a": 4, "b": None}))).value == 16.0
 
 
 def test_nothing_below_a_value_is_said_to_be_nothing() -> None:
@@ -226,12 +228,12 @@ def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
     assert (stopped.value, stopped.bound, stopped.is_exact) == (24.0, 16.0, False)
 
 
-def questions_until_known(pool: Pool, least: int, most: int) -> list[int]:
+def questions_until_known(pool: DesignPool, least: int, most: int) -> list[int]:
     """The counts that are asked about, up to `most`, until the least that does is known, or none does."""
     asked: list[int] = []
     while not pool.is_known and pool.least <= most:
         question = PoolQuestion.of(pool, most)
-        assert pool.learned.failed < question.count < pool.learned.held and question.count <= most
+        assert pool.learned.failed < question.count < pool.learned.least_holding and question.count <= most
         asked.append(question.count)
         question.answer = question.count >= least
         question.conclude()
@@ -242,10 +244,10 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
     option = an_option("decode", "a", 1.0)
 
     def asked(busy: int | None, least: int, most: int, likely: int = 1) -> list[int]:
-        search = Search(Limits({}))
-        pool = Pool(Bounded(option, 1, math.inf, likely, busy), search, lambda fleets: [True])
+        search = Search(FleetLimits({}))
+        pool = DesignPool(Bounded(option, 1, math.inf, likely, busy), search, lambda fleets: [True])
         found = questions_until_known(pool, least, most)
-        assert pool.learned.held == (least if least <= most else math.inf)
+        assert pool.learned.least_holding == (least if least <= most else math.inf)
         return found
 
     assert asked(36, 36, 100) == [36, 35]
@@ -261,23 +263,23 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 
 
 def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simulated() -> None:
-    option, search = an_option("decode", "a", 1.0), Search(Limits({}))
-    pool = Pool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [fleets[0][0][1] >= 40])
+    option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
+    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [fleets[0][0][1] >= 40])
     pool.take_few_to_fail()
     explain(pool.item, search)
     assert reason_text(search.refuted[option.name]).endswith("not simulated")
     asked = questions_until_known(pool, 40, 100)
-    assert min(asked) >= 30 and pool.least == 40 and search.assumed >= {shortcuts.SEATS}
+    assert min(asked) >= 30 and pool.least == 40 and search.assumed >= {pruning_rules.SEATS}
     explain(pool.item, search)
     assert "fall behind" in reason_text(search.refuted[option.name])
 
 
 def test_what_was_simulated_is_not_taken_to_fail() -> None:
-    option, search = an_option("decode", "a", 1.0), Search(Limits({}))
-    pool = Pool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [True])
-    pool.learned.held = 20
+    option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
+    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [True])
+    pool.learned.least_holding = 20
     pool.take_few_to_fail()
-    assert pool.least == 1 and shortcuts.SEATS not in search.assumed
+    assert pool.least == 1 and pruning_rules.SEATS not in search.assumed
 
 
 def test_the_least_count_of_a_row_is_found_from_its_corner_or_from_one_that_holds() -> None:

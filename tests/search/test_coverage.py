@@ -9,7 +9,7 @@ import pytest
 from plans import CATALOG
 
 from benchmarks.llm_coverage import configs, planned_on
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],

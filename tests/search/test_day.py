@@ -11,10 +11,10 @@ from small_days import SmallDay, billed, cheapest_of_all, random_day, simulated
 
 from planner.controllers.timetable import Timetable
 from planner.errors import InfeasibleError, InputError
-from planner.search.day import DayOptimum, cheapest_day
-from planner.search.day_runs import DayRuns, day_terms
+from planner.search.day.day_optimum import DayOptimum, cheapest_day
+from planner.search.day.day_runs import DayRuns, day_terms
 from planner.simulator.elastic import simulate_elastic
-from planner.simulator.metrics import judge
+from planner.simulator.slo_verdict import judge
 
 
 def runs_of(day: SmallDay, *, stock: dict[str, int] | None = None) -> DayRuns:
@@ -75,7 +75,7 @@ def test_no_run_costs_less_than_the_proved_bound(seed: int) -> None:
     times_s = np.unique(np.concatenate(([0.0], rng.uniform(0, day.trace.arrival_s[-1], 6))))
     sizes = rng.integers([pool.least for pool in day.pools], 4, (len(times_s), len(day.pools)))
     table = Timetable(times_s.tolist(), sizes.tolist(), [pool.start_s for pool in day.pools])
-    pools = [replace(pool, first=n) for pool, n in zip(day.pools, table.asked(0.0), strict=True)]
+    pools = [replace(pool, first=n) for pool, n in zip(day.pools, table.sizes_at(0.0), strict=True)]
     run = simulate_elastic(day.fleet, day.trace, pools, table, limits=day.slo.limits, record=True)
     if judge(run.simulation, day.slo, values=False).holds and (run.simulation.status != 2).all():
         assert runs_of(day).least_paid().usd <= billed(day, run.spans) * (1 + 1e-9)

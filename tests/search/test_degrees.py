@@ -11,13 +11,13 @@ from manifest_commands import commands
 from plans import CATALOG
 
 from planner import manifests
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.io.files import to_yaml
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import GroupedAttention, LatentAttention, LayerGroup, Llm
-from planner.search.options import worker_types
+from planner.search.problem.options import worker_types
 
 MIXTURE = CATALOG.llm("openai/gpt-oss-120b")
 H100 = CATALOG.gpu("h100-80g")
@@ -58,9 +58,9 @@ def test_steps_between_powers_of_two_follow_the_nearest_fit() -> None:
     """Of 3 GPUs: a fit of 2 or 4, moved by the ratio of rooflines, and called a roofline."""
     groups = (LayerGroup(36, GroupedAttention(48, 24, 64, 64), MIXTURE.layer_groups[0].feed_forward),)
     llm = replace(MIXTURE, heads=48, kv_heads=24, groups=groups)
-    three = CATALOG.latency(llm, H100, 3)
+    three = CATALOG.step_latency(llm, H100, 3)
     assert three.kind == "roofline"
-    two, four = (float(CATALOG.latency(llm, H100, tp).step_s(512)) for tp in (2, 4))
+    two, four = (float(CATALOG.step_latency(llm, H100, tp).step_s(512)) for tp in (2, 4))
     assert four < float(three.step_s(512)) < two
 
 

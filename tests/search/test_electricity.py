@@ -10,16 +10,16 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.domain import OWNED
-from planner.io.files import write_files
+from planner.files.checked_files import write_files
 from planner.reports import output
 from planner.reports.output import to_json
 from planner.reports.report import render
-from planner.search.best_fleet import search
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan
-from planner.search.owned import owned_first, paid, paid_at_least
-from planner.search.pose import pose
-from planner.search.written_plan import read_plan
+from planner.search.evidence.certify import plan
+from planner.search.evidence.written_plan import read_plan
+from planner.search.level0.owned_gpus import objective_paid, owned_first, paid_at_least
+from planner.search.mixed.best_fleet import search
+from planner.search.mixed.bounds import lower_bound
+from planner.search.problem.build_problem import build_problem
 from planner.solvers.master import Option
 
 H100 = {"h100-80g": 64}
@@ -33,7 +33,7 @@ def test_electricity_of_all_is_a_higher_price() -> None:
     singly = {"gpus": gpus, "sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}  # GPUs that idle draw less
     beside = {"prices": {"h100-80g": 3.0, "a100-80g": 1.9}, "electricity": PAID | {"of": "all"}}
     within = {"prices": {"h100-80g": 3.1092, "a100-80g": 1.9624}}
-    problems = [pose(question(fleet=singly | each), asked, CATALOG) for each in (beside, within)]
+    problems = [build_problem(question(fleet=singly | each), asked, CATALOG) for each in (beside, within)]
     bounds = [lower_bound(problem) for problem in problems]
     found = [search(problem) for problem in problems]
     assert bounds[0] == pytest.approx(bounds[1])
@@ -44,21 +44,21 @@ def test_electricity_of_all_is_a_higher_price() -> None:
 def test_the_bound_is_below_every_fleet_that_holds() -> None:
     """Brute force: all counts of two H100 options, owned and rented, with the electricity of owned ones."""
     fleet = {"gpus": {"h100-80g": 16}, "owned": {"h100-80g": 5}, "electricity": PAID}
-    problem = pose(question(fleet=fleet), traffic(rate_rps=10.0), CATALOG)
+    problem = build_problem(question(fleet=fleet), traffic(rate_rps=10.0), CATALOG)
     found, lower = search(problem), lower_bound(problem)
     assert lower is not None and paid_at_least(problem, lower) == lower
     types = [w for w in problem.types if w.tp in (2, 4) and w.max_num_batched_tokens == 1024]
     options = [Option("mixed", w, w.price_usd_per_h) for w in types]
     assert {o.type.gpu.name for o in options} == {"h100-80g", "h100-80g" + OWNED}
     cheapest = min(
-        paid(problem, counts)
+        objective_paid(problem, counts)
         for vector in itertools.product(range(5), repeat=len(options))
         if any(vector)
         for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]
         if problem.allows(counts) and problem.oracle.holds([counts])[0]
     )
-    assert lower <= cheapest + 1e-9 and paid(problem, found.best) <= cheapest + 1e-9
-    assert paid(problem, found.best) == pytest.approx(found.value)
+    assert lower <= cheapest + 1e-9 and objective_paid(problem, found.best) <= cheapest + 1e-9
+    assert objective_paid(problem, found.best) == pytest.approx(found.value)
 
 
 def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_an_owned_gpu_that_draws_more_than_a_rented_one_costs_is_not_taken_first
     """At 10 USD/kWh an owned H100 draws 9.10 USD/h, a rented one costs 3 with its electricity."""
     dear = {"price": "10 usd/kWh", "pue": 1.3}
     fleet = {"gpus": H100, "owned": {"h100-80g": 8}, "electricity": dear}
-    problem = pose(question(fleet=fleet), traffic(rate_rps=8.0), CATALOG)
+    problem = build_problem(question(fleet=fleet), traffic(rate_rps=8.0), CATALOG)
     found = search(problem)
     assert {o.type.gpu.name for o, _ in found.best} == {"h100-80g"}
     assert owned_first(problem, found.best) == found.best
-    assert paid(problem, found.best) == pytest.approx(found.value)
+    assert objective_paid(problem, found.best) == pytest.approx(found.value)

@@ -14,17 +14,23 @@ from questions import question, traffic
 from simulations import one_bad_hour
 
 from planner.domain import Limit, Slo
-from planner.reports.facts import sentence
+from planner.reports.fact_sentences import sentence
 from planner.reports.output import to_json
 from planner.reports.rows import slo_rows
 from planner.reports.words import promise
-from planner.search.bill import bill
-from planner.search.certify import plan
-from planner.search.findings import Clock, holding_hours, kept_hours, outcome_of, worst_hour
-from planner.search.oracle import Oracle, is_looser
-from planner.search.plan import Plan
-from planner.simulator.metrics import judge
+from planner.search.evidence.certify import plan
+from planner.search.evidence.findings import (
+    EvidenceClock,
+    kept_hours,
+    outcome_of,
+    price_holding_hours,
+    worst_hour,
+)
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.fleet_oracle import Oracle, is_looser
+from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 
 SLO = {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}}
@@ -67,11 +73,15 @@ def test_a_plan_for_every_window_is_dearer_and_keeps_each() -> None:
 def test_every_cheaper_fleet_of_mixed_workers_misses_some_window() -> None:
     found = planned("10 s")
     assert found.certificate.level0_exact
-    kinds = {pool.type for pool in found.fleet.running if pool.role == "mixed"}
+    kinds = {pool.type for pool in found.fleet.running_pools if pool.role == "mixed"}
     for kind in kinds:
         fewer = replace(
             found.fleet,
-            pools=(replace(found.fleet.running[0], type=kind, count=found.fleet.running[0].count - 1),),
+            pools=(
+                replace(
+                    found.fleet.running_pools[0], type=kind, count=found.fleet.running_pools[0].count - 1
+                ),
+            ),
         )
         if fewer.workers:
             assert not judge(
@@ -116,7 +126,7 @@ def test_what_holding_every_hour_costs_is_what_holds_in_each() -> None:
     hour = worst_hour(simulate(fleet, trace, limits=slo.limits, record=True), slo)
     assert hour is not None
     problem: Any = SimpleNamespace(oracle=oracle, slo=slo, allows=lambda counts: True)
-    found = holding_hours(problem, oracle.counts(fleet), hour, Clock())
+    found = price_holding_hours(problem, oracle.counts(fleet), hour, EvidenceClock())
     (workers,) = found.holding
     assert workers.count > fleet.workers
     hourly = replace(oracle, slo=replace(slo, every_s=3600.0))
@@ -124,10 +134,10 @@ def test_what_holding_every_hour_costs_is_what_holds_in_each() -> None:
     assert hourly.holds([((option, workers.count),)]) == [True]
     assert hourly.holds([((option, workers.count - 1),)]) == [False]
     paid, planned = found.holding_usd_per_h, found.planned_usd_per_h
-    assert paid == bill(oracle.fleet(((option, workers.count),))).usd_per_h
+    assert paid == bill_fleet(oracle.fleet(((option, workers.count),))).usd_per_h
     assert planned is not None and f"for {paid - planned:,.2f} USD/h more" in sentence(found)
     within: Any = SimpleNamespace(oracle=oracle, slo=slo, allows=lambda counts: False)
-    assert holding_hours(within, oracle.counts(fleet), hour, Clock()).holding_usd_per_h is None
+    assert price_holding_hours(within, oracle.counts(fleet), hour, EvidenceClock()).holding_usd_per_h is None
 
 
 def test_a_long_plan_that_keeps_every_hour_says_so() -> None:

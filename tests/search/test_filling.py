@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from random_questions import question
 
-from planner.search.filling import filled
-from planner.search.fleets import objective
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.pose import pose
-from planner.solvers.master import Limits, Option
+from planner.search.level0.filling import filled
+from planner.search.oracle.fleet_counts import objective
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.solvers.master import FleetLimits, Option
 
 
 def of(counts: tuple[int, ...], options: list[Option]) -> list[tuple[Option, int]]:
@@ -29,15 +29,15 @@ def test_they_are_those_that_no_worker_of_their_last_type_fits_into(
 ) -> None:
     """By counting: fleets of up to three of six options, where no count is above twelve."""
     asked = question(seed)
-    problem = pose(asked.task, asked.trace, asked.catalog)
+    problem = build_problem(asked.task, asked.trace, asked.catalog)
     makes = (mixed_options, prefill_options, decode_options)
     options = [option for make in makes for option in make(problem.types, "cost")[:2]]
     limits = replace(problem.limits, cost_usd_per_h=budget_usd_per_h)
     value = 5.5 * max(objective([(option, 1)]) for option in options) / 2
 
-    def fits(counts: tuple[int, ...], limits: Limits = limits) -> bool:
+    def fits(counts: tuple[int, ...], limits: FleetLimits = limits) -> bool:
         fleet = of(counts, options)
-        within = limits.broken([(option.type, n) for option, n in fleet]) is None
+        within = limits.first_exceeded([(option.type, n) for option, n in fleet]) is None
         return within and objective(fleet) < value * (1 - 1e-9)
 
     found = {tuple(vector) for vector in filled(options, limits, value, 3).tolist()}

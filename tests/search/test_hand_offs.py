@@ -15,9 +15,9 @@ import pytest
 from plans import CATALOG
 from simulations import make_trace
 
-from planner.documents.fleet import parse_fleet
+from planner.documents.fleet_file import parse_fleet
 from planner.documents.task import parse_task
-from planner.search.certify import plan
+from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 

@@ -14,15 +14,15 @@ from questions import question, traffic
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.llm import Llm
-from planner.reports.facts import sentences
+from planner.reports.fact_sentences import sentences
 from planner.reports.output import requests_csv
-from planner.search.findings import images
-from planner.search.pose import pose
+from planner.search.evidence.findings import image_warnings
+from planner.search.problem.build_problem import build_problem
 from planner.simulator.replay import simulate
 from planner.traffic.generate import merged
-from planner.traffic.jsonlines import to_jsonl
-from planner.traffic.reading import read_trace
+from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 SEEING = replace(CATALOG.llm("meta-llama/Llama-3.1-8B"), encoder_parameters=3e8)
 BLIND = replace(SEEING, encoder_parameters=0.0)
@@ -62,18 +62,18 @@ def test_an_llm_without_encoder_refuses_images(ask: str) -> None:
             asked = traffic()
             told = np.zeros(len(asked), np.int64)
             told[3] = 1
-            pose(question(), replace(asked, image_tokens=told), CATALOG)
+            build_problem(question(), replace(asked, image_tokens=told), CATALOG)
     assert simulate(fleet(BLIND), trace([0, 0])).complete
 
 
 def test_an_answer_says_what_it_takes_prompts_for() -> None:
     """600 tokens of images among 800; the mean image of 300 tokens takes 2 x 3e8 x 300 / 3e14 s = 0.6 ms."""
-    said = sentences(images(fleet(), replace(trace([0, 0]), image_tokens=None)))
+    said = sentences(image_warnings(fleet(), replace(trace([0, 0]), image_tokens=None)))
     assert len(said) == 1 and "taken as text" in said[0]
-    (told,) = sentences(images(fleet(), trace([300, 300])))
+    (told,) = sentences(image_warnings(fleet(), trace([300, 300])))
     assert told.startswith("75 %") and "0.6 ms for 300 tokens on one g" in told
-    assert not images(fleet(), trace([0, 0]))
-    assert not images(fleet(BLIND), replace(trace([0]), image_tokens=None))
+    assert not image_warnings(fleet(), trace([0, 0]))
+    assert not image_warnings(fleet(BLIND), replace(trace([0]), image_tokens=None))
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

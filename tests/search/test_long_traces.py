@@ -11,16 +11,16 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.documents.facts import OverTheWhole
-from planner.documents.task import Task
-from planner.reports.facts import sentence
-from planner.search import certify, long_traces
-from planner.search.long_traces import is_too_long, plan_by_parts, searched_requests
-from planner.search.plan import Plan
-from planner.search.problem import silent
-from planner.simulator import passing
-from planner.simulator.metrics import judge
+from planner.documents.task import PlanQuestion
+from planner.reports.fact_sentences import sentence
+from planner.search.evidence import certify, long_traces
+from planner.search.evidence.long_traces import is_too_long, plan_by_parts, searched_requests
+from planner.search.evidence.plan import Plan
+from planner.search.problem.plan_problem import report_nothing
+from planner.simulator import streaming_requests
 from planner.simulator.replay import simulate, simulate_until
-from planner.traffic.scaling import busiest, window
+from planner.simulator.slo_verdict import judge
+from planner.traffic.scaling import find_busiest_window, select_window
 from planner.traffic.trace import Trace
 
 BUSY = 400
@@ -31,8 +31,8 @@ TASK = question(fleet={"gpus": ["h100-80g"]})
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_traces, "LONG_REQUESTS", 1000)
     monkeypatch.setattr(long_traces, "PART_REQUESTS", 150)
-    monkeypatch.setattr(passing, "LONG_REQUESTS", 1000)
-    monkeypatch.setattr(passing, "CHUNK_REQUESTS", 200)
+    monkeypatch.setattr(streaming_requests, "LONG_REQUESTS", 1000)
+    monkeypatch.setattr(streaming_requests, "CHUNK_REQUESTS", 200)
 
 
 def long_trace() -> Trace:
@@ -62,7 +62,7 @@ def told(plan: Plan) -> OverTheWhole:
 
 
 def by_parts(trace: Trace, how: object = planned, *, seconds: float = 300.0) -> Plan:
-    return plan_by_parts(TASK, trace, how, seconds=seconds, progress=silent)  # type: ignore[arg-type]
+    return plan_by_parts(TASK, trace, how, seconds=seconds, progress=report_nothing)  # type: ignore[arg-type]
 
 
 def test_the_busiest_part_is_planned_and_all_of_it_simulated() -> None:
@@ -70,9 +70,9 @@ def test_the_busiest_part_is_planned_and_all_of_it_simulated() -> None:
     found = by_parts(trace)
     said = told(found)
     length_s = trace.duration_s * 150 / len(trace)
-    part = window(trace, f"busiest {length_s} s")
+    part = select_window(trace, f"busiest {length_s} s")
     assert found.fleet == certify.plan(TASK, part, CATALOG).fleet
-    assert said.part_from_s == trace.arrival_s[busiest(trace, length_s)]
+    assert said.part_from_s == trace.arrival_s[find_busiest_window(trace, length_s)]
     assert (said.requests, said.part_requests, said.attempts) == (len(trace), len(part), 1)
     whole = judge(simulate(found.fleet, trace, limits=found.slo.limits), found.slo)
     assert whole.holds and said.outcome is not None and said.outcome.holds
@@ -131,7 +131,7 @@ def test_without_time_for_the_whole_the_answer_says_so() -> None:
 def test_a_simulation_beyond_its_deadline_ends() -> None:
     trace = long_trace()
     fleet = planned(traffic(), 60.0).fleet
-    with pytest.raises(passing.OutOfTime):
+    with pytest.raises(streaming_requests.OutOfTime):
         simulate_until(-math.inf, fleet, trace)
 
 
@@ -145,7 +145,7 @@ def test_a_simulation_beyond_its_deadline_ends() -> None:
     ],
 )
 def test_what_is_planned_by_parts(changes: dict[str, object], is_long: bool) -> None:
-    task: Task = question(**changes)
+    task: PlanQuestion = question(**changes)
     assert is_too_long(task, long_trace()) is is_long
     assert not is_too_long(task, traffic())
 
@@ -157,7 +157,7 @@ def test_a_trace_is_too_long_by_the_time_limit_as_it_is_given(monkeypatch: pytes
     monkeypatch.setattr(long_traces, "PART_REQUESTS", 200_000)
     column = np.ones(600_000, np.int64)
     trace = Trace("flat", np.arange(600_000.0), column, column)
-    task: Task = question()
+    task: PlanQuestion = question()
     assert [is_too_long(task, trace, seconds) for seconds in (math.inf, 25, 23, 2)] == [False] * 2 + [
         True
     ] * 2
@@ -169,7 +169,7 @@ def test_a_trace_is_too_long_by_the_time_limit_as_it_is_given(monkeypatch: pytes
 def test_production_in_dozens_of_futures_is_by_parts_from_fewer_requests_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A million requests in 20 futures are 20 million for each fleet; two million on paper are two."""
+    """A million requests in 20 scenarios are 20 million for each fleet; two million on paper are two."""
     monkeypatch.setattr(long_traces, "LONG_REQUESTS", 2_000_000)
     column = np.ones(1_000_000, np.int64)
     trace = Trace("flat", np.arange(1_000_000.0), column, column)
@@ -180,9 +180,9 @@ def test_production_in_dozens_of_futures_is_by_parts_from_fewer_requests_on(
 
 def test_a_short_trace_can_be_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two chunks of requests, and no long trace: it is simulated as such, or until the deadline."""
-    monkeypatch.setattr(passing, "LONG_REQUESTS", 10**6)
+    monkeypatch.setattr(streaming_requests, "LONG_REQUESTS", 10**6)
     trace, fleet = long_trace(), planned(traffic(), 60.0).fleet
-    with pytest.raises(passing.OutOfTime):
+    with pytest.raises(streaming_requests.OutOfTime):
         simulate_until(-math.inf, fleet, trace)
     through, whole = simulate_until(math.inf, fleet, trace), simulate(fleet, trace)
     assert np.array_equal(through.ttft_s, whole.ttft_s, equal_nan=True)
@@ -192,6 +192,6 @@ def test_the_busiest_request_is_found_block_by_block(monkeypatch: pytest.MonkeyP
     from planner.traffic import scaling
 
     trace = long_trace()
-    expected = busiest(trace, 10.0)
+    expected = find_busiest_window(trace, 10.0)
     monkeypatch.setattr(scaling, "BLOCK", 77)
-    assert busiest(trace, 10.0) == expected
+    assert find_busiest_window(trace, 10.0) == expected

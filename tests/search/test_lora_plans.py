@@ -10,12 +10,12 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
-from planner.documents.fleet import read_fleet
-from planner.reports.facts import sentences
+from planner.documents.fleet_file import read_fleet
+from planner.reports.fact_sentences import sentences
 from planner.reports.output import render
-from planner.search.certify import plan
+from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
+from planner.traffic.trace_reading import read_trace
 
 LORA = {"max_loras": 8, "max_rank": 16, "adapters": ["a", "b", "c"]}
 
@@ -28,10 +28,10 @@ def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
     plain = plan(question(), asked, CATALOG)
     assert found.status == plain.status == "on paper" and found.verdict.holds
     assert found.certificate.value >= plain.certificate.value
-    (kind,) = {pool.type.lora for pool in found.fleet.running}
+    (kind,) = {pool.type.lora for pool in found.fleet.running_pools}
     assert kind is not None and kind.lora.adapters == ("a", "b", "c")
     told = [line for line in sentences(found.certificate.assumptions) if "LoRA adapters" in line]
-    assert len(told) == len(found.fleet.running) and "as the trace names them" in told[0]
+    assert len(told) == len(found.fleet.running_pools) and "as the trace names them" in told[0]
 
     files = render(found)
     for name in ("plan.yaml", "traffic.jsonl"):

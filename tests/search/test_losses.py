@@ -18,17 +18,17 @@ from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InfeasibleError
 from planner.fleet import Disturbance, Fleet, Policies
-from planner.reports.facts import sentence, sentences
-from planner.search import findings
-from planner.search.asked import asked_traffic
-from planner.search.best_fleet import Found, search, search_policies
-from planner.search.bill import bill
-from planner.search.certify import plan
-from planner.search.fleets import objective
-from planner.search.oracle import SPOT_RISK_FRAC, Oracle
-from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.problem import Problem
+from planner.reports.fact_sentences import sentence, sentences
+from planner.search.evidence import findings
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.mixed.best_fleet import FleetSearch, search, search_policies
+from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, Oracle
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Problem
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
@@ -37,7 +37,7 @@ ON_SPOT = {"spot": 1.0, "spot_interruptions_per_h": 0.2, "spot_restart": "10 min
 
 
 def an_oracle(**losses: Any) -> tuple[Oracle, list[Option]]:
-    problem = pose(question(), traffic(), CATALOG)
+    problem = build_problem(question(), traffic(), CATALOG)
     oracle = Oracle(problem.llm, problem.trace, problem.slo, problem.task.network, Policies(), **losses)
     return oracle, [Option("mixed", worker, 1.0) for worker in problem.types]
 
@@ -76,8 +76,8 @@ def test_enough_is_the_least_count_of_which_so_many_are_left(losses: dict[str, i
         if is_spot:
             option = replace(option, type=replace(option.type, gpu=CATALOG.gpu(options_name())))
         for least in (1, 3, 10):
-            counts = [count for count in range(100) if oracle.left(option, count) >= least]
-            assert oracle.enough(option, least) == counts[0]
+            counts = [count for count in range(100) if oracle.workers_left(option, count) >= least]
+            assert oracle.workers_needed(option, least) == counts[0]
 
 
 @pytest.mark.parametrize("seed", some(range(2), 1))
@@ -134,9 +134,14 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
     the insurance."""
     task = question(robust={"step_times": "10 %", "traffic": "10 %"})
     found, plain = (plan(t, traffic(seed), CATALOG) for t in (task, question()))
-    more, _ = asked_traffic(traffic(seed), replace(question(), rate_rps=1.1 * traffic(seed).rate_rps), seed=0)
+    more, _ = requested_traffic(
+        traffic(seed), replace(question(), rate_rps=1.1 * traffic(seed).rate_rps), seed=0
+    )
     assert (found.trace.arrival_s == more.arrival_s).all()
-    longer = {w.name: w.latency.longer(0.1) for w in pose(question(), traffic(seed), CATALOG).types}
+    longer = {
+        w.name: w.latency.with_longer_steps(0.1)
+        for w in build_problem(question(), traffic(seed), CATALOG).types
+    }
     for pool in found.fleet.pools:
         asked = longer[pool.type.name]
         assert pool.type.latency.f_s == pytest.approx(asked.f_s) and pool.type.latency.d_s == asked.d_s
@@ -163,7 +168,7 @@ def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
     task = question(**asked, traffic={"rate": 26}, robust={"traffic": "10 %"})
 
     def at(rate_rps: float) -> Trace:
-        return asked_traffic(trace, question(**asked, traffic={"rate": rate_rps}), seed=0)[0]
+        return requested_traffic(trace, question(**asked, traffic={"rate": rate_rps}), seed=0)[0]
 
     def misses(found: Plan) -> list[float]:
         rates_rps = [26 * (1 + frac) for frac in np.linspace(0.0, 0.1, 41)]
@@ -188,7 +193,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     too, is the answer."""
     task, found = question(robust={"traffic": "5 %"}), []
 
-    def dearer(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, Found]]:
+    def dearer(problem: Problem, start: Sequence[Fleet] = ()) -> list[tuple[Problem, FleetSearch]]:
         ((asked, best),) = search_policies(problem, start)
         found.append((asked, best))
         option, count = best.best[0]
@@ -199,7 +204,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found
     (row,) = (row for row in plan_found.alternatives if row.label.startswith("not insured"))
     assert row.objective == plan_found.certificate.value and row.fleet is not None
-    assert bill(row.fleet).usd_per_h == pytest.approx(row.objective)
+    assert bill_fleet(row.fleet).usd_per_h == pytest.approx(row.objective)
     assert any(
         "this insurance costs 0 USD/h (the same)" in line
         for line in sentences(plan_found.certificate.binding)
@@ -217,7 +222,8 @@ def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
         fewer = replace(found.fleet, pools=tuple(pool for pool in pools if pool.count))
         kept = [
             judge(
-                simulate(fewer, asked_traffic(trace, task, seed=seed)[0], limits=task.slo.limits), task.slo
+                simulate(fewer, requested_traffic(trace, task, seed=seed)[0], limits=task.slo.limits),
+                task.slo,
             ).holds
             for seed in range(6)
         ]
@@ -237,7 +243,7 @@ def test_most_traffic_within_the_limits() -> None:
     assert refuted_rps is not None and rate_rps < refuted_rps <= 1.011 * rate_rps
     assert found.trace.rate_rps == pytest.approx(rate_rps, rel=0.01)
     beyond = replace(task, objective="gpus", rate_rps=refuted_rps)
-    problem = pose(beyond, traffic(rate_rps=4.0), CATALOG)
+    problem = build_problem(beyond, traffic(rate_rps=4.0), CATALOG)
     for worker in problem.types:
         mixed = ((Option("mixed", worker, 1.0), 4 // worker.gpus),)
         assert not problem.oracle.holds([mixed])[0]
@@ -252,7 +258,7 @@ def test_cost_per_million_tokens_by_hand() -> None:
     """USD/h x hours / tokens."""
     found = plan(question(), traffic(), CATALOG)
     tokens = int(found.trace.input_tokens.sum() + found.trace.output_tokens.sum())
-    usd = bill(found.fleet).usd_per_h * found.trace.duration_s / 3600
+    usd = bill_fleet(found.fleet).usd_per_h * found.trace.duration_s / 3600
     assert found.usd_per_million_tokens == pytest.approx(1e6 * usd / tokens)
     share = found.trace.output_tokens.sum() / tokens
     assert found.usd_per_million_output_tokens == pytest.approx(found.usd_per_million_tokens / share)
@@ -269,7 +275,7 @@ def test_workers_lie_on_the_fewest_nodes() -> None:
 
 
 def test_a_search_started_from_the_best_fleet_ends_there() -> None:
-    problem = pose(question(), traffic(), CATALOG)
+    problem = build_problem(question(), traffic(), CATALOG)
     found = search(problem)
     again = search(problem, (problem.oracle.fleet(found.best),))
     assert again.value == found.value == pytest.approx(objective(again.best))

@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 from random_questions import question
 
-from planner.search.beyond import search_beyond
-from planner.search.filling import filled
-from planner.search.fleets import Counts, in_order, named, objective
-from planner.search.level0 import search_level0
-from planner.search.mixtures import estimated, near
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.oracle import Answers
-from planner.search.pose import pose
-from planner.search.problem import Problem, with_policies
-from planner.solvers.master import Limits, Option
+from planner.search.level0.filling import filled
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.mixed_fleets import search_mixed_fleets
+from planner.search.mixed.mixtures import estimated, near
+from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective
+from planner.search.oracle.fleet_oracle import Answers
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.plan_problem import Problem, with_policies
+from planner.solvers.master import FleetLimits, Option
 
 OPTIMA = {42: 9.54, 395: 10.10, 946: 6.02}  # USD/h by seed: all cheaper fleets fail (benchmarks/mixes.py)
 
 
 def posed(seed: int) -> Problem:
     asked = question(seed)
-    problem = pose(asked.task, asked.trace, asked.catalog)
-    return with_policies(problem, asked.task.policies()[0])
+    problem = build_problem(asked.task, asked.trace, asked.catalog)
+    return with_policies(problem, asked.task.policy_choices()[0])
 
 
 def problem_options(problem: Problem) -> list[Option]:
@@ -36,7 +36,7 @@ def test_finds_the_cheapest_fleet_of_any_mix(seed: int, optimum: float) -> None:
     """It mixes TP degrees or roles; over 1000 fleets cost less than that of level 0."""
     problem = posed(seed)
     level0 = search_level0(problem)
-    found = search_beyond(problem, level0)
+    found = search_mixed_fleets(problem, level0)
     assert found.best is not None and level0.search.value > found.value
     assert found.value == pytest.approx(optimum, abs=0.005)
     assert replace(problem.oracle, answers=Answers()).holds([found.best])[0]
@@ -53,7 +53,7 @@ def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type()
         counts = [(option, n) for option, n in zip(options, vector, strict=True) if n]
         assert 1 <= len(counts) <= 3
         assert objective(counts) < value
-        assert problem.limits.broken([(option.type, n) for option, n in counts]) is None
+        assert problem.limits.first_exceeded([(option.type, n) for option, n in counts]) is None
 
 
 def test_a_pair_carries_what_its_smaller_side_does() -> None:
@@ -78,12 +78,12 @@ def test_looks_around_the_best_fleet_where_more_workers_hurt() -> None:
             self.told: dict[tuple[tuple[str, int], ...], bool] = {}
 
         def holds(self, fleets: list[Counts]) -> list[bool]:
-            self.told |= {named(counts): counts[0][1] in (2, 4) for counts in fleets}
+            self.told |= {names_of(counts): counts[0][1] in (2, 4) for counts in fleets}
             return [counts[0][1] in (2, 4) for counts in fleets]
 
-    best = near(((option, 4),), Limits({}), Odd(), lambda: True)  # type: ignore[arg-type]
+    best = near(((option, 4),), FleetLimits({}), Odd(), lambda: True)  # type: ignore[arg-type]
     assert best == ((option, 2),)
-    assert near(((option, 4),), Limits({}), Odd(), lambda: False) == ((option, 4),)  # type: ignore[arg-type]
+    assert near(((option, 4),), FleetLimits({}), Odd(), lambda: False) == ((option, 4),)  # type: ignore[arg-type]
 
 
 def test_pools_have_one_order() -> None:

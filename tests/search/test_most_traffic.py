@@ -1,4 +1,4 @@
-"""The most traffic that is kept in enough futures, held against every fleet of level 0."""
+"""The most traffic that is kept in enough scenarios, held against every fleet of level 0."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from questions import question, traffic
 
 from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
-from planner.search.certify import plan
-from planner.search.most_traffic import KEPT_STEP_FRAC, Climb, at_rate, most_kept, most_traffic
-from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.problem import Conditions
-from planner.search.production import in_production
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Conditions
+from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.production.most_traffic import (
+    KEPT_STEP_FRAC,
+    RateClimb,
+    find_most_kept_traffic,
+    find_most_traffic,
+    task_at_rate,
+)
 from planner.solvers.master import Option
 
 MOST = 4
@@ -37,8 +43,8 @@ def planned() -> Plan:
 
 
 def fleets_that_hold(rate_rps: float) -> int:
-    """How many fleets of level 0 with as many GPUs keep the SLO in enough futures that a search sees."""
-    problem = in_production(pose(at_rate(TASK, TRACE, rate_rps, 0), TRACE, CATALOG))
+    """How many fleets of level 0 with as many GPUs keep the SLO in enough scenarios that a search sees."""
+    problem = with_search_scenarios(build_problem(task_at_rate(TASK, TRACE, rate_rps, 0), TRACE, CATALOG))
     fleets = [((Option("mixed", worker, 1.0), MOST // worker.gpus),) for worker in problem.types]
     held = sum(problem.oracle.holds([fleet])[0] for fleet in fleets)
     for prefill, decode in itertools.product(problem.types, repeat=2):
@@ -50,8 +56,8 @@ def fleets_that_hold(rate_rps: float) -> int:
 
 
 def test_at_the_refuted_rate_no_fleet_keeps_enough_futures() -> None:
-    on_paper, best = most_traffic(TASK, TRACE, CATALOG, seed=0, conditions=Conditions())
-    kept = most_kept(TASK, TRACE, CATALOG, on_paper, best, seed=0, conditions=Conditions())
+    on_paper, best = find_most_traffic(TASK, TRACE, CATALOG, seed=0, conditions=Conditions())
+    kept = find_most_kept_traffic(TASK, TRACE, CATALOG, on_paper, best, seed=0, conditions=Conditions())
     assert kept is not None and on_paper.refuted_rps is not None
     found = kept[0]
     assert found.refuted_rps is not None
@@ -89,15 +95,15 @@ def test_workers_are_taken_as_far_as_they_go_before_all_others_are_asked() -> No
         among = ends_rps if workers_of is None else [workers_of]
         return next((name for name in among if rate_rps <= ends_rps[name]), None)
 
-    climb: Any = Climb(carries, 0.01, 0.1)
-    climb.from_rate(3.0)
+    climb: Any = RateClimb(carries, 0.01, 0.1)
+    climb.climb_from(3.0)
     assert climb.fleet == "fast" and 24.7 < climb.holds_rps <= 25.0 < climb.failed_rps < 25.3
     assert asked.count("all") <= 4 and asked.count("slow") <= 12
 
 
 def test_its_fleet_passes_its_test_at_that_rate_and_stays_within_the_limits() -> None:
     found = planned()
-    made = found.certificate.answer("production")
+    made = found.certificate.find_answer("production")
     assert found.throughput is not None and made is not None and made.kept_in is not None
     assert found.status == "certified" and made.kept_in.kept_frac >= 0.9
     assert found.fleet.gpus <= MOST

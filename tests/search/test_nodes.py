@@ -14,15 +14,15 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.errors import InfeasibleError
-from planner.search.best_fleet import search
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan
-from planner.search.fleets import Counts, by_gpu, objective, objectives_of_pairs
-from planner.search.level0 import search_level0
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.owned import paid
-from planner.search.pose import pose
-from planner.search.problem import Problem
+from planner.search.evidence.certify import plan
+from planner.search.level0.level0_search import search_level0
+from planner.search.level0.owned_gpus import objective_paid
+from planner.search.mixed.best_fleet import search
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_counts import Counts, by_gpu, objective, objectives_of_pairs
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.plan_problem import Problem
 
 A100, H100 = (CATALOG.gpu(name).price_usd_per_h for name in ("a100-80g", "h100-80g"))
 
@@ -65,7 +65,7 @@ def that_hold(problem: Problem, fleets: Iterator[Counts] | list[Counts]) -> list
         counts
         for counts in fleets
         if by_hand(counts) <= budget * (1 + 1e-9)
-        and limits.broken([(option.type, count) for option, count in counts]) is None
+        and limits.first_exceeded([(option.type, count) for option, count in counts]) is None
         and problem.oracle.holds([counts])[0]
     ]
 
@@ -84,7 +84,7 @@ def test_level_0_is_what_is_paid_least(first: int) -> None:
             surprises += bool(held)
             assert not (held and found.is_exact)
             continue
-        assert by_hand(found.best) == pytest.approx(paid(problem, found.best))
+        assert by_hand(found.best) == pytest.approx(objective_paid(problem, found.best))
         least = min(held, key=lambda counts: (by_hand(counts), by_gpu(counts)))
         paid_more += min(by_gpu(counts) for counts in held) < by_gpu(least) * (1 - 1e-9)
         is_least = by_hand(found.best) <= by_hand(least) * (1 + 1e-9)
@@ -119,7 +119,7 @@ def test_no_fleet_of_any_mix_is_paid_less_than_bounds_and_exact_plans(seed: int)
     least = min(map(by_hand, held))
     assert lower is not None and lower <= least * (1 + 1e-6)
     found = search(replace(problem, lower=lower))
-    assert paid(problem, found.best) == pytest.approx(by_hand(found.best))
+    assert objective_paid(problem, found.best) == pytest.approx(by_hand(found.best))
     assert lower <= by_hand(found.best) * (1 + 1e-6)
     if found.beyond_exact:
         assert by_hand(found.best) <= least * (1 + 1e-9)
@@ -163,7 +163,7 @@ def test_a_budget_is_of_what_is_paid() -> None:
 
 def test_parts_of_nodes_cost_by_the_gpu() -> None:
     """A stock of 12 H100 is no whole number of nodes."""
-    problem = pose(question(fleet={"gpus": {"h100-80g": 12}}), traffic(rate_rps=8.0), CATALOG)
+    problem = build_problem(question(fleet={"gpus": {"h100-80g": 12}}), traffic(rate_rps=8.0), CATALOG)
     found = search(problem)
     gpus = sum(option.type.gpus * count for option, count in found.best)
-    assert paid(problem, found.best) == pytest.approx(gpus * H100) == pytest.approx(found.value)
+    assert objective_paid(problem, found.best) == pytest.approx(gpus * H100) == pytest.approx(found.value)

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 from plans import CATALOG
 
-from planner.documents.fleet import read_fleet
-from planner.documents.task import Task, parse_task
+from planner.documents.fleet_file import read_fleet
+from planner.documents.task import PlanQuestion, parse_task
 from planner.models.kv_offload import KvOffload
-from planner.reports.facts import sentences
+from planner.reports.fact_sentences import sentences
 from planner.reports.output import render
-from planner.search.certify import plan
-from planner.search.options import Engines, worker_types
-from planner.search.reasons import reason_text
+from planner.search.evidence.certify import plan
+from planner.search.problem.options import Engines, worker_types
+from planner.search.problem.reasons import reason_text
 from planner.simulator.replay import simulate
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 OFFLOAD = {"size": "200 GB", "bandwidth": "25 GB/s"}
 BLOCKS = 16  # of 256 tokens in a document
@@ -39,7 +39,7 @@ def documents(requests: int = 600, rate_rps: float = 7.0) -> Trace:
     )
 
 
-def question(**policies: object) -> Task:
+def question(**policies: object) -> PlanQuestion:
     return parse_task(
         {
             "safety": "none",

@@ -1,4 +1,4 @@
-"""Where no fleet keeps enough futures, the cheapest on paper is written, and called what it is."""
+"""Where no fleet keeps enough scenarios, the cheapest on paper is written, and called what it is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import yaml
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.api.planning import read_plan
+from planner.api.results import PlanResult
 from planner.documents.facts import IdleMisses, TooFewKept
-from planner.face.planning import read_plan
-from planner.face.results import PlanResult
 from planner.reports import screen
-from planner.reports.facts import sentences
-from planner.search.certify import plan
-from planner.search.idle_futures import idle_misses
-from planner.search.pose import pose
-from planner.search.problem import Conditions
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import plan
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Conditions
+from planner.search.production.idle_scenarios import find_idle_misses
 
 SAFE = {"safety": {"kept_in": 0.9}}
 SPARSE = traffic(requests=200, rate_rps=0.05)
@@ -59,9 +59,9 @@ def test_what_idle_workers_miss_in_too_many_futures_is_said_before_the_search() 
 
 def test_a_limit_of_what_is_said_to_be_enough_is_in_reach() -> None:
     tight = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": "130 ms"}})
-    why = idle_misses(pose(tight, SPARSE, CATALOG))
+    why = find_idle_misses(build_problem(tight, SPARSE, CATALOG))
     assert why is not None
     for frac, is_reached in ((1.0 + 1e-6, True), (0.999, False)):
         limit_s = math.ceil(1e6 * why.enough_s * frac) / 1e6
         other = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": f"{limit_s:.6f} s"}})
-        assert (idle_misses(pose(other, SPARSE, CATALOG)) is None) == is_reached
+        assert (find_idle_misses(build_problem(other, SPARSE, CATALOG)) is None) == is_reached

@@ -13,14 +13,14 @@ from planner.domain import OWNED, row_of
 from planner.errors import InfeasibleError
 from planner.reports.output import to_json
 from planner.reports.words import answer
-from planner.search.answers import tried, with_answers
-from planner.search.best_fleet import best_of, search
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan, search_llm
-from planner.search.owned import owned_beside, owned_first, paid, paid_at_least
-from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.problem import Conditions
+from planner.search.evidence.certify import plan, search_llm
+from planner.search.evidence.plan import Plan
+from planner.search.level0.owned_gpus import objective_paid, owned_beside, owned_first, paid_at_least
+from planner.search.mixed.best_fleet import best_of, search
+from planner.search.mixed.bounds import lower_bound
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Conditions
+from planner.search.production.three_answers import find_production_fleet, with_answers
 from planner.solvers.master import Option
 
 H100 = {"h100-80g": 64}
@@ -28,7 +28,7 @@ PRICE = CATALOG.gpu("h100-80g").price_usd_per_h
 
 
 def owned_of(found: Plan) -> int:
-    return sum(p.count * p.type.gpus for p in found.fleet.running if p.type.gpu.name.endswith(OWNED))
+    return sum(p.count * p.type.gpus for p in found.fleet.running_pools if p.type.gpu.name.endswith(OWNED))
 
 
 def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
@@ -59,38 +59,38 @@ def test_old_gpus_that_are_owned_take_their_share_beside_new_ones_that_are_rente
     """The A100 workers alone are far too few; beside them fewer H100 are rented than without."""
     fleet = {"gpus": {"h100-80g": 64}, "owned": {"a100-80g": 24}}
     asked = traffic(rate_rps=40.0, requests=300)
-    problem = pose(question(fleet=fleet), asked, CATALOG)
-    found, rented = search(problem), search(pose(question(fleet={"gpus": H100}), asked, CATALOG))
+    problem = build_problem(question(fleet=fleet), asked, CATALOG)
+    found, rented = search(problem), search(build_problem(question(fleet={"gpus": H100}), asked, CATALOG))
     gpus = {o.type.gpu.name: o.type.gpus * n for o, n in found.best}
     assert 2 < gpus["a100-80g@owned"] <= 24
-    assert paid(problem, found.best) < rented.value - 2 * PRICE
+    assert objective_paid(problem, found.best) < rented.value - 2 * PRICE
 
 
 @pytest.mark.parametrize("owned", [1, 5, 8])
 def test_the_bound_is_below_every_fleet_that_holds(owned: int) -> None:
     """Brute force: all counts of two H100 options, owned and rented, against the bound in money."""
     task = question(fleet={"gpus": {"h100-80g": 16}, "owned": {"h100-80g": owned}})
-    problem = pose(task, traffic(rate_rps=10.0), CATALOG)
+    problem = build_problem(task, traffic(rate_rps=10.0), CATALOG)
     found = search(problem)
     lower = lower_bound(problem)
-    assert lower is not None and paid_at_least(problem, lower) <= paid(problem, found.best) + 1e-9
+    assert lower is not None and paid_at_least(problem, lower) <= objective_paid(problem, found.best) + 1e-9
     types = [w for w in problem.types if w.tp in (2, 4) and w.max_num_batched_tokens == 1024]
     assert {row_of(w.gpu.name) for w in types} == {"h100-80g"}
     options = [Option("mixed", w, w.price_usd_per_h) for w in types]
     cheapest = min(
-        paid(problem, counts)
+        objective_paid(problem, counts)
         for vector in itertools.product(range(5), repeat=len(options))
         if any(vector)
         for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]
-        if problem.limits.broken([(o.type, n) for o, n in counts]) is None
+        if problem.limits.first_exceeded([(o.type, n) for o, n in counts]) is None
         and problem.oracle.holds([counts])[0]
     )
-    assert lower <= cheapest + 1e-3 and paid(problem, found.best) <= cheapest + 1e-9
+    assert lower <= cheapest + 1e-3 and objective_paid(problem, found.best) <= cheapest + 1e-9
 
 
 def test_owned_first_changes_no_machine_and_stays_within_the_stock() -> None:
     """Six workers of 4, 10 owned GPUs: two workers are owned, four rented."""
-    problem = pose(question(fleet={"gpus": H100, "owned": {"h100-80g": 10}}), traffic(), CATALOG)
+    problem = build_problem(question(fleet={"gpus": H100, "owned": {"h100-80g": 10}}), traffic(), CATALOG)
     worker = next(w for w in problem.types if w.gpu.name == "h100-80g" and w.tp == 4)
     bought = owned_first(problem, ((Option("mixed", worker, worker.price_usd_per_h), 6),))
     assert [(o.type.gpu.name, n) for o, n in bought] == [("h100-80g@owned", 2), ("h100-80g", 4)]
@@ -102,13 +102,13 @@ WIDE = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
 
 
 def test_production_takes_owned_gpus_that_idle_before_it_rents() -> None:
-    """On paper 8 owned H100 are enough. In most futures they are not, and owned A100 stand idle."""
+    """On paper 8 owned H100 are enough. In most scenarios they are not, and owned A100 stand idle."""
     fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}, "max_num_batched_tokens": 1024}
     task = question(slo=WIDE, fleet=fleet, safety={"kept_in": 0.9})
     found = plan(task, traffic(rate_rps=30.0, requests=300), CATALOG)
-    paper, production = (found.certificate.answer(name) for name in ("on-paper", "production"))
+    paper, production = (found.certificate.find_answer(name) for name in ("on-paper", "production"))
     assert paper is not None and production is not None and production.workers != paper.workers
-    assert {pool.type.gpu.name for pool in found.fleet.running} == {"h100-80g@owned", "a100-80g@owned"}
+    assert {pool.type.gpu.name for pool in found.fleet.running_pools} == {"h100-80g@owned", "a100-80g@owned"}
     assert found.bill.usd_per_h == production.usd_per_h == production.paid_usd_per_h == 0
 
 
@@ -129,7 +129,7 @@ def test_no_answer_takes_more_than_is_owned() -> None:
 def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
     """6 H100 and 4 of 16 A100 are in use: pools of up to 12 A100, in the roles that the fleet has."""
     fleet = {"gpus": H100, "owned": {"h100-80g": 6, "a100-80g": 16}, "max_num_batched_tokens": 1024}
-    problem = pose(question(slo=WIDE, fleet=fleet), traffic(rate_rps=26.0, requests=300), CATALOG)
+    problem = build_problem(question(slo=WIDE, fleet=fleet), traffic(rate_rps=26.0, requests=300), CATALOG)
     found = search(problem)
     of = {option.name: option for option in found.level0.options}
     used = ((of["prefill h100-80g@owned tp2 1024"], 3), (of["decode a100-80g@owned tp4 1024"], 1))
@@ -144,18 +144,18 @@ def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
 @pytest.mark.slow
 def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> None:
     """Brute force: every fleet with up to two workers more or fewer of each machine of production, owned ones
-    first, that keeps the SLO after any loss in the futures that production was searched in.
+    first, that keeps the SLO after any loss in the scenarios that production was searched in.
     """
     fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": {"a100-80g": 24}}
     slo = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
     task = question(fleet=fleet, slo=slo, safety={"kept_in": 0.9})
     asked = traffic(1, requests=300, rate_rps=40.0)
     problem, paper = best_of(search_llm(task, asked, CATALOG, seed=0, conditions=Conditions()))
-    found = tried(problem, paper)
+    found = find_production_fleet(problem, paper)
     assert found is not None
     made = with_answers(problem, paper, found)
     assert made.with_loss is not None
-    lossy = replace(found.asked.oracle, spare_workers=1)
+    lossy = replace(found.problem.oracle, spare_workers=1)
     workers: dict[tuple[str, str, int], tuple[Option, int]] = {}
     for option, count in found.best:  # owned and rented ones together
         alike = option.role, row_of(option.type.gpu.name), option.type.tp
@@ -168,9 +168,9 @@ def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> 
     ]
     below = 3 * 8 * PRICE  # what five workers of four H100 cost, which stand a loss too
     stand = [
-        paid(problem, counts)
+        objective_paid(problem, counts)
         for counts in near
-        if paid(problem, counts) < below and problem.allows(counts) and lossy.holds([counts])[0]
+        if objective_paid(problem, counts) < below and problem.allows(counts) and lossy.holds([counts])[0]
     ]
-    assert stand and paid(problem, made.with_loss) <= min(stand) + 1e-9
+    assert stand and objective_paid(problem, made.with_loss) <= min(stand) + 1e-9
     assert lossy.holds([made.with_loss])[0]

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import fleetplan
+from planner.api.results import PlanResult
 from planner.documents.catalog import read_catalog
 from planner.documents.slo import parse_slo
-from planner.face.results import PlanResult
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.search.oracle import Oracle
-from planner.search.pinning import Pinning
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.pinning import Pinning
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 CATALOG = read_catalog()
 LLM, GPU = CATALOG.llm("llama-3.1-8b"), CATALOG.gpu("l40s-48g")
@@ -30,7 +30,7 @@ TRACES = Path(__file__).parents[3] / "shared/data/traces"
 @pytest.fixture(scope="module")
 def worker() -> WorkerType:
     kv_tokens = kv_cache_tokens(LLM, GPU, 1)
-    return WorkerType(GPU, 1, CATALOG.latency(LLM, GPU, 1), kv_tokens, 2048, 256).serving(LLM)
+    return WorkerType(GPU, 1, CATALOG.step_latency(LLM, GPU, 1), kv_tokens, 2048, 256).with_llm(LLM)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_on_mooncakes_traces_hits_are_planned_within_three_points(name: str) -> 
     """Llama-3.1-8B on 8 and 16 H100, where caches hold a small part of what comes again."""
     trace, gpu = read_trace(TRACES / f"mooncake_{name}_trace.jsonl.gz", seed=0), CATALOG.gpu("h100-80g")
     kv_tokens = kv_cache_tokens(LLM, gpu, 1)
-    kind = WorkerType(gpu, 1, CATALOG.latency(LLM, gpu, 1), kv_tokens, 2048, 256).serving(LLM)
+    kind = WorkerType(gpu, 1, CATALOG.step_latency(LLM, gpu, 1), kv_tokens, 2048, 256).with_llm(LLM)
     pinning = Pinning(trace)
     for count in (8, 16):
         pools = (Pool("w", "mixed", kind, count),)

@@ -10,20 +10,20 @@ from shares import some
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.facts import UncheckedEngine, UncheckedLeftOut
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.models.latency import StepLatency
-from planner.models.spread import Z
-from planner.reports.facts import sentences
+from planner.models.spread import INTERVAL_SIGMAS
+from planner.reports.fact_sentences import sentences
 from planner.reports.output import plan_yaml, to_json
 from planner.reports.rows import alternative_rows
-from planner.search.bill import bill, paid_whole_usd_per_h
-from planner.search.certify import plan
-from planner.search.fleets import Counts, objective
-from planner.search.options import Engines, mixed_options, worker_types
-from planner.search.oracle import Oracle
-from planner.search.plan import Plan
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
+from planner.search.problem.options import Engines, mixed_options, worker_types
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option
 from planner.traffic.generate import lognormal, synthesise
@@ -50,7 +50,7 @@ def traffic(
     )
 
 
-def question(catalog: Catalog, **changes: object) -> Task:
+def question(catalog: Catalog, **changes: object) -> PlanQuestion:
     document: dict[str, object] = {
         "safety": "none",
         "llm": LLM,
@@ -66,12 +66,14 @@ def plain(catalog: Catalog) -> Plan:
     return plan(question(catalog), traffic(), catalog)
 
 
-def options_of(found: Plan, catalog: Catalog, task: Task) -> list[Option]:
+def options_of(found: Plan, catalog: Catalog, task: PlanQuestion) -> list[Option]:
     """The options that the certificate says level 0 ranged over, built again from their names."""
-    from planner.search.options import decode_options, mixed_options, prefill_options
+    from planner.search.problem.options import decode_options, mixed_options, prefill_options
 
     longest = int((found.trace.input_tokens + found.trace.output_tokens).max())
-    types, _ = worker_types(catalog.llm(task.llm), task.gpus(catalog), catalog, longest, Engines.of(task))
+    types, _ = worker_types(
+        catalog.llm(task.llm), task.priced_gpus(catalog), catalog, longest, Engines.of(task)
+    )
     options = [
         *mixed_options(types, task.objective),
         *prefill_options(types, task.objective),
@@ -120,7 +122,7 @@ def test_plan_keeps_what_it_says(catalog: Catalog, seed: int) -> None:
     found = plan(task, traffic(seed), catalog)
     again = simulate(found.fleet, found.trace, limits=task.slo.limits, record=True)
     assert judge(again, task.slo).holds and found.verdict.holds
-    assert found.certificate.value == pytest.approx(bill(found.fleet).usd_per_h)
+    assert found.certificate.value == pytest.approx(bill_fleet(found.fleet).usd_per_h)
     assert found.certificate.bound <= found.certificate.value <= found.certificate.level0 * (1 + 1e-9)
     for i, pool in enumerate(found.fleet.pools):
         pools = list(found.fleet.pools)
@@ -146,7 +148,7 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
     found = plan(task, trace, catalog)
     oracle = Oracle(found.fleet.llm, found.trace, task.slo, task.network, found.fleet.policies)
     types, _ = worker_types(
-        *(catalog.llm(LLM), task.gpus(catalog), catalog),
+        *(catalog.llm(LLM), task.priced_gpus(catalog), catalog),
         int((trace.input_tokens + trace.output_tokens).max()),
         Engines.of(task),
     )
@@ -165,7 +167,9 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
             assert found.certificate.value == pytest.approx(min(prices))
         else:
             assert row.is_priced and row.fleet is not None
-            assert row.objective == pytest.approx(bill(row.fleet).usd_per_h) == pytest.approx(min(prices))
+            assert (
+                row.objective == pytest.approx(bill_fleet(row.fleet).usd_per_h) == pytest.approx(min(prices))
+            )
     for row in found.alternatives:
         assert row.fleet != found.fleet
         if row.fleet is not None:
@@ -410,9 +414,9 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
 @pytest.mark.parametrize("seed", some(range(6), 3))
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
-    from planner.search.bounds import envelopes
-    from planner.solvers.master import Limits, Load, bound
-    from planner.solvers.required_work import obliged
+    from planner.search.mixed.bounds import envelopes
+    from planner.solvers.master import FleetLimits, TrafficLoad, bound
+    from planner.solvers.required_work import slo_work
     from planner.traffic.workload import to_classes
 
     rng = np.random.default_rng(seed)
@@ -429,13 +433,13 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     options = [o for o in options_of(found, catalog, task) if o.name in found.certificate.universe]
     lower = bound(
         envelopes(options),
-        Load(
+        TrafficLoad(
             to_classes(found.trace),
-            obliged(task.slo, found.trace),
+            slo_work(task.slo, found.trace),
             found.fleet.llm.kv_bytes_per_token,
             task.network.bandwidth_bytes_per_s,
         ),
-        Limits(task.stock),
+        FleetLimits(task.stock),
     )
     assert lower is not None and lower <= found.certificate.value * (1 + 1e-9)
 
@@ -454,7 +458,11 @@ def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(
     (sentence,) = (line for line in sentences(found.certificate.binding) if line.startswith(began))
 
     def longer(latency: StepLatency) -> StepLatency:
-        return latency.within(Z, Z) if has_spread else latency.longer(latency.mape_frac or 0)
+        return (
+            latency.at_spread(INTERVAL_SIGMAS, INTERVAL_SIGMAS)
+            if has_spread
+            else latency.with_longer_steps(latency.mape_frac or 0)
+        )
 
     pools = tuple(
         replace(pool, type=replace(pool.type, latency=longer(pool.type.latency)))
@@ -550,7 +558,7 @@ def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed
     longest = int((trace.input_tokens + trace.output_tokens).max())
     types, _ = worker_types(
         catalog.llm(LLM),
-        task.gpus(catalog),
+        task.priced_gpus(catalog),
         catalog,
         longest,
         Engines(stages=task.stages, node_bytes_per_s=task.network.bandwidth_bytes_per_s),

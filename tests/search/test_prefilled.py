@@ -7,8 +7,8 @@ from simulations import LLM
 
 from planner.domain import Limit
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.search.level0 import FEW_FRAC
-from planner.search.oracle import INSTANT, NO_LINK
+from planner.search.level0.level0_search import FEW_FRAC
+from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.simulator.replay import Requests, keeps
 from planner.solvers.master import Option, fewest_decode_workers
 from planner.traffic.trace import Trace

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
-from planner.search.prefix_placing import (
+from planner.search.oracle.prefix_placing import (
     plan_prefixes,
     prefill_pool,
     room_tokens,
@@ -26,8 +26,8 @@ from planner.search.prefix_placing import (
     workers_for_same_load,
 )
 from planner.traffic.generate import merged, preble
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "traces" / "shared-prefixes-sample.jsonl"
 FLEET = "llm: meta-llama/Llama-3.1-70B\nworkers: [{name: web, gpu: h100-80g, tp: 4, count: 4}]\n"

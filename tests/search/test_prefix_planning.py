@@ -10,26 +10,26 @@ import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.slo import parse_slo
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES, QUEUE, ROUTING
-from planner.reports.facts import sentences
+from planner.reports.fact_sentences import sentences
 from planner.reports.output import render
-from planner.search.certify import plan
-from planner.search.options import floor_s
-from planner.search.oracle import Oracle
-from planner.search.plan import Plan
-from planner.search.prefix_hits import PrefixHits
-from planner.search.prefix_placing import pool_prefixes
-from planner.search.router_fit import _room, fitted
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.mixed.router_fit import _room, fitted
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.search.problem.options import floor_s
+from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option, least_seconds, least_token_seconds
 from planner.traffic.generate import preble
-from planner.traffic.reading import read_trace
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 TRACES = Path(__file__).parents[2] / "examples" / "traces"
 LLM = "meta-llama/Llama-3.1-8B"
@@ -43,7 +43,7 @@ def catalog() -> Catalog:
 @pytest.fixture(scope="module")
 def worker(catalog: Catalog) -> WorkerType:
     llm, gpu = catalog.llm(LLM), catalog.gpu("l40s-48g")
-    return WorkerType(gpu, 1, catalog.latency(llm, gpu, 1), kv_cache_tokens(llm, gpu, 1), 2048, 256)
+    return WorkerType(gpu, 1, catalog.step_latency(llm, gpu, 1), kv_cache_tokens(llm, gpu, 1), 2048, 256)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def sample() -> Trace:
     return read_trace(TRACES / "shared-prefixes-sample.jsonl")
 
 
-def question(catalog: Catalog, **policies: object) -> Task:
+def question(catalog: Catalog, **policies: object) -> PlanQuestion:
     document = {
         "safety": "none",
         "llm": LLM,
@@ -79,7 +79,7 @@ def three_prompts() -> Trace:
 def test_policies_to_choose_from(catalog: Catalog) -> None:
     """Without caches first, so that of equal fleets the one that counts on no hit is taken."""
     task = question(catalog, prefix_cache=True, routing=["jsq", "e2"], queue=["fcfs", "sjf"])
-    found = [(p.prefix_cache, p.routing, p.queue) for p in task.policies()]
+    found = [(p.prefix_cache, p.routing, p.queue) for p in task.policy_choices()]
     assert found == [
         (False, "jsq", "fcfs"),
         (False, "jsq", "sjf"),
@@ -88,8 +88,8 @@ def test_policies_to_choose_from(catalog: Catalog) -> None:
         (True, "e2", "fcfs"),
         (True, "e2", "sjf"),
     ]
-    assert question(catalog).policies() == (Policies(),)
-    only = question(catalog, prefix_cache=True, routing="e2").policies()
+    assert question(catalog).policy_choices() == (Policies(),)
+    only = question(catalog, prefix_cache=True, routing="e2").policy_choices()
     assert [(p.prefix_cache, p.routing) for p in only] == [(False, "jsq"), (True, "e2")]
 
 

@@ -1,4 +1,4 @@
-"""Production: the cheapest fleet that keeps the SLO in most futures, and what is said of it."""
+"""Production: the cheapest fleet that keeps the SLO in most scenarios, and what is said of it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from questions import question, traffic
 from planner.documents.facts import Answered
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
-from planner.models.spread import Factor, Spread
-from planner.reports.facts import sentences
-from planner.search.answers import _nearly, tried, with_answers
-from planner.search.best_fleet import Found, best_of
-from planner.search.bill import bill
-from planner.search.certify import plan, search_llm
-from planner.search.fleets import Counts, named, objective
-from planner.search.futures import TESTED, Futures
-from planner.search.headroom import ends, holds_with
-from planner.search.plan import Plan
-from planner.search.problem import Conditions, Problem
-from planner.search.production import cheaper_kept, cheapest_kept, in_most, in_production, with_more
+from planner.models.spread import Factor, StepTimeSpread
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import plan, search_llm
+from planner.search.evidence.plan import Plan
+from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.headroom import find_headroom, holds_with
+from planner.search.oracle.scenarios import TESTED, Scenarios
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.production.cheapest_kept import (
+    add_workers,
+    find_cheaper_kept,
+    find_cheapest_kept,
+    with_scenarios,
+    with_search_scenarios,
+)
+from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
 from planner.traffic.scaling import same_requests
 
 SAFE = {"safety": {"kept_in": 0.9}}
@@ -33,7 +39,7 @@ ONE_GPU = {"fleet": {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}}
 
 
 @cache
-def searched(seed: int = 0) -> tuple[Problem, Found]:
+def searched(seed: int = 0) -> tuple[Problem, FleetSearch]:
     found = search_llm(question(**SAFE, **ONE_GPU), traffic(seed), CATALOG, seed=0, conditions=Conditions())
     return best_of(found)
 
@@ -43,7 +49,7 @@ def planned() -> Plan:
     return plan(question(**SAFE), traffic(), CATALOG)
 
 
-def every_cheaper(problem: Problem, paper: Found, below: float) -> list[Counts]:
+def every_cheaper(problem: Problem, paper: FleetSearch, below: float) -> list[Counts]:
     """All fleets of level 0 with up to eight workers a pool that cost less."""
     of = {
         role: [o for o in paper.level0.options if o.role == role] for role in ("mixed", "prefill", "decode")
@@ -59,10 +65,10 @@ def every_cheaper(problem: Problem, paper: Found, below: float) -> list[Counts]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_cheaper_fleet_misses_as_few_futures(seed: int) -> None:
-    """Brute force over every fleet of level 0, in the futures that the search has seen."""
+    """Brute force over every fleet of level 0, in the scenarios that the search has seen."""
     problem, paper = searched(seed)
-    asked, best = cheapest_kept(in_production(problem), paper)
-    assert best is not None and asked.oracle.missed(best, 99) <= asked.oracle.may_miss
+    asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
+    assert best is not None and asked.oracle.missed_count(best, 99) <= asked.oracle.may_miss
     for counts in every_cheaper(problem, paper, objective(best) * (1 - 1e-6)):
         assert not asked.oracle.holds([counts])[0], counts
 
@@ -77,7 +83,7 @@ def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:
     assert production.kept_in.kept_frac >= 0.9 > 0.0
     assert production.kept_in.kept_frac >= paper.kept_in.kept_frac
     assert planned().status == "certified"
-    assert planned().value == production.value == pytest.approx(bill(planned().fleet).usd_per_h)
+    assert planned().value == production.value == pytest.approx(bill_fleet(planned().fleet).usd_per_h)
     assert planned().certificate.value == paper.value
 
 
@@ -86,11 +92,13 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
     worker more of each pool stands a loss, and passes the test.
     """
     problem, paper = searched()
-    made = tried(problem, paper)
+    made = find_production_fleet(problem, paper)
     assert made is not None
-    lossy = with_more(made.best, 1)
+    lossy = add_workers(made.best, 1)
     missing = Answered("with-a-loss", (), None, None, None)
-    monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_: (missing, lossy))
+    monkeypatch.setattr(
+        "planner.search.production.three_answers._answer_with_a_loss", lambda *_: (missing, lossy)
+    )
     dear = replace(made, best=tuple((option, 10 * count) for option, count in made.best))
     said = with_answers(problem, paper, dear)
     assert objective(said.best) <= objective(lossy) and said.is_tested
@@ -101,7 +109,7 @@ def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch:
     costs a node more is no production.
     """
     problem, paper = searched()
-    made = tried(problem, paper)
+    made = find_production_fleet(problem, paper)
     assert made is not None
     (option, _), *others = ((each, 8 * count) for each, count in made.best)
     assert option.type.gpus in (1, 2, 4)
@@ -109,49 +117,52 @@ def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch:
     missing = Answered("with-a-loss", (), None, None, None)
     made = replace(made, best=one)
     for lossy, best in ((two, two), (dear, one)):
-        monkeypatch.setattr("planner.search.answers._with_a_loss", lambda *_, lossy=lossy: (missing, lossy))
+        monkeypatch.setattr(
+            "planner.search.production.three_answers._answer_with_a_loss",
+            lambda *_, lossy=lossy: (missing, lossy),
+        )
         assert with_answers(problem, paper, made).best == best
 
 
 def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not() -> None:
     """Six dearer fleets hold on paper too, and miss far too many futures: more decode workers do not help."""
     problem, paper = searched()
-    made, asked = tried(problem, paper), in_production(problem)
+    made, asked = find_production_fleet(problem, paper), with_search_scenarios(problem)
     assert made is not None
     options = {option.name: option for option in paper.level0.options}
     prefill, decode = (options[f"{role} h100-80g tp4 2048"] for role in ("prefill", "decode"))
     far = [((prefill, 2), (decode, 20 + more)) for more in range(6)]
     most = asked.oracle.may_miss + 2
-    assert all(asked.oracle.missed(counts, most) > most for counts in far)
-    assert all(asked.oracle.alone().holds(far)) and objective(far[0]) > objective(made.best)
-    asked.oracle.told.update({named(counts): False for counts in (*far, made.best)})
+    assert all(asked.oracle.missed_count(counts, most) > most for counts in far)
+    assert all(asked.oracle.as_written().holds(far)) and objective(far[0]) > objective(made.best)
+    asked.oracle.verdicts.update({names_of(counts): False for counts in (*far, made.best)})
     dear = tuple((option, 20 * count) for option, count in made.best)
-    assert _nearly(asked, paper, dear) == [made.best]
+    assert _near_feasible(asked, paper, dear) == [made.best]
 
 
 def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds the fleet on paper and then nothing more: that grows until it is kept in enough
-    futures, and is the answer in place of the dear one that was known before.
+    scenarios, and is the answer in place of the dear one that was known before.
     """
     problem, paper = searched()
-    asked = in_production(problem)
-    assert asked.oracle.missed(paper.best, 99) > asked.oracle.may_miss
+    asked = with_search_scenarios(problem)
+    assert asked.oracle.missed_count(paper.best, 99) > asked.oracle.may_miss
     found = iter([paper.best, None])
-    monkeypatch.setattr("planner.search.production.search_again", lambda *_, **__: next(found))
-    known = with_more(paper.best, 40)
-    best = cheaper_kept(asked, paper, known)
+    monkeypatch.setattr("planner.search.production.cheapest_kept.search_again", lambda *_, **__: next(found))
+    known = add_workers(paper.best, 40)
+    best = find_cheaper_kept(asked, paper, known)
     assert best is not None and objective(best) < objective(known)
-    assert asked.oracle.missed(best, 99) <= asked.oracle.may_miss
+    assert asked.oracle.missed_count(best, 99) <= asked.oracle.may_miss
 
 
 def test_other_futures_agree() -> None:
     """Of another seed: within what 90 % of 100 draws of a fair share may be off."""
     problem, paper = searched()
-    made = tried(problem, paper)
+    made = find_production_fleet(problem, paper)
     assert made is not None
-    futures = Futures(problem.task, traffic(), 77, TESTED)
-    oracle = replace(in_most(problem, [futures[i] for i in range(100)], 100).oracle)
-    assert oracle.missed(made.best, 100) <= 17
+    futures = Scenarios(problem.task, traffic(), 77, TESTED)
+    oracle = replace(with_scenarios(problem, [futures[i] for i in range(100)], 100).oracle)
+    assert oracle.missed_count(made.best, 100) <= 17
 
 
 def test_a_fleet_that_nothing_disturbs_stays_that_of_paper() -> None:
@@ -163,7 +174,7 @@ def test_a_fleet_that_nothing_disturbs_stays_that_of_paper() -> None:
 
 
 def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
-    """So many GPUs keep the SLO on paper and in too few futures; the error says what more costs."""
+    """So many GPUs keep the SLO on paper and in too few scenarios; the error says what more costs."""
     paper = plan(question(**ONE_GPU), traffic(), CATALOG)
     stock = {"fleet": {"gpus": {"h100-80g": paper.fleet.gpus}, "max_num_batched_tokens": 2048}}
     problem, best = best_of(
@@ -172,7 +183,7 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     with pytest.raises(
         InfeasibleError, match=r"kept_in: no fleet .* the most that one does is \d+ %"
     ) as error:
-        tried(problem, best)
+        find_production_fleet(problem, best)
     assert "USD/h" in str(error.value) and "kept_in: 0." in error.value.relaxation
     most = error.value.most_kept
     assert most is not None and most.asked_frac == 0.9 > most.kept_frac and most.value >= most.on_paper > 0
@@ -180,35 +191,37 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
 
 
 def test_without_a_spread_nothing_is_certified() -> None:
-    """Rooflines: every future has the steps as predicted, and the plan says so."""
+    """Rooflines: every scenario has the steps as predicted, and the plan says so."""
     found = plan(
         question(**SAFE, llm="llama-3.1-8b", fleet={"gpus": ["l4"], "unchecked": True}),
         traffic(requests=120, rate_rps=5.0),
         CATALOG,
     )
-    if all(pool.type.latency.is_measured for pool in found.fleet.running):
+    if all(pool.type.latency.is_measured for pool in found.fleet.running_pools):
         pytest.skip("the shipped catalog has measured steps for this GPU")
     assert found.status == "not certified"
 
 
 def test_futures_are_the_same_for_the_same_seed_and_spread_evenly() -> None:
     task = question(**SAFE)
-    one, other = (Futures(task, traffic(), 3, 1, 20) for _ in range(2))
+    one, other = (Scenarios(task, traffic(), 3, 1, 20) for _ in range(2))
     assert all(same_requests(one[i].trace, other[i].trace) and one[i].z == other[i].z for i in range(5))
     z = np.array([one[i].z for i in range(20)])
     assert abs(z.mean(axis=0)).max() < 1e-9 and (np.sort(z, axis=0)[0] == np.sort(z, axis=0)[0]).all()
     assert not same_requests(one[0].trace, one[1].trace)
-    assert not same_requests(Futures(task, traffic(), 4, 1, 20)[0].trace, one[0].trace)
+    assert not same_requests(Scenarios(task, traffic(), 4, 1, 20)[0].trace, one[0].trace)
 
 
 def test_growth_is_more_traffic() -> None:
-    plain, grown = (Futures(question(safety={"growth": growth}), traffic(), 0, 1, 4) for growth in (0.0, 0.5))
+    plain, grown = (
+        Scenarios(question(safety={"growth": growth}), traffic(), 0, 1, 4) for growth in (0.0, 0.5)
+    )
     assert len(grown[0].trace) == pytest.approx(1.5 * len(plain[0].trace), rel=0.1)
 
 
 def test_headroom_is_where_the_fleet_stops_holding() -> None:
     problem, paper = searched()
-    end = ends(problem.oracle, paper.best)
+    end = find_headroom(problem.oracle, paper.best)
     least = min(end.headroom.traffic_frac, end.headroom.steps_frac)
     assert holds_with(problem.oracle, paper.best, 0.0)
     assert not holds_with(problem.oracle, paper.best, max(end.headroom.traffic_frac, 0.0) + 0.01)
@@ -218,10 +231,10 @@ def test_headroom_is_where_the_fleet_stops_holding() -> None:
 def test_steps_at_the_median_of_a_spread_are_scaled_by_it() -> None:
     """z = 0 is the median factor, and 2 is two standard deviations of its logarithm above."""
     problem, paper = searched()
-    spread = Spread(Factor(1.1, 0.1), Factor(1.2, 0.2), "made up")
+    spread = StepTimeSpread(Factor(1.1, 0.1), Factor(1.2, 0.2), "made up")
     fleet = problem.oracle.fleet(paper.best)
     fleet = fleet.with_types(lambda each: replace(each, latency=replace(each.latency, spread=spread)))
-    plain, late = (fleet.within(*z).pools[0].type.latency for z in ((0.0, 0.0), (2.0, 2.0)))
+    plain, late = (fleet.with_step_spread(*z).pools[0].type.latency for z in ((0.0, 0.0), (2.0, 2.0)))
     assert plain.d_s == pytest.approx(1.2 * fleet.pools[0].type.latency.d_s)
     assert late.d_s == pytest.approx(1.2 * np.exp(0.4) * fleet.pools[0].type.latency.d_s)
 
@@ -236,7 +249,7 @@ def test_kept_in_is_what_is_asked() -> None:
     for kept_in in (0.6, 0.95):
         task = replace(question(**ONE_GPU), safety=Safety(kept_in))
         problem, paper = best_of(search_llm(task, traffic(), CATALOG, seed=0, conditions=Conditions()))
-        _, best = cheapest_kept(in_production(problem), paper)
+        _, best = find_cheapest_kept(with_search_scenarios(problem), paper)
         assert best is not None
         values.append(objective(best))
     assert values[0] <= values[1]

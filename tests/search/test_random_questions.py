@@ -18,8 +18,8 @@ from random_questions import KINDS, Question, drafting_engine, files, question
 from planner.documents.catalog import read_catalog
 from planner.documents.task import read_task
 from planner.errors import Change
-from planner.search.pose import pose
-from planner.traffic.reading import read_trace
+from planner.search.problem.build_problem import build_problem
+from planner.traffic.trace_reading import read_trace
 
 SEEDS = (
     13,
@@ -142,7 +142,8 @@ def test_a_question_written_to_files_is_the_same(seed: int, tmp_path: Path) -> N
     )
     assert np.array_equal(trace.prefix_ids, asked.trace.prefix_ids)
     read, drawn = (
-        pose(t, r, c) for t, r, c in ((task, trace, catalog), (asked.task, asked.trace, asked.catalog))
+        build_problem(t, r, c)
+        for t, r, c in ((task, trace, catalog), (asked.task, asked.trace, asked.catalog))
     )
     assert [(w.name, w.latency, w.price_usd_per_h) for w in read.types] == [
         (w.name, w.latency, w.price_usd_per_h) for w in drawn.types

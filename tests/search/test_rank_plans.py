@@ -11,18 +11,24 @@ from manifest_commands import commands
 from plans import CATALOG
 
 from planner import manifests
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.documents.task import parse_task
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
-from planner.io.files import to_yaml
 from planner.reports.rows import fleet_rows
-from planner.search.options import Engines, decode_options, mixed_options, prefill_options, worker_types
-from planner.search.reasons import reason_text
+from planner.search.problem.options import (
+    Engines,
+    decode_options,
+    mixed_options,
+    prefill_options,
+    worker_types,
+)
+from planner.search.problem.reasons import reason_text
 from planner.simulator.replay import simulate
 from planner.solvers.demand import bounds_of, least_work
 from planner.solvers.master import least_seconds
-from planner.solvers.placement import place
+from planner.solvers.placement import place_fleet
 from planner.traffic.trace import Trace
 
 MIXTURE = CATALOG.llm("openai/gpt-oss-120b")
@@ -142,7 +148,7 @@ def test_ranks_on_several_nodes_take_whole_nodes(tmp_path: Path) -> None:
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(fleet_document(found)))
     assert read_fleet(again, CATALOG) == found
-    nodes = place(found).nodes
+    nodes = place_fleet(found).nodes
     assert len(nodes) == 10 and all(len(part.gpus) == 8 for node in nodes for part in node.parts)
     assert {str(part) for node in nodes for part in node.parts if part.pool == "p"} == {
         f"p-{worker} ranks {ranks}" for worker in (0, 1) for ranks in ("0-7", "8-15")
@@ -150,7 +156,7 @@ def test_ranks_on_several_nodes_take_whole_nodes(tmp_path: Path) -> None:
 
 
 def test_ranks_on_one_node_are_placed_with_all_their_gpus(tmp_path: Path) -> None:
-    (node,) = place(fleet(tmp_path, "tp: 2, dp: 4")).nodes
+    (node,) = place_fleet(fleet(tmp_path, "tp: 2, dp: 4")).nodes
     assert [(str(part), len(part.gpus)) for part in node.parts] == [("w-0", 8)]
 
 
@@ -231,7 +237,7 @@ def test_every_command_says_it_and_what_starts_ranks_otherwise_is_refused(tmp_pa
 
 def test_our_router_sees_a_worker_and_leaves_its_ranks_to_it(tmp_path: Path) -> None:
     """Two workers of four ranks: two places to go, each with a rank's room for one request."""
-    from planner.runtime.routing import LiveFleet
+    from planner.runtime.live_routing import LiveFleet
 
     found = fleet(tmp_path, "tp: 2, dp: 4, count: 2")
     state = LiveFleet(found).state

@@ -15,17 +15,17 @@ from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.reports.facts import sentence, sentences
-from planner.search import draws
-from planner.search.asked import asked_traffic
-from planner.search.best_fleet import best_of, search_policies
-from planner.search.certify import plan
-from planner.search.pose import pose
+from planner.reports.fact_sentences import sentence, sentences
+from planner.search.evidence.certify import plan
+from planner.search.mixed.best_fleet import best_of, search_policies
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem import draws
+from planner.search.problem.build_problem import build_problem
 from planner.simulator import judge, simulate
-from planner.simulator.metrics import Verdict
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
-from planner.studies.seeds import Question, simulate_seed
-from planner.traffic.scaling import Asked
+from planner.simulator.slo_verdict import Verdict
+from planner.studies.seeds import SeedsQuestion, simulate_seed
+from planner.traffic.scaling import RateRequest
 
 ON_SPOT = {"spot": 1.0, "spot_interruptions_per_h": 30.0, "spot_restart": "20 s"}
 SUPERPOSED = {"rate": 25}
@@ -75,7 +75,7 @@ def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
     found = plan(question(traffic=SUPERPOSED), trace, CATALOG)
     (repeats,) = found.certificate.repeats
     assert repeats.what == draws.OTHER_DRAWS and repeats.runs >= 2
-    asked = Question(found.fleet, trace, Asked(25.0), found.slo)
+    asked = SeedsQuestion(found.fleet, trace, RateRequest(25.0), found.slo)
     verdicts = [simulate_seed(asked, (seed, False)).summary["slo"] for seed in range(1, 1 + repeats.runs)]
     assert repeats.kept == sum(verdict["holds"] for verdict in verdicts)
     for k, (name, value) in enumerate(repeats.limits.items()):
@@ -102,7 +102,7 @@ def test_a_trace_as_it_is_has_no_other_draws() -> None:
     found = plan(question(), traffic(), CATALOG)
     assert found.certificate.repeats == () and Finding("nothing-drawn") in found.certificate.binding
     with pytest.raises(InputError, match="all 4 draws are the same"):
-        pose(question(traffic={"draws": 4}), traffic(), CATALOG)
+        build_problem(question(traffic={"draws": 4}), traffic(), CATALOG)
 
 
 def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
@@ -115,13 +115,13 @@ def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
         engine="none",
     )
     single = plan(replace(task, draws=1), trace, CATALOG)
-    drawn = [asked_traffic(trace, task, seed=seed)[0] for seed in range(count)]
+    drawn = [requested_traffic(trace, task, seed=seed)[0] for seed in range(count)]
 
     def holds(fleet: Fleet) -> bool:
         return all(judge(simulate(fleet, each, limits=task.slo.limits), task.slo).holds for each in drawn)
 
     assert not holds(single.fleet)
-    problem, found = best_of(search_policies(pose(task, trace, CATALOG)))
+    problem, found = best_of(search_policies(build_problem(task, trace, CATALOG)))
     assert 1 <= len(problem.oracle.draws) < count
     assert holds(problem.oracle.fleet(found.best)) and found.value > single.certificate.value
     for worker in problem.types:

@@ -21,15 +21,15 @@ from questions import DOCUMENT, question, traffic
 from planner import cli
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.search import resuming
-from planner.search.certify import plan
-from planner.search.oracle import Answers
-from planner.search.problem import Conditions
-from planner.search.resuming import Decided, answer_name, question_digest, trace_digest
+from planner.search.evidence.certify import plan
+from planner.search.oracle import resuming
+from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.resuming import Decided, answer_name, question_digest, trace_digest
+from planner.search.problem.plan_problem import Conditions
 from planner.simulator import replay
 from planner.traffic.trace import Trace
 
-AT_ONCE = "import planner.search.resuming as r; r.FROM_S = r.EVERY_S = 0.0; "
+AT_ONCE = "import planner.search.oracle.resuming as r; r.FROM_S = r.EVERY_S = 0.0; "
 RUN = AT_ONCE + "import sys; from planner.cli import main; main()"
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
             raise Ended
         return keeps(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("planner.search.asking.keeps", counted)
+    monkeypatch.setattr("planner.search.oracle.simulation_queries.keeps", counted)
     stop = 0
     whole = plan(task, trace, CATALOG)
     needed = len(runs)

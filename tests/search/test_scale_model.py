@@ -9,15 +9,15 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
-from planner.documents.task import Task
-from planner.reports.answers import futures_lines
-from planner.search.answers import is_passed, tried
-from planner.search.best_fleet import Found, best_of
-from planner.search.certify import plan, search_llm
-from planner.search.fleets import objective
-from planner.search.problem import Conditions, Problem
-from planner.search.production import in_production
-from planner.search.scale_model import at_full_size, scale_model
+from planner.documents.task import PlanQuestion
+from planner.reports.answer_sentences import futures_lines
+from planner.search.evidence.certify import plan, search_llm
+from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.oracle.fleet_counts import objective
+from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.production.scale_model import build_scale_model, restore_full_size
+from planner.search.production.three_answers import find_production_fleet, is_test_passed
 from planner.traffic.scaling import same_requests
 
 LARGE = {
@@ -29,12 +29,12 @@ LARGE = {
 }
 
 
-def large(**changes: object) -> Task:
+def large(**changes: object) -> PlanQuestion:
     return question(**LARGE | changes)
 
 
 @cache
-def searched() -> tuple[Problem, Found]:
+def searched() -> tuple[Problem, FleetSearch]:
     return best_of(search_llm(large(), traffic(), CATALOG, seed=0, conditions=Conditions()))
 
 
@@ -42,16 +42,16 @@ def searched() -> tuple[Problem, Found]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of questions that simulate in a moment."""
     for name, value in {"FULL_REQUESTS": 5_000, "MODEL_REQUESTS": 1_000, "MODEL_WORKERS": 3}.items():
-        monkeypatch.setattr(f"planner.search.scale_model.{name}", value)
+        monkeypatch.setattr(f"planner.search.production.scale_model.{name}", value)
 
 
 def test_one_worker_in_so_many_is_simulated_on_one_request_in_so_many() -> None:
     problem, paper = searched()
-    model = scale_model(problem, paper.best)
-    many, ((option, count),) = model.oracle.one_in, paper.best
+    model = build_scale_model(problem, paper.best)
+    many, ((option, count),) = model.oracle.downscale, paper.best
     assert many == min(len(problem.trace) // 1_000, count // 3) >= 2
     assert len(model.oracle.trace) == pytest.approx(len(problem.trace) / many, abs=1)
-    as_many = replace(model.oracle, one_in=1)
+    as_many = replace(model.oracle, downscale=1)
     for workers in range(count // 2, 2 * count):
         assert model.oracle.holds([((option, workers),)]) == as_many.holds([((option, workers // many),)])
     lossy, as_many_left = replace(model.oracle, spare_workers=2), replace(as_many, spare_workers=0)
@@ -61,15 +61,15 @@ def test_one_worker_in_so_many_is_simulated_on_one_request_in_so_many() -> None:
 
 def test_futures_of_a_model_are_those_of_the_question_with_fewer_users() -> None:
     problem, paper = searched()
-    model = scale_model(problem, paper.best)
-    whole, few = in_production(problem), in_production(model)
-    assert [each.z for each in few.oracle.futures] == [each.z for each in whole.oracle.futures]
-    for mine, all_of_it in zip(few.oracle.futures[:3], whole.oracle.futures, strict=False):
-        assert len(mine.trace) * few.oracle.one_in == pytest.approx(len(all_of_it.trace), rel=0.01)
-    again = at_full_size(problem, few)
-    assert [each.number for each in again.oracle.futures] == [each.number for each in few.oracle.futures]
-    assert same_requests(again.oracle.futures[0].trace, whole.oracle.futures[0].trace)
-    assert at_full_size(problem, whole) is whole
+    model = build_scale_model(problem, paper.best)
+    whole, few = with_search_scenarios(problem), with_search_scenarios(model)
+    assert [each.z for each in few.oracle.scenarios] == [each.z for each in whole.oracle.scenarios]
+    for mine, all_of_it in zip(few.oracle.scenarios[:3], whole.oracle.scenarios, strict=False):
+        assert len(mine.trace) * few.oracle.downscale == pytest.approx(len(all_of_it.trace), rel=0.01)
+    again = restore_full_size(problem, few)
+    assert [each.number for each in again.oracle.scenarios] == [each.number for each in few.oracle.scenarios]
+    assert same_requests(again.oracle.scenarios[0].trace, whole.oracle.scenarios[0].trace)
+    assert restore_full_size(problem, whole) is whole
 
 
 @pytest.mark.parametrize("traffic_line", [{"rate": "300", "scale": "compress"}, {}])
@@ -88,14 +88,14 @@ def test_other_ways_to_draw_futures_have_fewer_users_too(traffic_line: dict[str,
 def test_what_a_model_finds_is_tested_at_full_size() -> None:
     """About as cheap as without a model."""
     problem, paper = searched()
-    found = tried(problem, paper)
-    assert found is not None and found.model is not None and found.model.oracle.one_in > 1
-    assert problem.task.safety is not None and is_passed(found.kept_in, problem.task.safety)
-    assert found.test.oracle.one_in == found.asked.oracle.one_in == 1
-    assert found.asked.oracle.missed(found.best, 99) <= found.asked.oracle.may_miss + 1
+    found = find_production_fleet(problem, paper)
+    assert found is not None and found.model is not None and found.model.oracle.downscale > 1
+    assert problem.task.safety is not None and is_test_passed(found.kept_in, problem.task.safety)
+    assert found.test.oracle.downscale == found.problem.oracle.downscale == 1
+    assert found.problem.oracle.missed_count(found.best, 99) <= found.problem.oracle.may_miss + 1
     searched_whole = replace(problem, draws=(problem.trace,))  # of which there is no model
-    assert scale_model(searched_whole, paper.best) is searched_whole
-    alone = tried(searched_whole, paper)
+    assert build_scale_model(searched_whole, paper.best) is searched_whole
+    alone = find_production_fleet(searched_whole, paper)
     assert alone is not None
     assert objective(found.best) <= 1.15 * objective(alone.best)
 
@@ -111,5 +111,5 @@ def test_a_plan_says_that_a_model_was_searched() -> None:
 
 def test_a_small_question_is_its_own_model(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, paper = searched()
-    monkeypatch.setattr("planner.search.scale_model.FULL_REQUESTS", len(problem.trace))
-    assert scale_model(problem, paper.best) is problem
+    monkeypatch.setattr("planner.search.production.scale_model.FULL_REQUESTS", len(problem.trace))
+    assert build_scale_model(problem, paper.best) is problem

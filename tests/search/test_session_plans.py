@@ -18,22 +18,22 @@ from simulations import random_case
 from planner.domain import Limit, Slo
 from planner.errors import InputError, TraceError
 from planner.fleet import Policies
-from planner.papers.goodput import poisson
-from planner.reports.facts import sentences
+from planner.papers.goodput import poisson_traffic
+from planner.reports.fact_sentences import sentences
 from planner.reports.rows import cost_rows
-from planner.search.asked import asked_traffic
-from planner.search.bill import bill
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan
-from planner.search.oracle import Answers, Oracle
-from planner.search.pose import pose
-from planner.search.prefix_hits import PrefixHits
-from planner.search.problem import Problem, with_policies
+from planner.search.evidence.certify import plan
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Problem, with_policies
+from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import simulate
-from planner.solvers.required_work import due, held, obliged
-from planner.studies.whatif import Study, document
-from planner.traffic.scaling import rescale, window
-from planner.traffic.sessions import nominal, sessions
+from planner.solvers.required_work import find_bound_requests, find_deadlines, slo_work
+from planner.studies.what_if import Study, document
+from planner.traffic.scaling import rescale, select_window
+from planner.traffic.sessions import session_numbers, with_nominal_arrivals
 from planner.traffic.trace import Trace
 from planner.traffic.workload import distinct_lengths
 
@@ -70,7 +70,7 @@ def chats(starts_s: Sequence[float], turns: int, think_s: float, *, tokens: int 
     order = np.argsort(np.repeat(starts_s, turns), kind="stable")
     in_order = apart.select(order, arrival_s=np.repeat(starts_s, turns)[order])
     pauses = [think_s if i % turns else 0.0 for i in range(n)]
-    return nominal(waiting(in_order, [(i, i - 1) for i in range(n) if i % turns], pauses))
+    return with_nominal_arrivals(waiting(in_order, [(i, i - 1) for i in range(n) if i % turns], pauses))
 
 
 def session_instance(seed: int) -> Problem:
@@ -84,14 +84,14 @@ def session_instance(seed: int) -> Problem:
             if rng.random() < 0.15:
                 edges.append((child, int(rng.integers(child))))
     pauses = rng.exponential(rng.choice([0.05, 0.3, 2.0]), len(trace)) * (rng.random(len(trace)) < 0.7)
-    trace = nominal(waiting(trace, edges, pauses.tolist()))
+    trace = with_nominal_arrivals(waiting(trace, edges, pauses.tolist()))
     oracle = Oracle(problem.llm, trace, problem.slo, problem.task.network, Policies(), answers=Answers())
     return replace(
         problem,
         trace=trace,
         lengths=distinct_lengths(trace),
         oracle=oracle,
-        obliged=obliged(problem.slo, trace),
+        obliged=slo_work(problem.slo, trace),
     )
 
 
@@ -101,9 +101,9 @@ def session_instance(seed: int) -> Problem:
 def test_nominal_arrivals_are_those_of_answers_that_take_no_time() -> None:
     """0 -> 1 (5 s later) -> 2 (1 s later, but not before 9 s); 3 waits for 1 and for nothing else, 2 s."""
     trace = Trace("t", np.array([1.0, 1.0, 9.0, 9.0]), np.arange(1, 5), np.ones(4, np.int64))
-    found = nominal(waiting(trace, [(1, 0), (2, 1), (3, 1)], [0, 5, 1, 2]))
+    found = with_nominal_arrivals(waiting(trace, [(1, 0), (2, 1), (3, 1)], [0, 5, 1, 2]))
     assert found.arrival_s.tolist() == [1, 6, 9, 9] and found.after.tolist() == [[1, 0], [2, 1], [3, 1]]
-    late = nominal(waiting(trace, [(1, 0), (2, 1), (3, 1)], [0, 50, 1, 0]))
+    late = with_nominal_arrivals(waiting(trace, [(1, 0), (2, 1), (3, 1)], [0, 50, 1, 0]))
     assert late.arrival_s.tolist() == [1, 51, 51, 52]  # in that order: 2 has become the last
     assert late.input_tokens.tolist() == [1, 2, 4, 3] and late.after.tolist() == [[1, 0], [2, 1], [3, 1]]
 
@@ -116,7 +116,7 @@ def test_a_fleet_does_the_same_with_nominal_arrivals(seed: int) -> None:
     n = len(trace)
     edges = [(child, int(rng.integers(child))) for child in range(1, n) if rng.integers(2)]
     before = waiting(trace, edges, (1 + rng.integers(0, 2048, n) / 1024).tolist())
-    after = nominal(before)
+    after = with_nominal_arrivals(before)
     runs = [simulate(fleet, each, limits=limits) for each in (before, after)]
     ends = [np.sort(np.nan_to_num(run.arrival_s + run.e2e_s, nan=-1.0)).tolist() for run in runs]
     assert ends[0] == ends[1]
@@ -176,7 +176,7 @@ def test_a_faster_clock_shortens_pauses_too() -> None:
 
 def test_who_waited_for_what_lies_before_a_window_waits_no_longer() -> None:
     """A chat of three turns at 0, 10 and 20 s. In the busiest 15 s lie the last two, which are longer."""
-    found = window(chats([0.0], 3, 10.0), "busiest 15 s")
+    found = select_window(chats([0.0], 3, 10.0), "busiest 15 s")
     assert found.after.tolist() == [[1, 0]] and found.arrival_s.tolist() == [0, 10]
     assert found.notes[-1].endswith("; 1 waits for what came before the window were cut")
 
@@ -201,12 +201,12 @@ def test_the_sessions_that_a_percentile_lets_go_are_the_longest() -> None:
     n = 1 + len(turns)
     trace = Trace("t", np.array([0.0] + [100.0 + chat for chat, _ in turns]), np.full(n, 8), np.full(n, 2))
     after = [(i, i - 1) for i, (_, turn) in enumerate(turns, start=1) if turn]
-    trace = nominal(waiting(trace, after, [0.0] + [7.0 * (turn > 0) for _, turn in turns]))
+    trace = with_nominal_arrivals(waiting(trace, after, [0.0] + [7.0 * (turn > 0) for _, turn in turns]))
     slo = Slo((Limit("e2e", 0.8, 30.0),))
-    those = held(due(slo, trace), trace, whole=True)
+    those = find_bound_requests(find_deadlines(slo, trace), trace, whole=True)
     assert len(those.index) == 10 and those.spared == 7 and those.kept == 3
     assert those.latest_s.max() == 103 + 3 * 37
-    found = obliged(slo, trace)
+    found = slo_work(slo, trace)
     assert found.whole_frac == 3 / 11 and found.whole_s == 103 + 3 * 37 + 30
     assert found.prefill_frac == 2 / 11 and found.prefill_s == 100 + 21 + 3 + 30  # of the 4 first turns
 
@@ -214,7 +214,7 @@ def test_the_sessions_that_a_percentile_lets_go_are_the_longest() -> None:
 def test_who_waits_for_a_request_of_the_warm_up_is_held_to_nothing() -> None:
     """Whether that is late is not counted, so nobody knows when the next turn comes."""
     trace = chats([0.0, 50.0, 100.0], 2, 60.0)
-    those = held(due(Slo((Limit("e2e", 0.5, 30.0),)), trace), trace, whole=True)
+    those = find_bound_requests(find_deadlines(Slo((Limit("e2e", 0.5, 30.0),)), trace), trace, whole=True)
     assert trace.arrival_s[those.index].tolist() == [50, 100, 110, 160]
 
 
@@ -244,7 +244,7 @@ def test_no_fleet_with_caches_holds_that_costs_less_than_the_bound(seed: int) ->
         hits=hits,
         lengths=hits.lengths(),
         oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, answers=Answers()),
-        obliged=obliged(problem.slo, trace),
+        obliged=slo_work(problem.slo, trace),
     )
     stated = lower_bound(problem)
     for routing in ("cache-aware", "e2", "prefix-affinity"):
@@ -259,7 +259,7 @@ def test_a_pool_of_prefill_is_not_judged_without_decode() -> None:
     problem = session_instance(188)
     best, value = answer(problem)
     assert best is not None and [option.role for option, _ in best] == ["prefill", "decode"]
-    assert not problem.oracle.leads([best[:1]])[0] and problem.oracle.holds([best])[0]
+    assert not problem.oracle.prefill_meets_ttft_alone([best[:1]])[0] and problem.oracle.holds([best])[0]
     assert cheapest(problem) == pytest.approx(value)
 
 
@@ -297,7 +297,7 @@ def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
     run = simulate(found.fleet, trace)
     assert trace.duration_s == pytest.approx(28.5) and run.end_s > 1.1 * trace.duration_s
     millions = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
-    usd = bill(found.fleet).usd_per_h * run.end_s / 3600 / millions
+    usd = bill_fleet(found.fleet).usd_per_h * run.end_s / 3600 / millions
     assert found.usd_per_million_tokens == pytest.approx(usd)
     assert document(answer_to)["usd_per_million_tokens"] == pytest.approx(usd)
     assert any("to the last token" in row[2] for row in cost_rows(found)[1])
@@ -328,12 +328,12 @@ def test_sessions_that_run_on_alone_are_told() -> None:
 
 def test_sessions_are_not_drawn_request_by_request() -> None:
     with pytest.raises(InputError, match="cannot be drawn one by one; replay the trace's own arrivals"):
-        poisson(chats([0.0, 5.0], 3, 10.0))
+        poisson_traffic(chats([0.0, 5.0], 3, 10.0))
 
 
 def test_sessions_that_all_begin_at_once_are_no_traffic() -> None:
     with pytest.raises(InputError, match="at one instant, if answers took no time; a plan needs"):
-        pose(question(**CHATS), chats([0.0, 0.0], 3, 0.0), CATALOG)
+        build_problem(question(**CHATS), chats([0.0, 0.0], 3, 0.0), CATALOG)
 
 
 # ------------------------------------------------------------------------------------------ most traffic
@@ -350,7 +350,7 @@ def test_the_most_traffic_is_carried_on_every_draw() -> None:
     assert found.throughput.rate_rps <= once.throughput.rate_rps * 1.01
     at = replace(task, rate_rps=found.throughput.rate_rps)
     for seed in range(3):
-        requests, _ = asked_traffic(trace, at, seed=seed)
+        requests, _ = requested_traffic(trace, at, seed=seed)
         run = simulate(found.fleet, requests, limits=found.slo.limits)
         assert (run.violations <= np.ceil((1 - np.array([0.9, 0.99])) * run.counted)).all()
-    assert len(np.unique(sessions(requests))) > 1
+    assert len(np.unique(session_numbers(requests))) > 1

@@ -1,4 +1,6 @@
-"""The largest share of futures that several LLMs keep together, where each future kept takes a GPU more."""
+"""The largest share of scenarios that several LLMs keep together, where each scenario kept takes a GPU
+more.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from planner.search import shared_kept
-from planner.search.shared_kept import most_in_common
+from planner.search.several import shared_kept
+from planner.search.several.shared_kept import find_common_share
 
 
 def problem(kept_in_frac: float | None, futures: int = 4) -> Any:
-    """Of `futures` futures n workers keep n - 1."""
+    """Of `futures` scenarios n workers keep n - 1."""
     safety = None if kept_in_frac is None else SimpleNamespace(kept_in_frac=kept_in_frac)
     oracle = SimpleNamespace(
         futures=() if safety is None else tuple(range(futures)),
@@ -37,12 +39,14 @@ def shared(monkeypatch: pytest.MonkeyPatch, asked: list[Any], gpus: int, on_pape
             limits -= counts[0][1]
         return fleets
 
-    monkeypatch.setattr(shared_kept, "in_most", in_most)
-    monkeypatch.setattr(shared_kept, "in_turn", in_turn)
+    monkeypatch.setattr(shared_kept, "with_scenarios", in_most)
+    monkeypatch.setattr(shared_kept, "serve_in_turn", in_turn)
     monkeypatch.setattr(
-        shared_kept, "within", lambda one, left: SimpleNamespace(task=one.task, oracle=one.oracle, gpus=left)
+        shared_kept,
+        "problem_within",
+        lambda one, left: SimpleNamespace(task=one.task, oracle=one.oracle, gpus=left),
     )
-    monkeypatch.setattr(shared_kept, "limited", lambda one, most: one)
+    monkeypatch.setattr(shared_kept, "with_effort_limit", lambda one, most: one)
     monkeypatch.setattr(shared_kept, "owned_first", lambda one, counts: counts)
     monkeypatch.setattr(
         shared_kept,
@@ -51,7 +55,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, asked: list[Any], gpus: int, on_pape
     )
     fleets: Any = [(("worker", count),) for count in on_paper]
     limits: Any = gpus
-    return most_in_common(asked, fleets, limits, lambda: False)
+    return find_common_share(asked, fleets, limits, lambda: False)
 
 
 def test_eight_gpus_keep_three_of_four_futures_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +66,9 @@ def test_eight_gpus_keep_three_of_four_futures_of_both(monkeypatch: pytest.Monke
 
 
 def test_an_llm_takes_no_more_than_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second asks for one of two futures, two GPUs, or for none, one: seven or eight are left of nine."""
+    """The second asks for one of two scenarios, two GPUs, or for none, one: seven or eight are left of
+    nine.
+    """
     found = shared(monkeypatch, [problem(1.0, 8), problem(0.5, 2)], 9, [1, 2])
     assert found.kept_frac == 0.75 and [counts[0][1] for counts in found.fleets] == [7, 2]
     found = shared(monkeypatch, [problem(1.0, 8), problem(None)], 9, [1, 1])

@@ -12,17 +12,18 @@ from plans import CATALOG
 from questions import LLM, traffic
 
 from planner.documents.facts import NotCertified, ProductionShared
+from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
-from planner.documents.together import Part, Question
 from planner.errors import InfeasibleError
-from planner.reports.facts import sentences
-from planner.search import beyond, together
-from planner.search.certify import plan
-from planner.search.level0 import search_level0
-from planner.search.pose import pose
-from planner.search.production import in_production
-from planner.search.together import SharedPlan, plan_together
-from planner.solvers.master import Limits
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import plan
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed import mixed_fleets
+from planner.search.problem.build_problem import build_problem
+from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.several import several_llms
+from planner.search.several.several_llms import SharedPlan, plan_together
+from planner.solvers.master import FleetLimits
 
 SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
@@ -36,9 +37,9 @@ SCARCE = {"a100-80g": 20, "h100-80g": 4}
 
 def question(
     gpus: Any, *, safety: tuple[Any, Any] = ({"kept_in": 0.9}, {"kept_in": 0.9}), **shared: Any
-) -> Question:
+) -> SeveralLlmsQuestion:
     parts = tuple(
-        Part(
+        LlmQuestion(
             f"llm-{k}",
             parse_task(
                 {
@@ -56,7 +57,7 @@ def question(
         )
         for k in range(2)
     )
-    return Question(parts, (), ())
+    return SeveralLlmsQuestion(parts, (), ())
 
 
 @cache
@@ -79,7 +80,7 @@ def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alo
         assert found.plans[part.name].fleet == alone.fleet
         assert found.plans[part.name].certificate.answers == alone.certificate.answers
     for total in found.answers:
-        of_each = [one.certificate.answer(total.name) for one in found.plans.values()]
+        of_each = [one.certificate.find_answer(total.name) for one in found.plans.values()]
         assert total.value == pytest.approx(sum(each.value or 0.0 for each in of_each if each is not None))
     paper, production, loss = (total.value or 0.0 for total in found.answers)
     assert paper <= production <= loss
@@ -88,12 +89,12 @@ def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alo
 
 @pytest.mark.slow
 def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both() -> None:
-    """All fleets of level 0 within the stock, each in the futures that its LLM's search sees."""
+    """All fleets of level 0 within the stock, each in the scenarios that its LLM's search sees."""
     found, asked = scarce(), question(SCARCE)
     assert not how(found).is_each and how(found).is_exact and how(found).tries == 1
     held: list[list[tuple[float, int, int]]] = []
     for part in asked.parts:
-        problem = in_production(pose(part.task, part.trace, CATALOG))
+        problem = with_search_scenarios(build_problem(part.task, part.trace, CATALOG))
         options = search_level0(problem, walks=False).options
         of = {role: [o for o in options if o.role == role] for role in ("mixed", "prefill", "decode")}
         rows: list[tuple[float, int, int]] = []
@@ -101,7 +102,7 @@ def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both() 
             *((option,) for option in of["mixed"]),
             *itertools.product(of["prefill"], of["decode"]),
         ]:
-            ranges = [range(1, int(problem.limits.most(option.type)) + 1) for option in shape]
+            ranges = [range(1, int(problem.limits.most_workers(option.type)) + 1) for option in shape]
             for counts in itertools.product(*ranges):
                 fleet = tuple(zip(shape, counts, strict=True))
                 value = sum(option.objective * n for option, n in fleet)
@@ -123,14 +124,14 @@ def test_each_keeps_its_slo_in_enough_futures_and_all_answers_are_within_the_sto
     found = scarce()
     assert found.status == "certified"
     for one in found.plans.values():
-        made = one.certificate.answer("production")
+        made = one.certificate.find_answer("production")
         assert made is not None and made.kept_in is not None and made.kept_in.kept_frac >= 0.9
         assert made.value == pytest.approx(one.fleet.price_usd_per_h) == pytest.approx(one.value)
     for total in found.answers:
         workers = [
             each
             for one in found.plans.values()
-            if (answer := one.certificate.answer(total.name)) is not None
+            if (answer := one.certificate.find_answer(total.name)) is not None
             for each in answer.workers
         ]
         for gpu, count in SCARCE.items():
@@ -142,7 +143,7 @@ def test_a_loss_that_the_stock_does_not_allow_names_the_llm() -> None:
     total = next(total for total in scarce().answers if total.name == "with-a-loss")
     assert total.value is None and total.lacks
     for name in total.lacks:
-        lossy = scarce().plans[name].certificate.answer("with-a-loss")
+        lossy = scarce().plans[name].certificate.find_answer("with-a-loss")
         assert lossy is not None and lossy.value is None
 
 
@@ -151,7 +152,7 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
     """On paper both fit 16 A100 and 4 H100 (else that would be said), in production not; with 8 H100 and 16
     A100, as it says, they do.
     """
-    monkeypatch.setattr(beyond, "ANY_MOST", 4)
+    monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)
     stock = {"a100-80g": 16, "h100-80g": 4}
     with pytest.raises(InfeasibleError, match="safety: kept_in: each LLM can be served") as caught:
         plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
@@ -162,7 +163,7 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
 
 
 def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beyond, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
+    monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
     with pytest.raises(InfeasibleError, match=r"llm-\d, even with all .*: safety: kept_in: no fleet"):
         stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": "300 %"}
         plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
@@ -174,13 +175,13 @@ def test_an_llm_without_safety_has_what_the_others_leave() -> None:
     assert (bare.status, safe.status, found.status) == ("on paper", "certified", "not certified")
     assert bare.certificate.answers == () and len(safe.certificate.answers) == 3 and found.answers == ()
     pools = [pool for fleet in found.fleets for pool in fleet.pools]
-    limits = Limits(SCARCE, None, None, None)
-    assert limits.broken([(pool.type, pool.count) for pool in pools]) is None
+    limits = FleetLimits(SCARCE, None, None, None)
+    assert limits.first_exceeded([(pool.type, pool.count) for pool in pools]) is None
     assert bare.verdict.holds
 
 
 def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "share_production", lambda *_: None)
+    monkeypatch.setattr(several_llms, "share_production", lambda *_: None)
     found = plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
     assert found.status == "best found" and found.in_production == () and found.answers == ()
     for one in found.plans.values():

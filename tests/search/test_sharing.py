@@ -14,21 +14,21 @@ from plans import CATALOG
 from questions import LLM, traffic
 from shares import some
 
+from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
-from planner.documents.together import Part, Question
 from planner.errors import InfeasibleError, PlannerError
-from planner.reports.facts import sentences
-from planner.search import draws, options
-from planner.search import pose as posing
-from planner.search import shared_paper as sharing
-from planner.search.asked import asked_traffic
-from planner.search.certify import plan
-from planner.search.cheapest import Cheapest, cheapest
-from planner.search.pose import pose
-from planner.search.together import SharedPlan, plan_together
-from planner.simulator.metrics import judge
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import plan
+from planner.search.level0.cheapest import Cheapest, cheapest
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem import build_problem as posing
+from planner.search.problem import draws, options
+from planner.search.problem.build_problem import build_problem
+from planner.search.several import shared_paper as sharing
+from planner.search.several.several_llms import SharedPlan, plan_together
 from planner.simulator.replay import simulate
-from planner.solvers.master import Limits
+from planner.simulator.slo_verdict import judge
+from planner.solvers.master import FleetLimits
 
 Floats = npt.NDArray[np.float64]
 SLOS: tuple[dict[str, Any], ...] = (
@@ -47,9 +47,9 @@ def question(
     rates: tuple[float, ...] = (6.0, 9.0, 4.0),
     runs: int = 1,
     **shared: Any,
-) -> Question:
+) -> SeveralLlmsQuestion:
     parts = tuple(
-        Part(
+        LlmQuestion(
             f"llm-{k}",
             parse_task(
                 {
@@ -67,31 +67,31 @@ def question(
         )
         for k in range(llms)
     )
-    return Question(parts, (), ())
+    return SeveralLlmsQuestion(parts, (), ())
 
 
 def together(fleet: dict[str, Any], **asked: Any) -> SharedPlan:
     return plan_together(question(fleet, **asked), CATALOG)
 
 
-def limits_of(asked: Question) -> Limits:
+def limits_of(asked: SeveralLlmsQuestion) -> FleetLimits:
     task = asked.parts[0].task
-    return Limits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
+    return FleetLimits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
 
 
-def every_fleet(part: Part, limits: Limits) -> Floats:
+def every_fleet(part: LlmQuestion, limits: FleetLimits) -> Floats:
     """Objective and use of each limit of all fleets of level 0 that hold and alone are within the limits."""
-    problem = pose(part.task, part.trace, CATALOG)
+    problem = build_problem(part.task, part.trace, CATALOG)
     mixed, prefill, decode = (
         make(problem.types, part.task.objective)
         for make in (options.mixed_options, options.prefill_options, options.decode_options)
     )
     found = []
     for shape in [*((option,) for option in mixed), *itertools.product(prefill, decode)]:
-        ranges = [range(1, int(limits.most(option.type)) + 1) for option in shape]
+        ranges = [range(1, int(limits.most_workers(option.type)) + 1) for option in shape]
         for counts in itertools.product(*ranges):
             fleet = tuple(zip(shape, counts, strict=True))
-            is_within = limits.broken([(option.type, n) for option, n in fleet]) is None
+            is_within = limits.first_exceeded([(option.type, n) for option, n in fleet]) is None
             if is_within and problem.oracle.holds([fleet])[0]:
                 uses = [sum(limits.use(name, o.type) * n for o, n in fleet) for name, _ in limits.rows()]
                 found.append([sum(o.objective * n for o, n in fleet), *uses])
@@ -157,11 +157,11 @@ def test_every_fleet_simulated_gives_the_same_answer(
             assert found.level0_bound == pytest.approx(expected)
             assert found.level0 is None or found.level0 == pytest.approx(expected)
             assert found.bound <= found.value <= expected * (1 + 1e-9)
-            monkeypatch.setattr(sharing, "_one_after_another", lambda *_: None)
+            monkeypatch.setattr(sharing, "_simulate_in_turn", lambda *_: None)
         return
     with pytest.raises(InfeasibleError) as caught:
         plan_together(posed, CATALOG)
-    wide = Limits(dict.fromkeys(stock, 12), limits.power_w and 2e4, None, limits.gpus and 24)
+    wide = FleetLimits(dict.fromkeys(stock, 12), limits.power_w and 2e4, None, limits.gpus and 24)
     fleets = [every_fleet(part, wide) for part in posed.parts]
     for column, (limit, amount) in enumerate(limits.rows(), start=1):
         least = least_by_force(fleets, amounts, column)
@@ -169,7 +169,7 @@ def test_every_fleet_simulated_gives_the_same_answer(
         assert (said in caught.value.relaxation) == math.isfinite(least)
 
 
-def kept(found: SharedPlan, asked: Question) -> None:
+def kept(found: SharedPlan, asked: SeveralLlmsQuestion) -> None:
     """Every constraint, from the answer alone: each LLM's SLO in a run of its own, each shared limit."""
     for part in asked.parts:
         answer = found.plans[part.name]
@@ -296,7 +296,7 @@ def test_out_of_time_is_no_plan_or_one_with_its_bound() -> None:
 def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first proposal some fleets are known; the optimum lies between them and the bound."""
     monkeypatch.setattr(posing, "worker_types", options.worker_types)
-    monkeypatch.setattr(sharing, "_one_after_another", lambda *_: None)
+    monkeypatch.setattr(sharing, "_simulate_in_turn", lambda *_: None)
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 4}}, rates=(9.0, 6.0))
     best = plan_together(asked, CATALOG)
 
@@ -319,7 +319,7 @@ def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
     for part in asked.parts:
         fleet = found.plans[part.name].fleet
         for seed in range(3):
-            trace, _ = asked_traffic(part.trace, part.task, seed=seed)
+            trace, _ = requested_traffic(part.trace, part.task, seed=seed)
             assert judge(simulate(fleet, trace, limits=part.task.slo.limits), part.task.slo).holds
     assert found.value >= together({"gpus": {"a100-80g": 20, "h100-80g": 4}}).value * (1 - 1e-9)
 

@@ -10,9 +10,9 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.errors import InfeasibleError
-from planner.search import certify
-from planner.search.plan import Plan
-from planner.search.problem import Conditions
+from planner.search.evidence import certify
+from planner.search.evidence.plan import Plan
+from planner.search.problem.plan_problem import Conditions
 
 TRACE = traffic(requests=120)
 ASKED = {

@@ -1,4 +1,4 @@
-"""The test of a fleet on unseen futures asks several at once, and never one that it need not."""
+"""The test of a fleet on unseen scenarios asks several at once, and never one that it need not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shares import some
 
 from planner.documents.facts import KeptIn
 from planner.documents.safety import Safety
-from planner.search import answers
-from planner.search.answers import TEST_LEAST, TEST_REQUESTS
+from planner.search.production import three_answers
+from planner.search.production.three_answers import LEAST_TEST_SCENARIOS, TEST_REQUESTS
 from planner.simulator.repeats import decision
 
 
 @dataclass
 class Outcomes:
-    """An oracle whose futures are numbers, each kept or not; it notes which it was asked about."""
+    """An oracle whose scenarios are numbers, each kept or not; it notes which it was asked about."""
 
     kept: list[bool]
     asked: list[int] = field(default_factory=list)
@@ -47,10 +47,10 @@ def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
     rng = np.random.default_rng(seed)
     kept = (rng.random(200) < rng.uniform(0.6, 1.0)).tolist()
     oracle: Any = Outcomes(kept)
-    most = 60 if seed % 2 else TEST_LEAST
+    most = 60 if seed % 2 else LEAST_TEST_SCENARIOS
     oracle.trace = range(TEST_REQUESTS // most)
     futures: Any = range(1000)
-    said = answers.Test(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: False).run(())
+    said = three_answers.ScenarioTest(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: False).decide(())
     held, number = one_by_one(kept, most)
     assert said == replace(said, kept=held, futures=number)
     assert sorted(oracle.asked) == list(range(number))
@@ -58,7 +58,9 @@ def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
 
 def test_nothing_is_asked_once_the_time_is_over() -> None:
     oracle: Any = Outcomes([True] * 60)
-    oracle.trace = range(answers.AT_ONCE_REQUESTS)
+    oracle.trace = range(three_answers.AT_ONCE_REQUESTS)
     futures: Any = range(60)
-    said = answers.Test(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: len(oracle.asked) > 5).run(())
+    said = three_answers.ScenarioTest(
+        oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: len(oracle.asked) > 5
+    ).decide(())
     assert isinstance(said, KeptIn) and said.futures == len(oracle.asked) < 10 and said.decision == "open"

@@ -13,17 +13,17 @@ import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan
-from planner.search.fleets import Counts
-from planner.search.level0 import search_level0
-from planner.search.oracle import Oracle
-from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.walk import cheaper_fleets
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.level0.level0_search import search_level0
+from planner.search.level0.walk import cheaper_fleets
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.problem.build_problem import build_problem
 from planner.simulator import judge, simulate
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 CATALOG = read_catalog()
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -71,7 +71,7 @@ def test_level_0_is_what_a_scan_of_all_counts_finds(k: int, every_s: float, tbt:
         "slo": {"ttft": {"p90": "30 s"}, "tbt": {"p99": tbt}},
         "fleet": {"gpus": ["a100-80g", "h100-80g", "h200-141g"]},
     }
-    problem = pose(parse_task(document, CATALOG), handoff_bursts(k, every_s), CATALOG)
+    problem = build_problem(parse_task(document, CATALOG), handoff_bursts(k, every_s), CATALOG)
     level0 = search_level0(problem)
     search, bounded = level0.search, level0.bounded
     by_role = {
@@ -144,7 +144,7 @@ def test_a_percentile_of_gaps_paces_no_decode_in_the_bound() -> None:
         "fleet": {"gpus": ["a100-80g", "h100-80g"]},
     }
     trace = made(arrival_s, np.full(len(arrival_s), 20), np.full(len(arrival_s), 800))
-    assert (lower_bound(pose(parse_task(document, CATALOG), trace, CATALOG)) or 0.0) <= 17.32
+    assert (lower_bound(build_problem(parse_task(document, CATALOG), trace, CATALOG)) or 0.0) <= 17.32
 
 
 @pytest.mark.slow

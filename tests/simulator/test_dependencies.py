@@ -16,12 +16,12 @@ from planner.errors import InputError, TraceError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.reports.output import requests_csv
 from planner.simulator import simulate
-from planner.simulator.metrics import judge
 from planner.simulator.replay import Simulation
-from planner.traffic.reading import read_trace
-from planner.traffic.scaling import window
-from planner.traffic.sessions import nominal
+from planner.simulator.slo_verdict import judge
+from planner.traffic.scaling import select_window
+from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 
 def waiting(trace: Trace, after: list[tuple[int, int]], think_s: Sequence[float] = ()) -> Trace:
@@ -146,7 +146,7 @@ def test_engines_of_their_own_and_closed_loops_are_refused() -> None:
 
 def test_a_part_of_a_trace_keeps_the_edges_within_it() -> None:
     trace = waiting(make_trace([0, 1, 2, 3], [8] * 4, [1] * 4), [(1, 0), (2, 1), (3, 2)])
-    assert window(trace, "first 2 s").after.tolist() == [[1, 0]]
+    assert select_window(trace, "first 2 s").after.tolist() == [[1, 0]]
     assert trace.select([1, 3]).after.tolist() == []
     assert trace.select([0, 1, 3]).after.tolist() == [[1, 0]]
 
@@ -223,7 +223,7 @@ def test_a_queue_that_grows_while_sessions_begin_is_no_steady_state() -> None:
     n = 100
     first = make_trace(np.arange(n), [8] * n, [2] * n)
     both = first.select(np.repeat(np.arange(n), 2))
-    trace = nominal(waiting(both, [(i, i - 1) for i in range(1, 2 * n, 2)], [0, 5] * n))
+    trace = with_nominal_arrivals(waiting(both, [(i, i - 1) for i in range(1, 2 * n, 2)], [0, 5] * n))
     pool = make_pool(make_latency((1.0, 1.0)), seats=1)
     slo = Slo((Limit("tbt", 0.5, 2.0),))
     found = simulate(Fleet(LLM, (pool,), Policies()), trace, limits=slo.limits)

@@ -18,13 +18,13 @@ from benchmarks.peers import distserve as peer
 from benchmarks.peers.compare import compare
 from planner.domain import Gpu, Limit
 from planner.errors import InputError
+from planner.files.checked_files import read_json
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.io.files import read_json
-from planner.models.forms import DistServeSteps
+from planner.models.foreign_forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.simulator.metrics import gaps_s
 from planner.simulator.replay import Simulation, simulate
+from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")

@@ -26,10 +26,10 @@ from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Role
 from planner.simulator.elastic import (
     LIMBO_PATIENCE_S,
+    ElasticFleet,
     ElasticPool,
     ElasticRun,
-    Part,
-    Reading,
+    MetricsReading,
     simulate_elastic,
     simulate_together,
 )
@@ -46,7 +46,7 @@ class Always:
     def start(self, sizes: Sequence[int]) -> None:
         self.now = tuple(sizes)
 
-    def sizes(self, reading: Reading) -> Sequence[int]:
+    def sizes(self, reading: MetricsReading) -> Sequence[int]:
         return self.now
 
 
@@ -293,7 +293,7 @@ def test_scale_to_zero_and_back() -> None:
         def start(self, sizes: Sequence[int]) -> None:
             self.limbo: list[int] = []
 
-        def sizes(self, reading: Reading) -> Sequence[int]:
+        def sizes(self, reading: MetricsReading) -> Sequence[int]:
             self.limbo.append(reading.limbo)
             return [1 if reading.limbo or reading.running[0] + reading.starting[0] else 0]
 
@@ -355,7 +355,7 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     trace = make_trace([0.0, 40.0], [1, 1], [2, 2])
     pools = [ElasticPool(4.0, most=3)] * 2
     script = Script(10.0, [[3, 3], [1, 3]])
-    (run,) = simulate_together([Part(two_pools(), trace, pools, script)], {"paper": 3})
+    (run,) = simulate_together([ElasticFleet(two_pools(), trace, pools, script)], {"paper": 3})
     lives = sorted((s.pool, s.asked_s, s.ready_s) for s in run.spans)
     assert lives == [(0, 0.0, 0.0), (0, 0.0, 4.0), (1, 0.0, 0.0), (1, 10.0, 14.0)]
     free = simulate_elastic(two_pools(), trace, pools, Script(10.0, [[3, 3], [1, 3]]))
@@ -368,8 +368,8 @@ def test_fleets_side_by_side_share_a_stock() -> None:
     long, short = make_trace([0.0, 0.0, 30.0], [1, 1, 1], [10, 7, 1]), make_trace([0.0, 30.0], [1, 1], [1, 1])
     pools = [ElasticPool(1.0, most=2)]
     parts = [
-        Part(one(2), long, pools, Script(5.0, [[2], [1]])),
-        Part(one(1), short, pools, Script(2.0, [[1], [2]])),
+        ElasticFleet(one(2), long, pools, Script(5.0, [[2], [1]])),
+        ElasticFleet(one(1), short, pools, Script(2.0, [[1], [2]])),
     ]
     first, second = simulate_together(parts, {"paper": 3})
     assert [s.gone_s for s in first.spans] == [31.0, 7.0]
@@ -390,7 +390,7 @@ def test_a_stock_is_never_exceeded(seed: int) -> None:
     gpus = [pool.type.gpus for pool in fleet.pools]
     first = sum(own * (each.first or 0) for own, each in zip(gpus, pools, strict=True))
     stock = max(first, sum(gpus))
-    (run,) = simulate_together([Part(fleet, trace, pools, script)], {"paper": stock})
+    (run,) = simulate_together([ElasticFleet(fleet, trace, pools, script)], {"paper": stock})
     for at_s in {span.asked_s for span in run.spans}:
         assert sum(gpus[span.pool] for span in run.spans if span.asked_s <= at_s < span.gone_s) <= stock
     check_conserved(run, trace)
@@ -422,7 +422,7 @@ def test_a_late_controller_sees_what_was() -> None:
             super().start(sizes)
             self.seen: list[tuple[float, float]] = []
 
-        def sizes(self, reading: Reading) -> Sequence[int]:
+        def sizes(self, reading: MetricsReading) -> Sequence[int]:
             self.seen.append((reading.time_s, reading.interval_s))
             return self.now
 

@@ -12,8 +12,8 @@ from simulations import one_bad_hour, random_case
 from simulator_reference import Reference
 
 from planner.domain import Limit, Slo, allowed_above
-from planner.simulator.metrics import in_windows, judge, percentile_s, windows_s
 from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.slo_verdict import in_windows, judge, percentile_s, windows_s
 from planner.traffic import trace as traces
 from planner.traffic.trace import Trace, measured_window
 

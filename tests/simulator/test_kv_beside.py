@@ -30,7 +30,7 @@ def test_a_state_takes_the_room_of_a_sequence() -> None:
     kind = replace(fleet.pools[0].type, kv_beside=KvBeside(3))
     fleet = replace(fleet, pools=(replace(fleet.pools[0], type=kind),))
     assert simulate(fleet, trace).e2e_s.tolist() == [17.0, 17.0, 34.0, 34.0]
-    assert kind.holds(112) and not kind.holds(113)
+    assert kind.has_room_for(112) and not kind.has_room_for(113)
 
 
 def test_a_request_that_never_fits_is_turned_away() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.simulator.compiled import kernel_jit, small_jit
-from planner.simulator.linking import Part, PartCompiler, Whole, WholeCompiler
+from planner.simulator.linking import LinkedFunction, PartCompiler, Whole, WholeCompiler
+from planner.simulator.numba_compile import kernel_jit, small_jit
 
 _jit: Any = njit
 
@@ -54,5 +54,5 @@ def test_only_the_whole_is_machine_code() -> None:
     libraries = {f.__name__: [c.library for c in f.overloads.values()] for f in (_square, _at, _sum, _whole)}
     assert all(type(library) is Whole for library in libraries.pop("_whole"))
     for parts in libraries.values():
-        assert parts and all(type(library) is Part for library in parts)
+        assert parts and all(type(library) is LinkedFunction for library in parts)
         assert all(library.get_pointer_to_function("any") == 0 for library in parts)

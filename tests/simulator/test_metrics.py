@@ -12,8 +12,8 @@ from simulator_reference import Reference
 
 from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
-from planner.simulator.metrics import gaps_s, judge, measured, percentile_s, request_values_s, value_s
 from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.slo_verdict import gaps_s, judge, measured, percentile_s, request_values_s, value_s
 from planner.traffic.trace import Trace, measured_window
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)

@@ -302,11 +302,11 @@ def test_no_memory_changes_nothing() -> None:
 def test_what_it_holds_and_how_fast_it_comes_back() -> None:
     """16 bytes per token, its one KV head copied to two GPUs; each has 1600 bytes and 160 B/s."""
     of_each = KvOffload(1600.0, 160.0)
-    assert (of_each.tokens(LLM, 1), of_each.token_s(LLM, 1)) == (100, 0.1)
-    assert (of_each.tokens(LLM, 2), of_each.token_s(LLM, 2)) == (100, 0.1)
+    assert (of_each.kv_tokens(LLM, 1), of_each.token_s(LLM, 1)) == (100, 0.1)
+    assert (of_each.kv_tokens(LLM, 2), of_each.token_s(LLM, 2)) == (100, 0.1)
     split = replace(LLM, kv_heads=2)  # 32 bytes per token, a half on each of two GPUs
-    assert (of_each.tokens(split, 1), of_each.token_s(split, 1)) == (50, 0.2)
-    assert (of_each.tokens(split, 2), of_each.token_s(split, 2)) == (100, 0.1)
+    assert (of_each.kv_tokens(split, 1), of_each.token_s(split, 1)) == (50, 0.2)
+    assert (of_each.kv_tokens(split, 2), of_each.token_s(split, 2)) == (100, 0.1)
     with pytest.raises(InputError, match="bandwidth is 0 B/s"):
         KvOffload(1.0, 0.0)
 

@@ -14,11 +14,11 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine, HostTime
 from planner.policies import BATCHING, QUEUE, ROUTING, STEPWISE
-from planner.simulator import passing
+from planner.simulator import streaming_requests
 from planner.simulator.energy import expected_power
 from planner.simulator.gap_counts import GapCounts
-from planner.simulator.metrics import gap_percentile_s, gap_runs, gaps_s, judge
 from planner.simulator.replay import Requests, Simulation, is_long, keeps, simulate
+from planner.simulator.slo_verdict import gap_percentile_s, gap_runs, gaps_s, judge
 from planner.simulator.utilisation import pool_uses
 from planner.traffic.trace import Trace
 
@@ -33,15 +33,15 @@ OF_THE_FLEET = ("worker_busy_s", "worker_steps", "worker_tokens", "violations", 
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every trace counts as long, and what is given back is overwritten, so that nobody reads it later."""
-    keep = passing.Passing._keep
+    keep = streaming_requests.Passing._keep
 
-    def keep_and_spoil(self: passing.Passing, rows: slice) -> None:
+    def keep_and_spoil(self: streaming_requests.Passing, rows: slice) -> None:
         keep(self, rows)
         self.requests[rows].view(np.uint8)[:] = 0x7F
 
-    monkeypatch.setattr(passing.Passing, "_keep", keep_and_spoil)
-    monkeypatch.setattr(passing, "CHUNK_REQUESTS", CHUNK)
-    monkeypatch.setattr(passing, "LONG_REQUESTS", 0)
+    monkeypatch.setattr(streaming_requests.Passing, "_keep", keep_and_spoil)
+    monkeypatch.setattr(streaming_requests, "CHUNK_REQUESTS", CHUNK)
+    monkeypatch.setattr(streaming_requests, "LONG_REQUESTS", 0)
     yield
 
 
@@ -49,7 +49,7 @@ def whole(
     fleet: Fleet, trace: Trace, limits: tuple[Limit, ...], monkeypatch: pytest.MonkeyPatch
 ) -> Simulation:
     with monkeypatch.context() as patch:
-        patch.setattr(passing, "LONG_REQUESTS", 10**9)
+        patch.setattr(streaming_requests, "LONG_REQUESTS", 10**9)
         return simulate(fleet, trace, limits=limits, record=True)
 
 
@@ -123,7 +123,7 @@ def test_a_simulation_that_may_end_early_says_the_same(
         limits = (Limit("ttft", 0.9, limit_s), Limit("tbt", 0.9, limit_s))
         found = keeps(FLEET, trace, limits, Requests(trace), 1.0)
         with monkeypatch.context() as patch:
-            patch.setattr(passing, "LONG_REQUESTS", 10**9)
+            patch.setattr(streaming_requests, "LONG_REQUESTS", 10**9)
             expected = keeps(FLEET, trace, limits, Requests(trace), 1.0)
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:
@@ -179,7 +179,7 @@ def test_parts_that_were_recorded_stand_for_the_whole(
     in_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steady traffic: power and use of a pool from eight parts of the run are near those of all of it."""
-    monkeypatch.setattr(passing, "CHUNK_REQUESTS", 100)
+    monkeypatch.setattr(streaming_requests, "CHUNK_REQUESTS", 100)
     trace = busy_trace(4000)
     ours, theirs = simulate(FLEET, trace, record=True), whole(FLEET, trace, (), monkeypatch)
     assert 0 < len(ours.runs) < len(theirs.runs) / 4
@@ -194,7 +194,7 @@ def test_parts_that_were_recorded_stand_for_the_whole(
 def test_more_steps_than_there_is_room_for_are_simulated_again(
     in_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing, "RUNS_PER_REQUEST", 1)
+    monkeypatch.setattr(streaming_requests, "RUNS_PER_REQUEST", 1)
     trace = busy_trace(100)
     found = simulate(FLEET, trace, record=True)
     assert found.gaps is not None

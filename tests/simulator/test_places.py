@@ -11,13 +11,13 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.documents.network import KEYS, network_document, parse_network
 from planner.errors import InputError
+from planner.files.document_values import Section
 from planner.fleet import Fleet, Network, Policies, Pool, Topology, WorkerType
-from planner.io.values import Section
 from planner.models.latency import StepLatency
-from planner.runtime.routing import LiveFleet
-from planner.search.findings import placement
-from planner.simulator.places import places
+from planner.runtime.live_routing import LiveFleet
+from planner.search.evidence.findings import place_workers
 from planner.simulator.replay import simulate
+from planner.simulator.worker_places import places
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -119,20 +119,20 @@ def test_the_live_router_stays_on_the_node_as_the_simulator_does() -> None:
     simulated = simulate(asked, trace(12))
     live = LiveFleet(asked)
     for w in range(asked.workers):
-        live.up(w)
+        live.note_up(w)
     for i in range(12):
-        seat = live.ask(1600, 2, 100.0 * i)
-        assert live.send(seat, 100.0 * i) == simulated.prefill_worker[i]
-        live.computed(seat, 100.0 * i + 0.1)
-        live.left(seat, 100.0 * i + 0.1, 1)
+        seat = live.take_seat(1600, 2, 100.0 * i)
+        assert live.send_to_worker(seat, 100.0 * i) == simulated.prefill_worker[i]
+        live.note_computed(seat, 100.0 * i + 0.1)
+        live.note_left(seat, 100.0 * i + 0.1, 1)
         assert live.hand_off(seat, 100.0 * i + 0.1) == simulated.decode_worker[i]
-        live.left(seat, 100.0 * i + 1.0, 2)
-        live.gone(seat)
+        live.note_left(seat, 100.0 * i + 1.0, 2)
+        live.release_seat(seat)
 
 
 def test_the_placement_of_a_plan_is_where_the_simulator_has_its_workers() -> None:
     asked = fleet((2, 2), (1, 4), replace(SERIAL, topology=Topology(nodes_per_rack=1)))
-    found = placement(asked)
+    found = place_workers(asked)
     assert found is not None
     named = dict(zip(asked.worker_names, places(asked), strict=True))
     for node in found.nodes:
@@ -145,11 +145,11 @@ def test_the_placement_of_a_plan_is_where_the_simulator_has_its_workers() -> Non
 
 def test_it_is_read_and_written_to_the_last_bit() -> None:
     document = {"bandwidth": "25 GB/s", "topology": {"within": "300 GB/s", "nodes_per_rack": 4}}
-    network = parse_network(Section.of(document, "network", KEYS))
+    network = parse_network(Section.from_document(document, "network", KEYS))
     assert network.topology == Topology(300e9, 4)
-    assert parse_network(Section.of(network_document(network), "network", KEYS)) == network
+    assert parse_network(Section.from_document(network_document(network), "network", KEYS)) == network
     with pytest.raises(InputError, match="topology"):
-        parse_network(Section.of({"topology": {"nods": 4}}, "network", KEYS))
+        parse_network(Section.from_document({"topology": {"nods": 4}}, "network", KEYS))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from shares import some
 from simulations import GPU, LLM, make_latency, make_pool, make_trace
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.policies import ADMISSION, BATCHING, BY_FIELD, PLANNED_ROUTINGS, POOLS, QUEUE, ROUTING, STEPWISE

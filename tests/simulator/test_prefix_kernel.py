@@ -13,13 +13,13 @@ from shares import some
 from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix_trace, random_prompts
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Disturbance, Fleet, PinnedPrefix, Policies
-from planner.io.files import to_yaml
 from planner.policies import QUEUE, ROUTING, Policy
 from planner.simulator import Simulation, simulate
-from planner.simulator.metrics import jain_index, tenant_service
+from planner.simulator.slo_verdict import jain_index, tenant_service
 from planner.traffic.trace import Trace
 
 TOKEN_S = 1 / 1024  # a step takes as many as it has tokens

@@ -14,7 +14,7 @@ from reference_distserve import Coefficients, DistServe, Placement, Request
 
 from benchmarks.peers import distserve
 from benchmarks.peers.compare import compare, each_case
-from planner.io.files import read_json
+from planner.files.checked_files import read_json
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "distserve"
 CASES = ("disagg_opt13b_tp2_tp1_r4", "disagg_opt66b_tp4_tp2pp2_r3", "vllm_opt13b_tp1_r1")

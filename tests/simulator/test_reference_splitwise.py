@@ -20,7 +20,7 @@ from reference_splitwise import Cluster, Fit, Limits, Lookup, Machine, Request, 
 
 from benchmarks.peers import splitwise
 from benchmarks.peers.compare import Array, Columns, compare, each_case
-from planner.models.forms import SplitwiseLookup, interpolated
+from planner.models.foreign_forms import SplitwiseLookup, interpolate_linearly
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "splitwise"
 CASES = (
@@ -40,7 +40,9 @@ ROOMY = Limits(memory_bytes=10**9, weights_bytes=0, kv_bytes_per_token=1)
 
 def plain_steps(steps: SplitwiseLookup) -> Fit | Lookup:
     def line(times: tuple[float, ...]) -> Callable[[float], float]:
-        return cache(lambda tokens: float(interpolated(np.array([tokens]), steps.knots_tokens, times)[0]))
+        return cache(
+            lambda tokens: float(interpolate_linearly(np.array([tokens]), steps.knots_tokens, times)[0])
+        )
 
     prompt_s = line(steps.prompt_s)
     if len(steps.token_s) == 1:

@@ -17,8 +17,8 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Role
 from planner.models.latency import StepLatency
 from planner.simulator.layout import GROUP
-from planner.simulator.metrics import judge
 from planner.simulator.replay import Requests, Simulation, keeps, simulate
+from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 
 # ------------------------------------------------------------------------------- against the plain simulator

@@ -16,8 +16,8 @@ from planner.models.engine import Engine
 from planner.models.kv_layout import KvBeside
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps
-from planner.simulator.metrics import gaps_s, value_s
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import gaps_s, value_s
 
 STEP = make_latency()  # every step takes a second
 ALL_OF_TWO = Speculation("ngram", (1.0, 1.0))
@@ -141,7 +141,7 @@ def test_a_step_yields_as_much_as_theory_says() -> None:
     # the last step is cut short, which costs about a step in hundreds
     assert (output - 1) / steps == pytest.approx(speculation.mean_tokens, rel=0.01)
     drawn = np.array([accepted(speculation, 0, r, t) for r in range(300) for t in range(1, 100)])
-    for i, share in enumerate(speculation.accepted, 1):
+    for i, share in enumerate(speculation.accepted_fracs, 1):
         deviation = (share * (1 - share) / len(drawn)) ** 0.5
         assert (drawn >= i).mean() == pytest.approx(share, abs=4 * deviation)
 

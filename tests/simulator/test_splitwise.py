@@ -21,9 +21,9 @@ from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm, compare
 from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, WorkerType
-from planner.models.forms import SplitwiseLookup, interpolated
-from planner.simulator.metrics import gaps_s
+from planner.models.foreign_forms import SplitwiseLookup, interpolate_linearly
 from planner.simulator.replay import Simulation, simulate
+from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "splitwise"
@@ -61,10 +61,10 @@ def fleet_of(
 
 def plain_steps(steps: SplitwiseLookup) -> PlainSteps:
     def prompt_s(tokens: float) -> float:
-        return float(interpolated(np.array([tokens]), steps.knots_tokens, steps.prompt_s)[0])
+        return float(interpolate_linearly(np.array([tokens]), steps.knots_tokens, steps.prompt_s)[0])
 
     def token_s(tokens: float) -> float:
-        return float(interpolated(np.array([tokens]), steps.knots_tokens, steps.token_s)[0])
+        return float(interpolate_linearly(np.array([tokens]), steps.knots_tokens, steps.token_s)[0])
 
     if len(steps.token_s) == 1:
         return Fit(prompt_s, steps.token_s[0], steps.b_s, steps.d_s)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from planner import cli
-from planner.documents.allocation import parse_instance
+from planner.documents.allocation_file import parse_instance
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.allocation import Allocation, Instance, allocate
 from planner.solvers.backend import Engine

@@ -11,7 +11,7 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.solvers import backend
-from planner.solvers.backend import Engine, run, solve, whole
+from planner.solvers.backend import Engine, run_highs, solve, whole_value
 
 ENGINES: tuple[Engine, ...] = ("highs", "cbc", "ortools")
 
@@ -64,10 +64,10 @@ def test_optimum_and_bound_are_those_of_enumeration(engine: Engine, sense: int) 
     rng = np.random.default_rng(0)
     for _ in range(10):
         problem, best = knapsack(rng, sense)
-        outcome = run(problem, engine=engine)
+        outcome = run_highs(problem, engine=engine)
         assert outcome.status == "optimal" and outcome.bound == pytest.approx(best)
         assert pulp.value(problem.objective) == pytest.approx(best)
-        assert all(abs(whole(x) - x.value()) < 1e-6 for x in problem.variables())
+        assert all(abs(whole_value(x) - x.value()) < 1e-6 for x in problem.variables())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -77,14 +77,14 @@ def test_no_integer_between_is_infeasible(engine: Engine) -> None:
     x = problem.add_variable("x", 0, 1, cat="Integer")
     problem += x
     problem += 2 * x == 1
-    assert run(problem, engine=engine).status == "infeasible"
+    assert run_highs(problem, engine=engine).status == "infeasible"
     assert solve(problem, engine=engine) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("category", ["Integer", "Continuous"])
 def test_a_missing_limit_is_not_called_infeasible(engine: Engine, category: str) -> None:
-    assert run(unbounded(category), engine=engine).status == "unbounded"
+    assert run_highs(unbounded(category), engine=engine).status == "unbounded"
     with pytest.raises(PlannerError, match="a limit is missing"):
         solve(unbounded(category), engine=engine)
 
@@ -95,14 +95,14 @@ def test_infeasible_and_without_a_limit_is_infeasible(engine: Engine) -> None:
     x, y = problem.add_variable("x", 0, 1), problem.add_variable("y")
     problem += y
     problem += x >= 2
-    assert run(problem, engine=engine).status == "infeasible"
+    assert run_highs(problem, engine=engine).status == "infeasible"
     assert problem.sense == pulp.LpMinimize and "y" in str(problem.objective)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stopped_run_keeps_its_constraints_and_its_bound_below(engine: Engine) -> None:
     problem = hard_cover()
-    outcome = run(problem, time_limit_s=0.1, engine=engine)
+    outcome = run_highs(problem, time_limit_s=0.1, engine=engine)
     assert outcome.status in ("feasible", "unknown")
     if outcome.status == "feasible":
         assert all(row.valid(1e-6) for row in problem.constraints())
@@ -121,13 +121,13 @@ def test_what_a_stopped_solver_left_behind_is_checked(monkeypatch: pytest.Monkey
 
         def stopped(
             given: pulp.LpProblem, time_limit_s: float, gap_frac: float, left: list[float] = values
-        ) -> backend.Outcome:
+        ) -> backend.SolverOutcome:
             for variable, value in zip(given.variables(), left, strict=True):
                 variable.varValue = value
-            return backend.Outcome("feasible", 100.0)
+            return backend.SolverOutcome("feasible", 100.0)
 
         monkeypatch.setattr(backend, "_highs", stopped)
-        assert run(problem) == backend.Outcome(status, 100.0)  # type: ignore[arg-type]
+        assert run_highs(problem) == backend.SolverOutcome(status, 100.0)  # type: ignore[arg-type]
 
 
 def test_cbc_stands_in_where_highs_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Pool
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation
-from planner.search.bounds import envelopes
-from planner.search.options import judged, unreachable
+from planner.search.mixed.bounds import envelopes
+from planner.search.problem.options import judged, unreachable
 from planner.simulator.replay import Simulation, simulate
 from planner.solvers.demand import bounds_of, least_work
 from planner.solvers.master import Option, least_seconds, least_token_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.solvers.drift import CLIP_SIGMA, SIZES_SIGMA, Alarm, alarms, log_evidence
+from planner.solvers.drift import CLIP_SIGMA, SIZES_SIGMA, Alarm, find_alarms, log_evidence
 
 
 def test_evidence_by_hand() -> None:
@@ -21,18 +21,18 @@ def test_a_shift_is_found_where_it_began_and_its_end_is_seen() -> None:
     """Three standard deviations from window 40 to 60: 2.5 nats a window for k = 1 against log 10^5 = 11.5."""
     x = np.zeros(100)
     x[40:60] = 3.0
-    (found,) = alarms(x, np.ones(100), threshold=1e5)
+    (found,) = find_alarms(x, np.ones(100), threshold=1e5)
     assert found.began == 40
     assert 44 <= found.noticed <= 47
     assert found.ended == 60
-    (lasting,) = alarms(x[:60], np.ones(60), threshold=1e5)
+    (lasting,) = find_alarms(x[:60], np.ones(60), threshold=1e5)
     assert lasting == Alarm(40, found.noticed, None)
 
 
 def test_one_freak_window_is_no_drift() -> None:
     x = np.zeros(100)
     x[50] = 1e6
-    assert not alarms(x, np.ones(100), threshold=1e5)
+    assert not find_alarms(x, np.ones(100), threshold=1e5)
 
 
 def test_within_the_band_evidence_has_mean_one_at_most() -> None:
@@ -46,7 +46,7 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
     rng = np.random.default_rng(1)
     windows, alpha = 300, 0.2
     false = sum(
-        bool(alarms(rng.normal(size=windows), np.ones(windows), threshold=windows / alpha))
+        bool(find_alarms(rng.normal(size=windows), np.ones(windows), threshold=windows / alpha))
         for _ in range(200)
     )
     assert false <= 40
@@ -56,7 +56,7 @@ def test_runs_in_a_band_and_few_false_alarms_with_heavy_tails() -> None:
     """Student's t with three degrees of freedom, scaled to variance 1: clipping keeps them rare."""
     rng = np.random.default_rng(2)
     false = sum(
-        bool(alarms(rng.standard_t(3, size=300) / np.sqrt(3), np.ones(300), threshold=300 / 0.2))
+        bool(find_alarms(rng.standard_t(3, size=300) / np.sqrt(3), np.ones(300), threshold=300 / 0.2))
         for _ in range(200)
     )
     assert false <= 40

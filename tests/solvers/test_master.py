@@ -14,24 +14,24 @@ from shares import some
 from planner.domain import Gpu
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
-from planner.search import two_pools
-from planner.search.fleets import objective
-from planner.search.one_pool import Bounded, Search, search_one_pool
-from planner.search.reasons import reason_text
-from planner.search.two_pools import AskPairs, search_two_pools
+from planner.search.level0 import two_pools
+from planner.search.level0.one_pool import Bounded, Search, search_one_pool
+from planner.search.level0.two_pools import AskPairs, search_two_pools
+from planner.search.oracle.fleet_counts import objective
+from planner.search.problem.reasons import reason_text
 from planner.solvers.master import (
-    Limits,
-    Load,
+    FleetLimits,
     Option,
+    TrafficLoad,
     bound,
     cheapest_token_s,
+    find_promising_fleet,
     least_seconds,
     least_workers,
-    promising,
     shadow_prices,
 )
 from planner.solvers.required_work import Obliged
-from planner.traffic.workload import Lengths, Workload
+from planner.traffic.workload import TraceLengths, Workload
 
 
 def of_gpus(compare: Callable[[object, object], bool], prefill: Option, decode: Option) -> bool:
@@ -93,7 +93,7 @@ def test_least_work_is_never_above_what_the_steps_take(seed: int) -> None:
 
 def test_least_workers_by_hand() -> None:
     """1,000 prompts of 1000 tokens are 100 s of prefill: 10 workers for 10 s, 9 if a tenth may wait."""
-    lengths = Lengths(np.array([1000.0]), np.array([1.0]), np.array([1000]))
+    lengths = TraceLengths(np.array([1000.0]), np.array([1.0]), np.array([1000]))
     assert least_workers(option("prefill", 1.0), lengths, Obliged(1.0, 10.0, 0.0, 10.0)) == 10
     assert least_workers(option("prefill", 1.0), lengths, Obliged(0.9, 10.0, 0.0, 10.0)) == 9
     assert least_workers(option("mixed", 1.0), lengths, Obliged(0.5, 10.0, 0.8, 10.0)) == 8
@@ -110,7 +110,9 @@ def test_bound_by_hand() -> None:
     work = one_class(1000, 1000, 1)
 
     def value(stock: dict[str, int | None]) -> float | None:
-        return bound([slow, quick], Load(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), Limits(stock))
+        return bound(
+            [slow, quick], TrafficLoad(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), FleetLimits(stock)
+        )
 
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
     assert value({"g": None, "q": 2}) == pytest.approx(9.0)
@@ -122,19 +124,21 @@ def test_shadow_prices_by_hand() -> None:
     With others of 200 W at 1.5 USD/h and 3 kW, n + m = 10 and 400 n + 200 m <= 3000: a Watt more turns 1/200
     of one worker into a cheaper one."""
 
-    def prices(limits: Limits, *others: Option) -> dict[str, float]:
+    def prices(limits: FleetLimits, *others: Option) -> dict[str, float]:
         found = shadow_prices(
             [option("mixed", 1.0), *others],
-            Load(one_class(100, 1000, 1), Obliged(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
+            TrafficLoad(one_class(100, 1000, 1), Obliged(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
             limits,
         )
         return {limit.name: price for limit, price in found.items()}
 
     dear = option("mixed", 3.0, gpu=replace(GPU, name="dear", base="dear"))
-    assert prices(Limits({"g": 4, "dear": 50}), dear) == pytest.approx({"stock of g": 2, "stock of dear": 0})
+    assert prices(FleetLimits({"g": 4, "dear": 50}), dear) == pytest.approx(
+        {"stock of g": 2, "stock of dear": 0}
+    )
     frugal = option("mixed", 1.5, gpu=replace(GPU, name="frugal", base="frugal", power_w=200.0))
-    assert prices(Limits({}, power_w=3000.0), frugal) == pytest.approx({"power": 0.5 / 200})
-    assert prices(Limits({"g": 4})) == {}
+    assert prices(FleetLimits({}, power_w=3000.0), frugal) == pytest.approx({"power": 0.5 / 200})
+    assert prices(FleetLimits({"g": 4})) == {}
 
 
 def test_bound_knows_the_link() -> None:
@@ -143,7 +147,9 @@ def test_bound_knows_the_link() -> None:
 
     def value(link_bytes_per_s: float) -> float | None:
         return bound(
-            options, Load(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s), Limits({"g": None})
+            options,
+            TrafficLoad(work, Obliged(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s),
+            FleetLimits({"g": None}),
         )
 
     assert value(10.09e9) is not None and value(10.07e9) is None
@@ -173,7 +179,7 @@ def test_promising_is_the_best_fleet_not_excluded(seed: int) -> None:
         if sum(o.objective * k for o, k in zip(options, n, strict=True)) <= below
         and not any(all(a <= b for a, b in zip(n, cut, strict=True)) for cut in cuts)
     ]
-    found = promising(options, shares.tolist(), Limits({"g": None}), below=below, cuts=cuts)
+    found = find_promising_fleet(options, shares.tolist(), FleetLimits({"g": None}), below=below, cuts=cuts)
     if not fleets:
         assert found is None
         return
@@ -208,7 +214,9 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
     # a pair holds if p >= lead + slope / d, d >= its own least: a falling staircase
     slope = {(p.name, d.name): rng.uniform(0, 12) for p in prefill for d in decode}
     least_d = {o.name: int(rng.integers(1, 5)) for o in decode}
-    limits = Limits({gpu.name: (None if rng.random() < 0.7 else int(rng.integers(4, 12))) for gpu in gpus})
+    limits = FleetLimits(
+        {gpu.name: (None if rng.random() < 0.7 else int(rng.integers(4, 12))) for gpu in gpus}
+    )
 
     def holds_one(counts: tuple[tuple[Option, int], ...]) -> bool:
         if len(counts) == 1:
@@ -222,11 +230,11 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         return [
             counts
             for counts in (*one, *two)
-            if holds_one(counts) and limits.broken([(o.type, n) for o, n in counts]) is None
+            if holds_one(counts) and limits.first_exceeded([(o.type, n) for o, n in counts]) is None
         ]
 
     search = Search(limits)
-    bounded = {o.name: Bounded(o, 1, limits.most(o.type)) for o in (*mixed, *prefill, *decode)}
+    bounded = {o.name: Bounded(o, 1, limits.most_workers(o.type)) for o in (*mixed, *prefill, *decode)}
     if seed % 2:  # guesses, right or wrong
         for name, item in bounded.items():
             busy = int(rng.integers(1, 20)) if item.option.role == "decode" else None
@@ -256,7 +264,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
     assert search.value == pytest.approx(best)
     if search.best is not None:
         assert holds_one(search.best)
-        assert limits.broken([(o.type, n) for o, n in search.best]) is None
+        assert limits.first_exceeded([(o.type, n) for o, n in search.best]) is None
 
 
 def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_known() -> None:
@@ -268,7 +276,7 @@ def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_kno
     def holds(fleets: object) -> list[bool]:
         return [d is dear or n_p == 4 for (_, n_p), (d, _) in fleets]  # type: ignore[attr-defined]
 
-    search = Search(Limits({}))
+    search = Search(FleetLimits({}))
     front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
     search_two_pools([front], back, AskPairs(holds), search, serial, lambda: False)
     assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
@@ -283,7 +291,7 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
         return [False for _ in fleets]  # type: ignore[attr-defined]
 
     mixed = option("mixed", 1.0)
-    search = Search(Limits({"g": None}))
+    search = Search(FleetLimits({"g": None}))
     search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, serial, lambda: False)
     assert search.best is None and search.beyond[mixed.name] in asked
     assert reason_text(search.refuted[mixed.name]).startswith(f"{search.beyond[mixed.name]} workers fail")

@@ -12,14 +12,22 @@ import pytest
 
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.backend import Engine as Solver
-from planner.solvers.backend import run
-from planner.solvers.packing import Correction, Engine, Request, best_fit, broken, pack, rebalance
+from planner.solvers.backend import run_highs
+from planner.solvers.packing import (
+    PackedWorker,
+    PredictionError,
+    Request,
+    best_fit,
+    find_broken_constraint,
+    pack_requests,
+    rebalance_requests,
+)
 
 # nothing binds but the memory of 9 tokens
-ROOMY = Engine(1e-6, 0.0, 1e-6, 1e-6, 0.0, 1.0, 0.0, 9.0, 1e3, 1e3, strictness=0.5, margin=1.0)
+ROOMY = PackedWorker(1e-6, 0.0, 1e-6, 1e-6, 0.0, 1.0, 0.0, 9.0, 1e3, 1e3, strictness=0.5, margin=1.0)
 
 
-def fits(engine: Engine, requests: Sequence[Request]) -> bool:
+def fits(engine: PackedWorker, requests: Sequence[Request]) -> bool:
     """b to e of one worker, iteration by iteration, as the paper writes them."""
     if not requests:
         return True
@@ -38,7 +46,7 @@ def fits(engine: Engine, requests: Sequence[Request]) -> bool:
     return b and c and d and peak <= engine.kv_bytes * (1 + 1e-9)
 
 
-def fewest(engine: Engine, requests: Sequence[Request]) -> int:
+def fewest(engine: PackedWorker, requests: Sequence[Request]) -> int:
     """Every assignment, with an empty worker opened only after the one before it."""
     taken = max((r.worker + 1 for r in requests if r.worker is not None), default=0)
 
@@ -68,9 +76,9 @@ def fewest(engine: Engine, requests: Sequence[Request]) -> int:
     return place(ongoing_first, [[] for _ in range(taken + len(requests))], taken + len(requests) + 1)
 
 
-def random_case(rng: np.random.Generator, most: int) -> tuple[Engine, list[Request]]:
+def random_case(rng: np.random.Generator, most: int) -> tuple[PackedWorker, list[Request]]:
     """Each of b, c, d, e binds in some; ongoing requests that keep all constraints."""
-    engine = Engine(
+    engine = PackedWorker(
         2e-4,
         0.01,
         1e-6,
@@ -104,9 +112,12 @@ def test_the_papers_example_needs_the_long_prompt_beside_the_long_output() -> No
     """Figure 3: memory for 9 tokens. Long prompts 4 + 1, long outputs 1 + 4. Two alike peak at 10; a mixed
     pair ends at different times and peaks at 1 + 4 + 4 + 1 = 8 at most."""
     requests = [Request(4, 1), Request(4, 1), Request(1, 4), Request(1, 4)]
-    assert broken(ROOMY, requests[:2]) == "e" and broken(ROOMY, requests[2:]) == "e"
-    assert broken(ROOMY, [requests[0], requests[2]]) is None
-    found = pack(ROOMY, requests)
+    assert (
+        find_broken_constraint(ROOMY, requests[:2]) == "e"
+        and find_broken_constraint(ROOMY, requests[2:]) == "e"
+    )
+    assert find_broken_constraint(ROOMY, [requests[0], requests[2]]) is None
+    found = pack_requests(ROOMY, requests)
     assert found.workers == 2 and found.is_optimal
     assert found.worker_of[0] != found.worker_of[1]
 
@@ -114,12 +125,14 @@ def test_the_papers_example_needs_the_long_prompt_beside_the_long_output() -> No
 def test_each_constraint_is_named() -> None:
     """In turn: the decode limit, the TTFT, the time ongoing requests have saved, the memory."""
     one = Request(3, 2)
-    assert broken(replace(ROOMY, tpot_s=4.9e-6), [one]) == "b"  # 3 + 0.5 x 2 + 1 sequence = 5 us
-    assert broken(replace(ROOMY, ttft_s=2e-6), [one]) == "c"  # 3 us
+    assert (
+        find_broken_constraint(replace(ROOMY, tpot_s=4.9e-6), [one]) == "b"
+    )  # 3 + 0.5 x 2 + 1 sequence = 5 us
+    assert find_broken_constraint(replace(ROOMY, ttft_s=2e-6), [one]) == "c"  # 3 us
     ongoing = Request(1, 2, 1, decode_s=1e3 - 1e-6, worker=0)  # saved 1 us
-    assert broken(ROOMY, [ongoing, one]) == "d"
-    assert broken(ROOMY, [ongoing]) is None
-    assert broken(replace(ROOMY, kv_bytes=4.5), [one]) == "e"  # 3 + 2 tokens
+    assert find_broken_constraint(ROOMY, [ongoing, one]) == "d"
+    assert find_broken_constraint(ROOMY, [ongoing]) is None
+    assert find_broken_constraint(replace(ROOMY, kv_bytes=4.5), [one]) == "e"  # 3 + 2 tokens
 
 
 @pytest.mark.parametrize("block", range(5))
@@ -130,7 +143,7 @@ def test_packing_is_as_small_as_enumeration(block: int) -> None:
         engine, requests = random_case(rng, 7)
         if not requests:
             continue
-        found, quick = pack(engine, requests), best_fit(engine, requests)
+        found, quick = pack_requests(engine, requests), best_fit(engine, requests)
         assert found.is_optimal and found.workers == fewest(engine, requests) <= quick.workers
         for answer in (found, quick):
             for worker in set(answer.worker_of):
@@ -186,8 +199,8 @@ def test_mip_solvers_agree_with_cp_sat(solver: Solver) -> None:
                 problem += held <= engine.kv_bytes
             for j in jobs:
                 problem += x[i][j] <= y[i]
-        assert run(problem, engine=solver).status == "optimal"
-        assert pack(engine, requests).workers == round(pulp.value(problem.objective))
+        assert run_highs(problem, engine=solver).status == "optimal"
+        assert pack_requests(engine, requests).workers == round(pulp.value(problem.objective))
 
 
 def test_more_memory_never_needs_more_workers() -> None:
@@ -196,7 +209,7 @@ def test_more_memory_never_needs_more_workers() -> None:
         engine, requests = random_case(rng, 9)
         if requests:
             larger = replace(engine, kv_bytes=1.3 * engine.kv_bytes)
-            assert pack(larger, requests).workers <= pack(engine, requests).workers
+            assert pack_requests(larger, requests).workers <= pack_requests(engine, requests).workers
 
 
 def test_best_fit_takes_the_fullest_worker_that_fits() -> None:
@@ -210,9 +223,9 @@ def test_rebalancing_undoes_the_errors_it_can() -> None:
     """Worker 0 turned out 4 tokens and 1 sequence too full. Moving the new request of 4 tokens to worker 1
     shifts exactly that error, which is no gain in sum; worker 1 being as much too empty makes it zero."""
     requests = [Request(1, 4), Request(1, 1)]
-    balanced = rebalance(ROOMY, requests, (0, 1), [Correction(4, 1), Correction(-4, -1)])
+    balanced = rebalance_requests(ROOMY, requests, (0, 1), [PredictionError(4, 1), PredictionError(-4, -1)])
     assert balanced == (1, 1)
-    assert rebalance(ROOMY, requests, (0, 1), [Correction(4, 1), Correction()]) == (0, 1)
+    assert rebalance_requests(ROOMY, requests, (0, 1), [PredictionError(4, 1), PredictionError()]) == (0, 1)
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -223,14 +236,16 @@ def test_rebalancing_is_as_good_as_enumeration(block: int) -> None:
         engine, requests = random_case(rng, 5)
         worker_of = best_fit(engine, requests, workers=3).worker_of
         workers = range(max([3, *(i + 1 for i in worker_of)]))
-        corrections = [Correction(float(rng.integers(-300, 300)), int(rng.integers(-1, 2))) for _ in workers]
+        corrections = [
+            PredictionError(float(rng.integers(-300, 300)), int(rng.integers(-1, 2))) for _ in workers
+        ]
 
         def error_s(
             placed: Sequence[int],
-            engine: Engine = engine,
+            engine: PackedWorker = engine,
             requests: Sequence[Request] = requests,
             before: Sequence[int] = worker_of,
-            corrections: Sequence[Correction] = corrections,
+            corrections: Sequence[PredictionError] = corrections,
         ) -> float:
             tokens = [c.tokens for c in corrections]
             sequences = [float(c.sequences) for c in corrections]
@@ -249,12 +264,14 @@ def test_rebalancing_is_as_good_as_enumeration(block: int) -> None:
                 fits(engine, [r for r, i in zip(requests, placed, strict=True) if i == w]) for w in workers
             )
         )
-        assert error_s(rebalance(engine, requests, worker_of, corrections)) == pytest.approx(best, abs=1e-9)
+        assert error_s(rebalance_requests(engine, requests, worker_of, corrections)) == pytest.approx(
+            best, abs=1e-9
+        )
 
 
 def test_a_request_no_worker_can_take_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="KV memory") as error:
-        pack(ROOMY, [Request(8, 2)])
+        pack_requests(ROOMY, [Request(8, 2)])
     assert error.value.kind == "capacity"
     with pytest.raises(InfeasibleError, match="TTFT"):
         best_fit(replace(ROOMY, ttft_s=1e-6), [Request(2, 1)])
@@ -262,14 +279,14 @@ def test_a_request_no_worker_can_take_is_refused() -> None:
 
 def test_ongoing_requests_that_overflow_are_refused() -> None:
     with pytest.raises(InfeasibleError, match="worker 0 break constraint e"):
-        pack(ROOMY, [Request(5, 1, worker=0), Request(5, 1, worker=0)])
+        pack_requests(ROOMY, [Request(5, 1, worker=0), Request(5, 1, worker=0)])
 
 
 def test_a_stopped_search_claims_no_more_than_it_knows() -> None:
     """Pairs as in Figure 3, 40 of each kind: no worker holds two of a kind, so 40 workers are needed."""
     requests = [Request(4, 1)] * 40 + [Request(1, 4)] * 40
     for time_limit_s in (0.001, 0.2):
-        found = pack(ROOMY, requests, time_limit_s=time_limit_s)
+        found = pack_requests(ROOMY, requests, time_limit_s=time_limit_s)
         assert found.bound <= 40 <= found.workers
 
 

@@ -15,8 +15,8 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.solvers.backend import Engine, run
-from planner.solvers.placement import Affinity, FailureDomain, Placement, place
+from planner.solvers.backend import Engine, run_highs
+from planner.solvers.placement import Affinity, FailureDomain, NodePlacement, place_fleet
 
 GPU = Gpu("g", 80e9, 2e12, 3e14, "nvlink", 3e11, 400.0, 8, 1.0, "g", "g")
 LATENCY = StepLatency((1.0, 1000.0), (0.01, 0.1), 0.0, 1e-5, 1e-7, 0.0, 0.0, basis="by hand")
@@ -35,7 +35,7 @@ def pair(prefill: int, decode: int, tp: int = 2, pp: int = 1, decode_tp: int | N
     return fleet(pool("p", "prefill", prefill, tp, pp), pool("d", "decode", decode, decode_tp or tp, pp))
 
 
-def assert_keeps_rules(asked: Fleet, found: Placement, domain: int = 8) -> None:
+def assert_keeps_rules(asked: Fleet, found: NodePlacement, domain: int = 8) -> None:
     """Every stage of every worker once; TP groups whole and in one domain; no GPU used twice."""
     stages: Counter[tuple[str, int, int]] = Counter()
     pools = {each.name: each for each in asked.pools}
@@ -97,9 +97,9 @@ def test_as_few_nodes_and_as_little_kv_between_them_as_enumeration(block: int, a
         expected = enumerated(asked, affinity)
         if expected is None:
             with pytest.raises(InfeasibleError, match=r"affinity|does not fit"):
-                place(asked, affinity=affinity)
+                place_fleet(asked, affinity=affinity)
             continue
-        found = place(asked, affinity=affinity)
+        found = place_fleet(asked, affinity=affinity)
         assert found.is_optimal and found.bound == len(found.nodes)
         assert_keeps_rules(asked, found)
         assert len(found.nodes) == expected[0]
@@ -127,15 +127,15 @@ def test_mip_solvers_agree_with_cp_sat(engine: Engine) -> None:
             problem += pulp.lpSum(x[w, d] for d in range(2 * len(workers))) == 1
         for d in range(2 * len(workers)):
             problem += pulp.lpSum(tp * x[w, d] for w, tp in enumerate(workers)) <= 4 * used[d // 2]
-        assert run(problem, engine=engine).status == "optimal"
-        found = place(asked, nvlink_gpus={"g": 4})
+        assert run_highs(problem, engine=engine).status == "optimal"
+        found = place_fleet(asked, nvlink_gpus={"g": 4})
         assert_keeps_rules(asked, found, domain=4)
         assert len(found.nodes) == round(pulp.value(problem.objective))
 
 
 def test_pairs_share_nodes_where_that_costs_no_node() -> None:
     """Four prefill and four decode workers of two GPUs fill two nodes: two of each on both, no KV between."""
-    found = place(pair(4, 4))
+    found = place_fleet(pair(4, 4))
     assert len(found.nodes) == 2 and found.cross_frac == 0
     for node in found.nodes:
         assert Counter(part.pool for part in node.parts) == {"p": 2, "d": 2}
@@ -144,17 +144,17 @@ def test_pairs_share_nodes_where_that_costs_no_node() -> None:
 def test_high_affinity_prefers_fewer_nodes_low_affinity_pairs() -> None:
     """Two prefill workers of 4 GPUs, one decode of 8: two nodes, all KV between them. Low affinity cannot."""
     asked = fleet(pool("p", "prefill", 2, 4), pool("d", "decode", 1, 8))
-    found = place(asked)
+    found = place_fleet(asked)
     assert len(found.nodes) == 2 and found.cross_frac == 1
     with pytest.raises(InfeasibleError, match="does not fit") as error:
-        place(asked, affinity="low")
+        place_fleet(asked, affinity="low")
     assert error.value.constraint == "affinity"
 
 
 def test_a_prefill_worker_without_room_beside_a_decode_worker_is_refused() -> None:
     """Three prefill workers of 4 GPUs and one decode worker of 4: only one of the three gets beside it."""
     with pytest.raises(InfeasibleError, match="puts every prefill worker beside") as error:
-        place(pair(3, 1, 4), affinity="low")
+        place_fleet(pair(3, 1, 4), affinity="low")
     assert error.value.constraint == "affinity"
 
 
@@ -162,7 +162,7 @@ def test_matching_stages_of_a_large_pair_share_nodes() -> None:
     """TP 4 x PP 2 each for prefill and decode: 16 GPUs on two nodes, stage 0 of both on one, stage 1 on the
     other; two pairs on four."""
     asked = pair(2, 2, 4, 2)
-    found = place(asked, affinity="low")
+    found = place_fleet(asked, affinity="low")
     assert_keeps_rules(asked, found)
     assert len(found.nodes) == 4 and found.cross_frac == 0
     held = sorted(sorted((part.pool, part.worker, part.first) for part in node.parts) for node in found.nodes)
@@ -173,28 +173,28 @@ def test_matching_stages_of_a_large_pair_share_nodes() -> None:
 def test_a_worker_larger_than_a_node_is_cut_between_stages() -> None:
     """TP 8 x PP 2: two nodes, a stage on each. Without a PP to cut at there is no placement."""
     asked = fleet(pool("m", "mixed", 1, 8, 2))
-    found = place(asked)
+    found = place_fleet(asked)
     assert_keeps_rules(asked, found)
     assert [node.parts[0].first for node in found.nodes] == [0, 1]
     with pytest.raises(InfeasibleError, match="NVLink domain of g has 8"):
-        place(fleet(pool("m", "mixed", 1, 16)))
+        place_fleet(fleet(pool("m", "mixed", 1, 16)))
 
 
 def test_tp_groups_stay_inside_nvlink_domains() -> None:
     """Two workers of 3 GPUs and one of 2 are 8 GPUs, but domains of 4 hold 3 + 1 and 3 + 1: two nodes."""
     asked = fleet(pool("a", "mixed", 2, 3), pool("b", "mixed", 1, 2))
-    assert len(place(asked).nodes) == 1
-    found = place(asked, nvlink_gpus={"g": 4})
+    assert len(place_fleet(asked).nodes) == 1
+    found = place_fleet(asked, nvlink_gpus={"g": 4})
     assert_keeps_rules(asked, found, domain=4)
     assert len(found.nodes) == 2
     with pytest.raises(InputError, match="do not divide into NVLink domains of 3"):
-        place(asked, nvlink_gpus={"g": 3})
+        place_fleet(asked, nvlink_gpus={"g": 3})
 
 
 def test_replicas_are_spread_over_failure_domains() -> None:
     """Six workers of 4 GPUs fill three nodes; of three racks with two nodes each, every one gets a node."""
     racks = [FailureDomain(f"rack{i}", {"g": 2}) for i in range(3)]
-    found = place(fleet(pool("m", "mixed", 6, 4)), failure_domains=racks)
+    found = place_fleet(fleet(pool("m", "mixed", 6, 4)), failure_domains=racks)
     assert sorted(node.failure_domain for node in found.nodes) == ["rack0", "rack1", "rack2"]
 
 
@@ -202,11 +202,11 @@ def test_a_spare_node_of_each_kind_is_kept() -> None:
     """Two nodes in use, three there: one spare. With two spares a node is missing."""
     racks = [FailureDomain("r0", {"g": 1}), FailureDomain("r1", {"g": 2})]
     asked = fleet(pool("m", "mixed", 4, 4))
-    found = place(asked, failure_domains=racks, spare_nodes=1)
+    found = place_fleet(asked, failure_domains=racks, spare_nodes=1)
     assert len(found.nodes) == 2 and [node.failure_domain for node in found.spare] == ["r1"]
     assert found.rows()[-1]["workers"] == "spare"
     with pytest.raises(InfeasibleError, match="1 more nodes of g") as error:
-        place(asked, failure_domains=racks, spare_nodes=2)
+        place_fleet(asked, failure_domains=racks, spare_nodes=2)
     assert error.value.constraint == "nodes of g"
 
 
@@ -216,14 +216,14 @@ def test_kinds_have_nodes_of_their_own_and_caps_share_them() -> None:
     asked = fleet(
         pool("a", "mixed", 1, 4), pool("b", "mixed", 1, 4, gpu=capped), pool("c", "mixed", 1, 4, gpu=other)
     )
-    assert Counter(node.kind for node in place(asked).nodes) == {"g": 1, "h": 1}
+    assert Counter(node.kind for node in place_fleet(asked).nodes) == {"g": 1, "h": 1}
     with pytest.raises(InfeasibleError, match="they use g and h"):
-        place(fleet(pool("p", "prefill", 1, 4), pool("d", "decode", 1, 4, gpu=other)), affinity="low")
+        place_fleet(fleet(pool("p", "prefill", 1, 4), pool("d", "decode", 1, 4, gpu=other)), affinity="low")
 
 
 def test_hundreds_of_workers_are_placed_in_seconds() -> None:
     """300 + 200 + 100 workers of 2, 4 and 1 GPUs are 1500 GPUs: 188 nodes at least."""
     asked = fleet(pool("p", "prefill", 300, 2), pool("d", "decode", 200, 4), pool("m", "mixed", 100, 1))
-    found = place(asked, time_limit_s=20)
+    found = place_fleet(asked, time_limit_s=20)
     assert_keeps_rules(asked, found)
     assert len(found.nodes) == found.bound == 188

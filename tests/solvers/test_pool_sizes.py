@@ -10,22 +10,22 @@ import pytest
 from shares import some
 
 from planner.errors import InputError
-from planner.solvers.nodes import Node
 from planner.solvers.pool_sizes import (
     DayTerms,
     PoolTerms,
-    asked,
     billed_usd,
-    closed,
     cost_usd,
-    filled,
+    count_paid_workers,
+    fill_paid_units,
     is_within_stock,
-    lives,
+    possible_worker_lives,
+    ready_workers_at_no_cost,
     solve,
     units_usd,
 )
+from planner.solvers.whole_nodes import PricedNode
 
-NODE = Node("card", 3, 1.0, 0.0)
+NODE = PricedNode("card", 3, 1.0, 0.0)
 
 
 def hours(
@@ -56,13 +56,17 @@ def test_who_is_needed_before_it_could_start_is_there_from_the_beginning() -> No
     """A start takes two hours: the second worker of the second hour is paid and ready in the first too."""
     day, workers = hours(1, 2, 1, start_h=2.0)
     assert cost_usd(day, workers) == pytest.approx(5.0)
-    assert closed(day, workers)[:, 0].tolist() == [2, 2, 1]
+    assert ready_workers_at_no_cost(day, workers)[:, 0].tolist() == [2, 2, 1]
 
 
 def test_a_valley_no_longer_than_a_start_is_filled() -> None:
     day, workers = hours(2, 1, 2, 0, 0, 2, start_h=1.0)
-    assert closed(day, workers)[:, 0].tolist() == [2, 2, 2, 0, 0, 2]
-    assert cost_usd(day, workers) == cost_usd(day, closed(day, workers)) == pytest.approx(6 + 2 + 2)
+    assert ready_workers_at_no_cost(day, workers)[:, 0].tolist() == [2, 2, 2, 0, 0, 2]
+    assert (
+        cost_usd(day, workers)
+        == cost_usd(day, ready_workers_at_no_cost(day, workers))
+        == pytest.approx(6 + 2 + 2)
+    )
 
 
 def test_a_worker_is_kept_where_that_is_cheaper_than_a_start() -> None:
@@ -83,7 +87,9 @@ def test_started_hours_are_paid_whole() -> None:
     assert found.usd == pytest.approx(3.0) and found.is_optimal and found.workers is not None
     assert units_usd(day, found.workers) == pytest.approx(3.0)
     assert billed_usd(day, [(0, 0.0, 5400.0), (0, 8400.0, 10800.0)]) == pytest.approx(3.0)
-    assert (1, 1, range(1, 2)) in lives(day, 600.0)  # asked for at 20 min, paid until 80: ready for one step
+    assert (1, 1, range(1, 2)) in possible_worker_lives(
+        day, 600.0
+    )  # asked for at 20 min, paid until 80: ready for one step
 
 
 def test_a_paid_hour_is_used() -> None:
@@ -91,7 +97,9 @@ def test_a_paid_hour_is_used() -> None:
     day = DayTerms(np.arange(0, 9000, 1800.0), (PoolTerms(0.0, 0, 2, 1.0),), unit_s=3600.0)
     needed = np.array([1, 0, 0, 1])[:, None]
     assert units_usd(day, needed) == 2.0
-    assert filled(day, needed).sum() == 4  # one life of two hours is as cheap as two of one, and starts less
+    assert (
+        fill_paid_units(day, needed).sum() == 4
+    )  # one life of two hours is as cheap as two of one, and starts less
     assert units_usd(day, np.array([0, 1, 1, 1])[:, None]) == 2.0
 
 
@@ -151,7 +159,7 @@ def test_whole_units_never_cost_less_than_the_model_says(seed: int) -> None:
     edges_s = np.concatenate(([0.0], np.cumsum(rng.uniform(500, 2500, 5))))
     day = DayTerms(edges_s, (PoolTerms(float(rng.choice([0, 300, 1500])), 0, 3, 1.0),), unit_s=3600.0)
     workers = rng.integers(0, 4, (5, 1))
-    paid, cells_s = asked(day, workers)[:, 0], day.cells_s()
+    paid, cells_s = count_paid_workers(day, workers)[:, 0], day.cells_s()
     spans = []
     for n in range(1, 4):
         on = np.concatenate(([False], paid >= n, [False]))
@@ -161,8 +169,8 @@ def test_whole_units_never_cost_less_than_the_model_says(seed: int) -> None:
     bill = billed_usd(day, spans)
     assert solve(day, cuts).usd <= bill * (1 + 1e-9)
     assert units_usd(day, workers) <= bill * (1 + 1e-9)
-    assert (filled(day, workers) >= workers).all()
-    assert units_usd(day, filled(day, workers)) == pytest.approx(units_usd(day, workers))
+    assert (fill_paid_units(day, workers) >= workers).all()
+    assert units_usd(day, fill_paid_units(day, workers)) == pytest.approx(units_usd(day, workers))
 
 
 def test_bad_terms_end_in_one_line() -> None:

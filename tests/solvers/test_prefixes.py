@@ -1,4 +1,6 @@
-"""planner/solvers/prefixes.py against a worked example, enumeration, its own constraints and bounds."""
+"""planner/solvers/prefix_replication.py against a worked example, enumeration, its own constraints and
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from scipy.optimize import linprog
 
 from planner.errors import InputError
 from planner.solvers.prefix_demand import Bools, Floats, PrefixDemand, SessionReuse
-from planner.solvers.prefix_prices import Budget, Prices
-from planner.solvers.prefixes import Replication, hot_bound, replicate
+from planner.solvers.prefix_prices import PrefixPrices, RoutingBudget
+from planner.solvers.prefix_replication import Replication, hot_bound, replicate_prefixes
 
 NO_SESSIONS = SessionReuse()
 
@@ -28,7 +30,7 @@ def random_tree(rng: np.random.Generator, nodes: int, replicas: int, room: float
 
 
 def solved(demand: PrefixDemand, replicas: int, memory_tokens: int, **settings: object) -> Replication:
-    return replicate(demand, replicas, memory_tokens, rng=np.random.default_rng(0), **settings)  # type: ignore[arg-type]
+    return replicate_prefixes(demand, replicas, memory_tokens, rng=np.random.default_rng(0), **settings)  # type: ignore[arg-type]
 
 
 def best_routing(demand: PrefixDemand, placed: Bools, session_s: Floats) -> float:
@@ -140,7 +142,7 @@ def test_priced_bound_is_below_the_optimum_and_not_below_the_closed_form(seed: i
     for sessions in (NO_SESSIONS, SessionReuse((0.0, 2000.0), (0.0, 0.3))):
         best = solved(demand, 2, memory_tokens, sessions=sessions)
         closed = hot_bound(demand, 2, memory_tokens, sessions)
-        priced = Prices(demand, 2, memory_tokens, sessions).bound(closed, 2 * best.largest_load)
+        priced = PrefixPrices(demand, 2, memory_tokens, sessions).load_bound(closed, 2 * best.largest_load)
         assert best.is_optimal
         assert closed <= priced <= best.largest_load * (1 + 1e-6)
 
@@ -163,11 +165,11 @@ def test_search_without_the_mip_comes_near_the_optimum(seed: int) -> None:
     demand, memory_tokens = random_tree(np.random.default_rng(seed), 10, 3, 0.7)
     best = solved(demand, 3, memory_tokens)
     assert best.is_optimal
-    prices = Prices(demand, 3, memory_tokens, NO_SESSIONS)
-    budget = Budget(200, math.inf)
-    start = prices.filled(np.zeros((10, 3), bool), range(3), demand.rate_rps)
+    prices = PrefixPrices(demand, 3, memory_tokens, NO_SESSIONS)
+    budget = RoutingBudget(200, math.inf)
+    start = prices.fill_replicas(np.zeros((10, 3), bool), range(3), demand.rate_rps)
     found = prices.search(
-        prices.descended(start, 0.0, budget), best.largest_load, budget, np.random.default_rng(0)
+        prices.descend(start, 0.0, budget), best.largest_load, budget, np.random.default_rng(0)
     )
     assert best.largest_load * (1 - 1e-6) <= found.largest_load <= 1.02 * best.largest_load
 
@@ -186,7 +188,7 @@ def test_best_replica_by_hand() -> None:
         np.array([0.0, 3.0, 4.0]),
         np.array([6.0, 26.0, 16.0]),
     )
-    worth, placed = Prices(demand, 1, 26, NO_SESSIONS).best_replica(demand.rate_rps, np.full(3, 100.0))
+    worth, placed = PrefixPrices(demand, 1, 26, NO_SESSIONS).best_replica(demand.rate_rps, np.full(3, 100.0))
     assert placed.tolist() == [True, True, False]
     assert worth == pytest.approx(558 + 95)
 

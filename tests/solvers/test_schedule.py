@@ -15,23 +15,23 @@ import pytest
 from planner import cli
 from planner.documents.markets import demand_of, read_market
 from planner.errors import InfeasibleError, InputError
-from planner.reports.schedule import NAMES, ScheduleAnswer, figures, render
+from planner.reports.schedule_page import NAMES, ScheduleAnswer, figures, render
 from planner.solvers.backend import minimise
-from planner.solvers.schedule import (
+from planner.solvers.reserved_schedule import (
     Capacity,
     Demand,
+    GpuOffer,
     Market,
-    Offer,
     Schedule,
     _model,
     at_peak,
-    bought,
-    broken,
+    buy_gpus,
     by_rule,
     cost_by_window,
+    find_broken_constraint,
     schedule,
 )
-from planner.solvers.schedule_pricing import Cover, Prices, _divisors, _rounded
+from planner.solvers.schedule_pricing import Cover, SchedulePrices, _divisors, _rounded
 from planner.traffic.trace import Trace
 
 HOUR_S = 3600.0
@@ -160,7 +160,7 @@ def random_case(rng: np.random.Generator) -> tuple[Market, Demand]:
     for g in range(gpus):
         price = float(np.round(rng.uniform(1, 4), 2))
         offers.append(
-            Offer(
+            GpuOffer(
                 f"g{g}",
                 price,
                 round(0.6 * price, 2) if rng.random() < 0.7 else None,
@@ -203,7 +203,7 @@ def test_schedule_is_as_cheap_as_enumeration(block: int) -> None:
 def test_the_base_is_reserved_and_the_peak_rented() -> None:
     """Loads 1, 1, 1, 3 at 1 request/s per GPU: reserved 0.6 > on demand 1 x 1/4, so one reserved, two rented
     for a quarter of the time: 0.6 + 2/4 = 1.1 USD/h. The peak all the time costs 1.8."""
-    market = Market((Offer("g", 1.0, 0.6),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
+    market = Market((GpuOffer("g", 1.0, 0.6),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
     asked = demand([1, 1, 1, 3])
     found = exactly(market, asked)
     assert found.cost_usd_per_h == pytest.approx(1.1) and found.reserved_gpus.tolist() == [1]
@@ -213,7 +213,7 @@ def test_the_base_is_reserved_and_the_peak_rented() -> None:
 
 def test_a_dear_start_keeps_workers_through_a_dip() -> None:
     """Loads 2, 1, 2, 1 on demand at 1 USD/h: stopping for an hour saves 1, starting again costs 2."""
-    market = Market((Offer("g", 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=2 * HOUR_S),))
+    market = Market((GpuOffer("g", 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=2 * HOUR_S),))
     assert exactly(market, demand([2, 1, 2, 1])).workers.tolist() == [[2, 2, 2, 2]]
     cheap = replace(market, capacities=(replace(market.capacities[0], start_s=0.4 * HOUR_S),))
     assert exactly(cheap, demand([2, 1, 2, 1])).workers.tolist() == [[2, 1, 2, 1]]
@@ -223,7 +223,7 @@ def test_two_llms_take_turns_on_reserved_gpus() -> None:
     """One peaks by day, the other by night: the same two GPUs serve both, for 1.2 USD/h. Both peaks at once
     do not fit them, so there is no fleet for the peak."""
     each = [Capacity(f"llm{m}", "t", "g", 1, 1.0, start_s=0.0) for m in (0, 1)]
-    market = Market((Offer("g", 1.0, 0.6, stock=2),), tuple(each))
+    market = Market((GpuOffer("g", 1.0, 0.6, stock=2),), tuple(each))
     asked = demand([2, 0], [0, 2])
     found = exactly(market, asked)
     assert at_peak(market, asked) is None
@@ -234,7 +234,7 @@ def test_spot_carries_no_more_than_its_share() -> None:
     """10 requests/s, at most 40 % on spot: six firm workers; a spot worker away for 6 of 60 minutes in the
     hour it is interrupted carries 0.9, so five of them for the other 4."""
     market = Market(
-        (Offer("g", 10.0, None, 1.0, 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=360.0),), 0.4
+        (GpuOffer("g", 10.0, None, 1.0, 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=360.0),), 0.4
     )
     found = exactly(market, demand([10, 10]))
     assert found.workers.tolist() == [[6, 6]] and found.spot_workers.tolist() == [[5, 5]]
@@ -269,7 +269,7 @@ def test_a_day_beats_peak_and_rule_and_keeps_its_bound(seed: int) -> None:
     hours = np.arange(24)
     rates = [20 + 15 * np.sin(2 * np.pi * (hours - 3 * m) / 24) + rng.normal(0, 1, 24) for m in (0, 1)]
     market = Market(
-        (Offer("g", 2.0, 1.2, 0.8, 0.05, 60),),
+        (GpuOffer("g", 2.0, 1.2, 0.8, 0.05, 60),),
         tuple(Capacity(f"llm{m}", "t", "g", 2, 4.3 + m, 100.0, 300.0) for m in (0, 1)),
         0.2,
         3e3,
@@ -277,10 +277,10 @@ def test_a_day_beats_peak_and_rule_and_keeps_its_bound(seed: int) -> None:
     asked = demand(*(rate.tolist() for rate in rates))
     found = schedule(market, asked, gap_frac=0.01, time_limit_s=10)
     assert_keeps_constraints(market, asked, found)
-    assert broken(market, asked, found) is None
+    assert find_broken_constraint(market, asked, found) is None
     assert found.bound_usd_per_h <= found.cost_usd_per_h
     rule, peak = by_rule(market, asked), at_peak(market, asked)
-    assert rule is not None and peak is not None and broken(market, asked, rule) is None
+    assert rule is not None and peak is not None and find_broken_constraint(market, asked, rule) is None
     assert_keeps_constraints(market, asked, rule)
     assert found.cost_usd_per_h < min(peak.cost_usd_per_h, rule.cost_usd_per_h)
 
@@ -302,7 +302,7 @@ def test_a_worker_of_two_kinds_of_gpu_takes_both_and_is_paid_for_both() -> None:
     """4 a at 1 USD/h and 2 b, reserved at 2: in hours of 10, 10, 20 requests/s one, one and two workers, so
     4, 4, 8 of a on demand, 16 / 3 USD/h, and 4 of b reserved, 8; a start in the third hour, 6 min of 8.
     """
-    offers = (Offer("a", 1.0), Offer("b", None, 2.0, stock=4))
+    offers = (GpuOffer("a", 1.0), GpuOffer("b", None, 2.0, stock=4))
     pair = Capacity("llm0", "pair", "a", 4, 10.0, start_s=360.0, beside=(("b", 2),))
     market, asked = Market(offers, (pair,)), demand([10.0, 10.0, 20.0])
     found = exactly(market, asked)
@@ -320,8 +320,8 @@ def test_workers_of_two_kinds_of_gpu_are_the_cheapest_of_all_enumerated(seed: in
     rng = np.random.default_rng(seed)
     prices = rng.uniform(1, 4, 3)
     offers = (
-        Offer("a", prices[0], 0.7 * prices[0], 0.4 * prices[0], 0.2),
-        Offer("b", prices[1], None, 0.5 * prices[1], 0.1, stock=5),
+        GpuOffer("a", prices[0], 0.7 * prices[0], 0.4 * prices[0], 0.2),
+        GpuOffer("b", prices[1], None, 0.5 * prices[1], 0.1, stock=5),
     )
     capacities = (
         Capacity("llm0", "pair", "a", 2, rng.uniform(6, 9), beside=(("b", 1),)),
@@ -365,7 +365,7 @@ def test_parts_at_any_prices_cost_no_more_than_the_whole(length: int) -> None:
         model = _model(market, asked)
         shares = rng.dirichlet(np.ones(model.windows), len(model.reserved_cost))
         there = rng.uniform(0, 1, (model.kinds, model.windows)) * model.start_cost[:, None]
-        prices = Prices(shares * model.reserved_cost[:, None], there)
+        prices = SchedulePrices(shares * model.reserved_cost[:, None], there)
         cuts = [range(t, min(t + length, model.windows)) for t in range(0, model.windows, length)]
         assert sum(minimise(model.program(part, prices)).bound for part in cuts) <= best + 1e-6
         compared += 1
@@ -389,33 +389,41 @@ def test_a_week_of_three_llms_is_within_half_a_percent_of_its_bound() -> None:
 def test_gpus_are_not_reserved_beside_spot_workers_that_need_them() -> None:
     """One firm and one spot worker in turn on a stock of one: reserved at half the price the GPU would idle
     while the spot worker needs it."""
-    market = Market((Offer("g", 1.0, 0.5, 0.1, stock=1),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
+    market = Market(
+        (GpuOffer("g", 1.0, 0.5, 0.1, stock=1),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),)
+    )
     turns = np.array([[1, 0]]), np.array([[0, 1]])
-    found = bought(market, demand([1, 1]), *turns)
+    found = buy_gpus(market, demand([1, 1]), *turns)
     assert found.reserved_gpus.tolist() == [0] and found.on_demand_gpus.tolist() == [[1, 0]]
-    assert bought(
-        replace(market, offers=(Offer("g", 1.0, 0.4, 0.1, stock=2),)), demand([1, 1]), *turns
+    assert buy_gpus(
+        replace(market, offers=(GpuOffer("g", 1.0, 0.4, 0.1, stock=2),)), demand([1, 1]), *turns
     ).reserved_gpus.tolist() == [1]
 
 
 def test_broken_names_what_is_not_kept() -> None:
-    market = Market((Offer("g", 1.0, stock=3),), (Capacity("llm0", "t", "g", 1, 1.0, 100.0),), 0.0, 250.0)
+    market = Market((GpuOffer("g", 1.0, stock=3),), (Capacity("llm0", "t", "g", 1, 1.0, 100.0),), 0.0, 250.0)
     asked = demand([2, 2])
     good = exactly(market, asked)
-    assert broken(market, demand([3, 3]), good) == "served llm0"
-    assert broken(market, asked, replace(good, on_demand_gpus=good.on_demand_gpus - 1)) == "held g"
-    assert broken(replace(market, power_w=150.0), asked, good) == "power"
-    assert broken(replace(market, cost_usd_per_h=1.0), asked, good) == "budget"
-    assert broken(replace(market, offers=(Offer("g", 1.0, stock=1),)), asked, good) == "stock g"
+    assert find_broken_constraint(market, demand([3, 3]), good) == "served llm0"
+    assert (
+        find_broken_constraint(market, asked, replace(good, on_demand_gpus=good.on_demand_gpus - 1))
+        == "held g"
+    )
+    assert find_broken_constraint(replace(market, power_w=150.0), asked, good) == "power"
+    assert find_broken_constraint(replace(market, cost_usd_per_h=1.0), asked, good) == "budget"
+    assert (
+        find_broken_constraint(replace(market, offers=(GpuOffer("g", 1.0, stock=1),)), asked, good)
+        == "stock g"
+    )
 
 
 def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
     """5 requests/s need 5 GPUs, 500 W and 5 USD/h."""
-    market = Market((Offer("g", 1.0, stock=3),), (Capacity("llm0", "t", "g", 1, 1.0, 100.0),))
+    market = Market((GpuOffer("g", 1.0, stock=3),), (Capacity("llm0", "t", "g", 1, 1.0, 100.0),))
     for tight, constraint, relaxation in (
         (market, "stock of g", "2 more GPUs of g"),
-        (replace(market, offers=(Offer("g", 1.0),), power_w=420.0), "power", "80 more W of power"),
-        (replace(market, offers=(Offer("g", 1.0),), cost_usd_per_h=4.0), "cost", "1 more USD/h of cost"),
+        (replace(market, offers=(GpuOffer("g", 1.0),), power_w=420.0), "power", "80 more W of power"),
+        (replace(market, offers=(GpuOffer("g", 1.0),), cost_usd_per_h=4.0), "cost", "1 more USD/h of cost"),
     ):
         with pytest.raises(InfeasibleError) as error:
             schedule(tight, demand([1, 5]) if constraint != "cost" else demand([5, 5]))
@@ -426,7 +434,7 @@ def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
 
 def test_what_windows_cost_is_their_gpus_and_their_starts() -> None:
     """As in the command's test: 16 for 4 reserved GPUs; in the second hour 24 for 4 more, 2 for a start."""
-    market = Market((Offer("h100", 6.0, 4.0),), (Capacity("llm0", "t", "h100", 4, 5.0),))
+    market = Market((GpuOffer("h100", 6.0, 4.0),), (Capacity("llm0", "t", "h100", 4, 5.0),))
     asked = demand([5, 10])
     found = exactly(market, asked)
     assert cost_by_window(market, asked, found).tolist() == pytest.approx([16.0, 42.0])
@@ -437,19 +445,19 @@ def test_the_mean_of_the_windows_is_the_cost(seed: int) -> None:
     """Of any workers, on a market with all three ways to buy."""
     rng = np.random.default_rng(seed)
     market = Market(
-        (Offer("g", 3.0, 2.0, 1.0, 0.2), Offer("h", None, 4.0), Offer("i", 5.0)),
+        (GpuOffer("g", 3.0, 2.0, 1.0, 0.2), GpuOffer("h", None, 4.0), GpuOffer("i", 5.0)),
         tuple(Capacity("llm0", gpu, gpu, 2, 1.0, 0.0, 600.0) for gpu in "ghi"),
     )
     asked = demand(rng.uniform(1, 9, 12).tolist())
     spot = rng.integers(0, 4, (3, 12)) * np.array([[1], [0], [0]])
-    found = bought(market, asked, rng.integers(0, 6, (3, 12)), spot)
+    found = buy_gpus(market, asked, rng.integers(0, 6, (3, 12)), spot)
     assert cost_by_window(market, asked, found).mean() == pytest.approx(found.cost_usd_per_h)
 
 
 def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> None:
     """h is bought in no window, so it has no chart; spot of g is stacked on what is reserved and rented."""
     market = Market(
-        (Offer("g", 6.0, 4.0, 1.0), Offer("h", 99.0)),
+        (GpuOffer("g", 6.0, 4.0, 1.0), GpuOffer("h", 99.0)),
         (Capacity("llm0", "t", "g", 1, 1.0), Capacity("llm0", "u", "h", 1, 1.0)),
         most_spot_frac=0.5,
     )

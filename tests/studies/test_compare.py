@@ -15,28 +15,28 @@ from plans import CATALOG, LLM, a_plan, mixed, pairs
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.documents.fleet import read_fleet
+from planner.documents.fleet_file import read_fleet
 from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.io.executors import Executor
 from planner.models.latency import StepLatency
+from planner.parallel.executors import Executor
 from planner.reports import charts
 from planner.reports.curves import Curve
-from planner.reports.facts import queue_text
-from planner.reports.run import outcome
+from planner.reports.fact_sentences import queue_text
+from planner.reports.simulated_run import outcome
 from planner.reports.words import measured_line
 from planner.simulator import judge, simulate
-from planner.studies.compare import (
+from planner.studies.fleet_comparison import (
     DRAWN,
     NAMES,
-    Comparison,
+    FleetComparison,
     Variant,
-    compare,
-    lines,
-    render,
+    compare_fleets,
+    comparison_lines,
+    comparison_summary,
+    render_comparison,
     to_json,
-    verdict,
 )
 from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
@@ -55,12 +55,12 @@ def a_trace(requests: int = 60) -> Trace:
 
 def small(count: int, *, kv_tokens: int = 160_000) -> Fleet:
     gpu = CATALOG.gpu("h100-80g")
-    worker = WorkerType(gpu, 4, CATALOG.latency(LLM, gpu, 4), kv_tokens, 2048, 256)
+    worker = WorkerType(gpu, 4, CATALOG.step_latency(LLM, gpu, 4), kv_tokens, 2048, 256)
     return Fleet(LLM, (Pool("mixed", "mixed", worker, count),))
 
 
-def shown(comparison: Comparison) -> dict[str, list[str]]:
-    return dict(lines(comparison))
+def shown(comparison: FleetComparison) -> dict[str, list[str]]:
+    return dict(comparison_lines(comparison))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_dollars_per_million_tokens_by_hand() -> None:
     tokens (none is lost).
     """
     trace, fleet = a_trace(), small(1)
-    (row,) = compare([Variant("one", fleet)], trace).rows
+    (row,) = compare_fleets([Variant("one", fleet)], trace).rows
     simulation = outcome(fleet, trace).simulation
     hours = float((simulation.arrival_s + simulation.e2e_s).max()) / 3600
     million_tokens = float(trace.output_tokens.sum()) / 1e6
@@ -107,7 +107,7 @@ def test_dollars_per_million_tokens_by_hand() -> None:
 
 def test_prices_gpus_and_watts_are_the_fleets() -> None:
     """4 x 2 H100 and 3 x 4 capped H100 are 20 GPUs, on three nodes; two workers of 4 fill one."""
-    found = shown(compare([Variant("pairs", pairs()), Variant("mixed", mixed())], a_trace()))
+    found = shown(compare_fleets([Variant("pairs", pairs()), Variant("mixed", mixed())], a_trace()))
     assert found["GPUs"] == ["20", "8"]
     price = pairs().pools[0].type.gpu.price_usd_per_h
     assert found["USD/h"] == [f"{gpus * price:,.2f}" for gpus in (24, 8)]
@@ -121,16 +121,18 @@ def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
     by_count = {count: outcome(small(count), trace, slo).verdict for count in (1, 2, 3)}
     least = min(count for count, found in by_count.items() if found is not None and found.holds)
     assert least > 1, "one worker must fail for the test to tell"
-    comparison = compare([Variant(f"n{count}", small(count)) for count in (3, 1, 2)], trace, slo)
+    comparison = compare_fleets([Variant(f"n{count}", small(count)) for count in (3, 1, 2)], trace, slo)
     kept = sum(found is not None and found.holds for found in by_count.values())
-    assert verdict(comparison).startswith(f"{kept} of 3 keep the promise; the cheapest is n{least}, ")
+    assert comparison_summary(comparison).startswith(
+        f"{kept} of 3 keep the promise; the cheapest is n{least}, "
+    )
     assert shown(comparison)["promise"] == ["kept" if count >= least else "MISSED" for count in (3, 1, 2)]
 
 
 def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
     """With the traffic to which it holds a fleet keeps the SLO, with a step more it does not."""
     trace, slo = sped_up(a_trace(200), 3.0), Slo((Limit("ttft", 0.9, 0.75),))
-    found = compare([Variant(f"n{count}", small(count)) for count in (1, 2)], trace, slo)
+    found = compare_fleets([Variant(f"n{count}", small(count)) for count in (1, 2)], trace, slo)
     missed, held = (row.cells() for row in found.rows)
     assert missed["holds_to_traffic_frac"] is None and missed["kept"] is held["futures"] is None
     frac = held["holds_to_traffic_frac"]
@@ -159,7 +161,7 @@ def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:
     requests = Trace("t", np.arange(0.0, 800.0, 0.8), np.ones(1000, int), np.ones(1000, int))
     for limit_s, patient in ((100.0, "0 %"), (190.0, "5"), (250.0, "100 %")):
         slo = Slo((Limit("ttft", 0.1, limit_s),))
-        found = compare([Variant("one", fleet)], requests, slo)
+        found = compare_fleets([Variant("one", fleet)], requests, slo)
         verdict_on = judge(simulate(fleet, requests, limits=slo.limits), slo)
         said = queue_text(verdict_on.patient_frac, verdict_on.patience_s)
         assert f"{patient}" in said and f"waited no longer than {show_s(limit_s)}, 50 % must" in said
@@ -174,21 +176,21 @@ def test_rejected_requests_are_seen_everywhere() -> None:
     trace = a_trace(70)
     lost = int((trace.input_tokens + trace.output_tokens > 2000).sum())
     assert lost == 40
-    comparison = compare(
+    comparison = compare_fleets(
         [Variant("full", small(2)), Variant("tiny", small(2, kv_tokens=2000))], trace, PROMISE
     )
     assert shown(comparison)["requests rejected"] == ["0", "40"]
     assert shown(comparison)["TTFT p90"][1] == "never"
     assert any(note.startswith("tiny: 40 rejected of 70 requests") for note in comparison.notes)
-    files = render(comparison)
+    files = render_comparison(comparison)
     assert "tiny: 40 rejected of 70 requests" in files["compare.html"]
     assert [row["rejected"] for row in csv.DictReader(files["compare.csv"].splitlines())] == ["0", "40"]
     assert json.loads(files["compare.json"])["variants"][1]["ttft_p90_s"] is None
 
 
 def test_csv_and_json_hold_the_same_figures() -> None:
-    comparison = compare([Variant("a, b", small(1)), Variant("c", pairs())], a_trace(), PROMISE)
-    rows = list(csv.DictReader(render(comparison)["compare.csv"].splitlines()))
+    comparison = compare_fleets([Variant("a, b", small(1)), Variant("c", pairs())], a_trace(), PROMISE)
+    rows = list(csv.DictReader(render_comparison(comparison)["compare.csv"].splitlines()))
     for row, variant in zip(rows, to_json(comparison)["variants"], strict=True):
         assert row == {key: "" if variant[key] is None else str(variant[key]) for key in row}
         assert all(
@@ -198,8 +200,8 @@ def test_csv_and_json_hold_the_same_figures() -> None:
 
 def test_more_variants_than_can_be_told_apart_are_told_but_not_drawn() -> None:
     variants = [Variant(f"variant-{k}", small(2)) for k in range(DRAWN + 1)]
-    comparison = compare(variants, a_trace(), PROMISE)
-    page = render(comparison)["compare.html"]
+    comparison = compare_fleets(variants, a_trace(), PROMISE)
+    page = render_comparison(comparison)["compare.html"]
     for k in range(DRAWN + 1):  # both legends, and the head of the table
         assert page.count(f">variant-{k}<") == (3 if k < DRAWN else 1)
     assert comparison.notes == [f"the picture shows the first {DRAWN} of {DRAWN + 1} variants, the table all"]
@@ -218,18 +220,21 @@ def test_each_of_twelve_curves_has_a_look_of_its_own() -> None:
 
 def test_the_page_needs_nothing_but_itself_and_comes_out_the_same_twice() -> None:
     variants = [Variant("<one> & two", small(1)), Variant("pairs", pairs())]
-    files = render(compare(variants, a_trace(), PROMISE))
+    files = render_comparison(compare_fleets(variants, a_trace(), PROMISE))
     page = files["compare.html"]
     assert "&lt;one&gt; &amp; two" in page and "<one>" not in page
     assert page.count("<div class=still") == 2
     assert not re.search(r"<script [^>]*src|<link|<img|(?:src|href)=[\"']?http|@import|url\(http", page)
-    assert files == render(compare(variants, a_trace(), PROMISE))
+    assert files == render_comparison(compare_fleets(variants, a_trace(), PROMISE))
 
 
 def test_processes_give_what_this_process_gives() -> None:
     variants = [Variant("one", small(1)), Variant("two", small(2))]
-    expected = render(compare(variants, a_trace(), PROMISE))
-    assert render(compare(variants, a_trace(), PROMISE, executor=Executor("processes:2"))) == expected
+    expected = render_comparison(compare_fleets(variants, a_trace(), PROMISE))
+    assert (
+        render_comparison(compare_fleets(variants, a_trace(), PROMISE, executor=Executor("processes:2")))
+        == expected
+    )
 
 
 def test_policies_are_those_of_a_fleet_file_that_names_them(here: Path) -> None:

@@ -11,7 +11,7 @@ from small_days import random_day
 from planner.controllers.deployment import Deployment
 from planner.controllers.table import parse_controller
 from planner.errors import InfeasibleError
-from planner.studies.day import DayQuestion, Ran, best_sizes, ran
+from planner.studies.day_study import DayQuestion, Ran, best_sizes, simulate_controller
 
 CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("static", {}),
@@ -29,7 +29,7 @@ def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
     fleet = replace(day.fleet, pools=tuple(replace(pool, count=2) for pool in day.fleet.pools))
     question = DayQuestion(fleet, pools, day.slo, day.trace, day.unit_s, day.edges_s[1] - day.edges_s[0])
     deployment = Deployment(pools, tuple(pool.role for pool in fleet.pools))
-    rows = [ran(question, parse_controller(*each), deployment) for each in CONTROLLERS]
+    rows = [simulate_controller(question, parse_controller(*each), deployment) for each in CONTROLLERS]
     try:
         found = best_sizes(question, rows, time_limit_s=10.0)
     except InfeasibleError:

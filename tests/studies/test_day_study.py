@@ -16,12 +16,19 @@ from planner.controllers.table import parse_controllers
 from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Role
-from planner.io.executors import Executor, working_on
+from planner.parallel.executors import Executor, working_on
 from planner.simulator import simulate
 from planner.simulator.elastic import ElasticPool
-from planner.simulator.metrics import judge, keeps_all, missed_windows
+from planner.simulator.slo_verdict import judge, keeps_all, missed_windows
 from planner.studies import day_page
-from planner.studies.day import DayAnswer, DayQuestion, kept_in_windows, parted, study_day, workers_over_time
+from planner.studies.day_study import (
+    DayAnswer,
+    DayQuestion,
+    kept_in_windows,
+    split_training,
+    study_day,
+    workers_over_time,
+)
 from planner.traffic.trace import Trace
 
 EVERY_S = 60.0
@@ -78,11 +85,11 @@ def test_a_missed_window_counts_what_one_costs_standing(answer: DayAnswer) -> No
     assert answer.missed_usd == answer.static.usd / len(answer.static.windows)
     best = answer.winner
     assert all(
-        best.usd + answer.missed_usd * best.missed <= row.usd + answer.missed_usd * row.missed
+        best.usd + answer.missed_usd * best.missed_windows <= row.usd + answer.missed_usd * row.missed_windows
         for row in answer.rows
     )
     strict = replace(answer, question=replace(answer.question, missed_usd=1e9)).winner
-    assert strict.missed == min(row.missed for row in answer.rows)
+    assert strict.missed_windows == min(row.missed_windows for row in answer.rows)
     loose = replace(answer, question=replace(answer.question, missed_usd=0.0)).winner
     assert loose.usd == min(row.usd for row in answer.rows)
 
@@ -113,7 +120,7 @@ def test_windows_are_those_of_the_slo(answer: DayAnswer) -> None:
 
 def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
     """A day on which some requests miss the TTFT: no window holds in which one does, with 100 % asked for."""
-    asked, row = answer.question, max(answer.rows, key=lambda each: each.missed)
+    asked, row = answer.question, max(answer.rows, key=lambda each: each.missed_windows)
     run, windows = row.run.simulation, row.windows
     kept, strict = keeps_all(run, SLO), replace(SLO, attainment_frac=1.0)
     assert any(each.holds for each in windows) and not kept.all()
@@ -134,18 +141,18 @@ def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
     found = study_day(
         question(trace, train_frac=0.75), parse_controllers("hpa"), time_limit_s=20, optimum=False
     )
-    train, judged = parted(trace, 0.75)
+    train, judged = split_training(trace, 0.75)
     assert train is not None and len(train) + len(judged) == len(trace)
     assert len(found.judged) == len(judged) and found.judged.arrival_s[0] < EVERY_S
     row = found.rows[-1]
-    assert row.tried > 1 and len(row.run.simulation.status) == len(judged)
+    assert row.settings_count > 1 and len(row.run.simulation.status) == len(judged)
     assert found.optimum is None and day_page.proof_lines(found) == ["No optimum: it was not asked for."]
 
 
 def test_nothing_to_judge_by_is_refused() -> None:
     trace = make_trace([0.0, 0.0, 1.0], [10, 10, 10], [2, 2, 2])
     with pytest.raises(InputError, match="leaves no traffic"):
-        parted(replace(trace, arrival_s=np.zeros(3)), 0.5)
+        split_training(replace(trace, arrival_s=np.zeros(3)), 0.5)
 
 
 def test_no_workers_suffice_is_told(answer: DayAnswer) -> None:
@@ -187,7 +194,7 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
 
 
 def test_files(answer: DayAnswer) -> None:
-    files = day_page.render(answer)
+    files = day_page.render_day(answer)
     assert set(files) == set(day_page.NAMES)
     told = json.loads(files["day.json"])
     assert [each["name"] for each in told["controllers"]] == [row.name for row in answer.rows]
@@ -205,7 +212,7 @@ def test_files(answer: DayAnswer) -> None:
 
 
 def test_nothing_is_written_where_a_folder_cannot_be(answer: DayAnswer, tmp_path: Path) -> None:
-    from planner.face.days import DayResult
+    from planner.api.day_api import DayResult
 
     place = tmp_path / "file"
     place.write_text("here")
@@ -221,6 +228,6 @@ def test_controllers_run_elsewhere_as_they_do_here(answer: DayAnswer) -> None:
     here = study_day(asked, chosen, optimum=False)
     with working_on(Executor("processes:2")):
         there = study_day(asked, chosen, optimum=False)
-    assert day_page.rows(there) == day_page.rows(here)
+    assert day_page.day_table(there) == day_page.day_table(here)
     assert [row.chosen for row in there.rows] == [row.chosen for row in here.rows]
     assert all(np.array_equal(a.run.asked, b.run.asked) for a, b in zip(there.rows, here.rows, strict=True))

@@ -20,10 +20,10 @@ from planner.cli import app
 from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo
 from planner.errors import InfeasibleError, InputError
-from planner.search.bill import bill
-from planner.studies.pareto import Frontier, document, frontier
-from planner.studies.pareto_page import render, rows
-from planner.studies.whatif import Study, holds, recast
+from planner.search.problem.bill import bill_fleet
+from planner.studies.pareto_frontier import Frontier, find_frontier, frontier_document
+from planner.studies.pareto_page import frontier_table, render_frontier
+from planner.studies.what_if import Study, is_kept, workers_in_question
 
 question = partial(asked, engine="none")  # the fleets that these tests are about
 
@@ -35,13 +35,13 @@ def study() -> Study:
 
 @pytest.fixture(scope="module")
 def over_ttft(study: Study) -> Frontier:
-    return frontier(study, question(), "ttft", first=0.5, last=3.0, points=20)
+    return find_frontier(study, question(), "ttft", first=0.5, last=3.0, points=20)
 
 
 @pytest.mark.slow
 def test_between_two_corners_no_plan_is_cheaper(study: Study) -> None:
     """Plans from scratch on a grid that the staircase never saw cost what it says."""
-    over_ttft = frontier(study, question(), "ttft", first=0.3, last=3.0, points=20)
+    over_ttft = find_frontier(study, question(), "ttft", first=0.3, last=3.0, points=20)
     assert len(over_ttft.steps) >= 2 and all(step.is_exact for step in over_ttft.steps)
     fresh = Study(traffic(), CATALOG)
     for limit_s in (0.33, 0.5, 0.77, 1.0, 1.4, 2.9):
@@ -61,21 +61,25 @@ def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Fro
         for limit_s, is_held in ((step.corner, True), (step.corner * (1 - 3e-6), False)):
             slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
             problem = study.pose(replace(question(), slo=slo))
-            fleet = recast(problem, step.fleet)
-            assert fleet is not None and holds(problem, fleet) == is_held
+            fleet = workers_in_question(problem, step.fleet)
+            assert fleet is not None and is_kept(problem, fleet) == is_held
 
 
 def test_values_rise_as_limits_tighten(over_ttft: Frontier) -> None:
     corners, values = zip(*((step.corner, step.value) for step in over_ttft.steps), strict=True)
     assert list(corners) == sorted(corners, reverse=True) and list(values) == sorted(values)
     assert len(set(values)) == len(values)
-    assert over_ttft.asked == 1.0 and over_ttft.best_at(10.0) is None and over_ttft.best_at(1e-3) is None
+    assert (
+        over_ttft.question_limit == 1.0
+        and over_ttft.best_at(10.0) is None
+        and over_ttft.best_at(1e-3) is None
+    )
 
 
 @pytest.mark.slow
 def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
     """A plan under each fleet's own Watts finds no cheaper one; below the last, none."""
-    found = frontier(study, question(), "power", points=20)
+    found = find_frontier(study, question(), "power", points=20)
     assert "no fleet holds (power binds)" in found.ended
     for step in found.steps:
         assert step.corner == step.fleet.power_w
@@ -85,43 +89,43 @@ def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
 
 
 def test_over_cost_the_objective_is_power(study: Study) -> None:
-    found = frontier(study, question(), "cost", points=20)
+    found = find_frontier(study, question(), "cost", points=20)
     assert (found.objective, found.objective_unit) == ("power", "W")
-    assert bill(found.steps[-1].fleet).usd_per_h == pytest.approx(study.ask(question()).value)
+    assert bill_fleet(found.steps[-1].fleet).usd_per_h == pytest.approx(study.ask(question()).value)
     assert [step.value for step in found.steps] == [step.fleet.power_w for step in found.steps]
 
 
 def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -> None:
-    found = frontier(study, question(), "rate", first=6.0, last=16.0, points=20)
+    found = find_frontier(study, question(), "rate", first=6.0, last=16.0, points=20)
     assert [step.corner for step in found.steps] == sorted(step.corner for step in found.steps)
     assert [step.value for step in found.steps] == sorted(step.value for step in found.steps)
     for step in found.steps:
         problem = study.pose(replace(question(), rate_rps=step.corner))
-        fleet = recast(problem, step.fleet)
-        assert fleet is not None and holds(problem, fleet)
+        fleet = workers_in_question(problem, step.fleet)
+        assert fleet is not None and is_kept(problem, fleet)
     at = found.best_at(9.0)  # at 9.4 and 10.05 the cheapest of 10 fails: what is drawn there is harder
     assert at is not None
     assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=9.0)).value)
 
 
 def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
-    found = frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
-    (step,), (row,) = document(found)["steps"], rows(found)
+    found = find_frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
+    (step,), (row,) = frontier_document(found)["steps"], frontier_table(found)
     paper, made, lossy = step["answers"]
     assert [paper["name"], made["name"], lossy["name"]] == ["on-paper", "production", "with-a-loss"]
     assert made["value"] == step["value"] >= paper["value"]
     assert row["kept in scenarios"] == f"{made['kept']} of {made['futures']}" and made["futures"] >= 20
-    line = next(csv.DictReader(str(render(found)["pareto.csv"]).splitlines()))
+    line = next(csv.DictReader(str(render_frontier(found)["pareto.csv"]).splitlines()))
     assert float(line["on_paper_value"]) == paper["value"] and "answers" not in line
     first = replace(found.steps[0], answers=found.steps[0].answers[:2])  # where the time was over
     lines = csv.DictReader(
-        str(render(replace(found, steps=(first, *found.steps)))["pareto.csv"]).splitlines()
+        str(render_frontier(replace(found, steps=(first, *found.steps)))["pareto.csv"]).splitlines()
     )
     assert [line["with_a_loss_value"] for line in lines] == ["", line["with_a_loss_value"]]
 
 
 def test_too_few_points_are_said(study: Study) -> None:
-    found = frontier(study, question(), "ttft", first=0.3, last=3.0, points=1)
+    found = find_frontier(study, question(), "ttft", first=0.3, last=3.0, points=1)
     assert len(found.steps) == 1 and "--points" in found.ended
 
 
@@ -136,14 +140,14 @@ def test_too_few_points_are_said(study: Study) -> None:
 )
 def test_a_bad_axis_is_refused(study: Study, axis: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        frontier(study, question(), axis)
+        find_frontier(study, question(), axis)
 
 
 def test_an_empty_range_is_refused(study: Study) -> None:
     with pytest.raises(InputError, match="range of ttft p90 is empty"):
-        frontier(study, question(), "ttft", first=1.0, last=1.0)
+        find_frontier(study, question(), "ttft", first=1.0, last=1.0)
     with pytest.raises(InputError, match="range of ttft p90 is empty: 0 to 1 s"):  # 0 is no missing limit
-        frontier(study, question(), "ttft", first=0.0, last=1.0)
+        find_frontier(study, question(), "ttft", first=0.0, last=1.0)
 
 
 def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:

@@ -12,47 +12,47 @@ from plans import CATALOG
 from questions import DOCUMENT, question, traffic
 from typer.testing import CliRunner
 
+from planner.api.planning import beside_each_gpu, plan_question, read_plan
 from planner.cli import app
 from planner.documents.facts import NoneAlone, Remarked
-from planner.documents.task import Task
-from planner.face.planning import beside_each_gpu, planned, read_plan
+from planner.documents.task import PlanQuestion
 from planner.fleet import Fleet
 from planner.reports.rows import alternative_rows
-from planner.search.asked import asked_traffic
-from planner.search.bill import bill
-from planner.search.certify import plan
-from planner.search.plan import Plan
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem.bill import bill_fleet
 from planner.simulator import judge, simulate
-from planner.studies.per_gpu import gpu_types, with_each_gpu
-from planner.studies.whatif import Study
+from planner.studies.per_gpu import add_each_gpu, gpu_types
+from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
 STOCK = {"a100-80g": 64, "h100-80g": 64, "h100-80g@350W": 64, "l4": 64}
 
 
 @pytest.fixture(scope="module")
-def asked() -> Task:
+def asked() -> PlanQuestion:
     return question(fleet={"gpus": STOCK})
 
 
 @pytest.fixture(scope="module")
-def found(asked: Task) -> Plan:
+def found(asked: PlanQuestion) -> Plan:
     return beside_each_gpu(Study(traffic(), CATALOG), asked)
 
 
 @pytest.mark.slow
-def test_each_answer_is_that_of_a_plan_with_this_gpu_alone(asked: Task, found: Plan) -> None:
+def test_each_answer_is_that_of_a_plan_with_this_gpu_alone(asked: PlanQuestion, found: Plan) -> None:
     """From scratch, with nothing remembered; and the fleet keeps the SLO when it is simulated once more."""
     rows = {row.label: row for row in found.alternatives if row.label.startswith("only ")}
-    requests, _ = asked_traffic(traffic(), asked, seed=0)
+    requests, _ = requested_traffic(traffic(), asked, seed=0)
     for gpu, names in (("a100-80g", ["a100-80g"]), ("h100-80g", ["h100-80g", "h100-80g@350W"])):
         stock = {name: 64 for name in names}
         scratch = plan(replace(asked, stock=stock), traffic(), CATALOG)
         row = rows[f"only {gpu}"]
         assert row.objective == pytest.approx(scratch.certificate.value) and row.is_priced
         assert row.fleet is not None
-        assert {pool.type.gpu.base for pool in row.fleet.running} == {gpu}
-        assert bill(row.fleet).usd_per_h == pytest.approx(row.objective)
+        assert {pool.type.gpu.base for pool in row.fleet.running_pools} == {gpu}
+        assert bill_fleet(row.fleet).usd_per_h == pytest.approx(row.objective)
         assert judge(simulate(row.fleet, requests, limits=asked.slo.limits), asked.slo).holds
 
 
@@ -75,7 +75,7 @@ def test_the_plan_is_the_cheapest_of_them_and_no_bound_stands_in_for_a_price(fou
     )
 
 
-def test_a_capped_row_is_of_the_type_of_its_uncapped_one(asked: Task) -> None:
+def test_a_capped_row_is_of_the_type_of_its_uncapped_one(asked: PlanQuestion) -> None:
     types = gpu_types(replace(asked, stock={**STOCK, "b200-180g": 0}), Study(traffic(), CATALOG))
     assert types == {
         "a100-80g": {"a100-80g": 64},
@@ -112,25 +112,25 @@ def test_those_asked_for_are_planned_for_production_and_none_repeats_an_answer()
     rows = {row.label: row for row in found.alternatives if row.label.startswith("only ")}
     answers = (found.fleet, found.on_paper)
     for gpu in gpus:
-        alone = planned(study, question(fleet={"gpus": [gpu]}, safety=safety))
+        alone = plan_question(study, question(fleet={"gpus": [gpu]}, safety=safety))
         if (row := rows.get(f"only {gpu}")) is None:
             assert alone.fleet in answers
             continue
         assert row.fleet not in answers and Remarked("on-paper") not in row.notes
-        made = alone.certificate.answer("production")
+        made = alone.certificate.find_answer("production")
         assert made is not None and row.objective == pytest.approx(made.value)
     on_paper = beside_each_gpu(study, question(fleet={"gpus": gpus}, safety=safety)).alternatives
     assert all(Remarked("on-paper") in row.notes for row in on_paper if row.is_priced)
 
 
-def test_what_is_cheaper_than_the_plan_says_so(asked: Task) -> None:
+def test_what_is_cheaper_than_the_plan_says_so(asked: PlanQuestion) -> None:
     """A plan that is made dearer than it is: of its alternatives both are cheaper, and say so."""
     study = Study(traffic(), CATALOG)
-    plain = planned(study, asked)
+    plain = plan_question(study, asked)
     dearer = replace(
         plain, certificate=replace(plain.certificate, value=1e6), fleet=_pool_of(plain, "a100-80g")
     )
-    rows = {row.label: row for row in with_each_gpu(study, asked, dearer, seconds=60).alternatives}
+    rows = {row.label: row for row in add_each_gpu(study, asked, dearer, seconds=60).alternatives}
     assert Remarked("cheaper-alone") in rows["only h100-80g"].notes
 
 

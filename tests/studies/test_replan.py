@@ -18,28 +18,28 @@ from shares import some
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.replan import answer_rows
+from planner.commands.replan_command import answer_rows
 from planner.documents.safety import Safety
-from planner.documents.task import Task
+from planner.documents.task import PlanQuestion
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.search.bill import bill, paid_whole_usd_per_h
-from planner.search.production import in_production
+from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
+from planner.search.production.cheapest_kept import with_search_scenarios
 from planner.solvers.master import Option
-from planner.studies.replan import Replan, document, drift, replan
-from planner.studies.whatif import Study
+from planner.studies.replanning import Replan, change_document, compare_traffic, replan
+from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
 SINGLY = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}
 BOTH = {"gpus": ["a100-80g", "h100-80g"]}
 
 
-def question(*, fleet: Mapping[str, object] = BOTH, **changes: object) -> Task:
+def question(*, fleet: Mapping[str, object] = BOTH, **changes: object) -> PlanQuestion:
     """The fleets that these tests are about: GPUs are sold one by one."""
     return asked(engine="none", fleet={**SINGLY, **fleet}, **changes)
 
 
-def by_node(rate_rps: float) -> Task:
+def by_node(rate_rps: float) -> PlanQuestion:
     return replace(asked(engine="none", fleet=BOTH), rate_rps=rate_rps)
 
 
@@ -61,9 +61,9 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     assert made.value > on_paper.value
     found = replan(study, safe, made.fleet, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
     assert found.best.cost_usd_per_h > on_paper.value
-    oracle = in_production(study.pose(safe)).oracle
+    oracle = with_search_scenarios(study.pose(safe)).oracle
     assert oracle.holds([oracle.counts(found.best.fleet)])[0]
-    told = document(found, None)
+    told = change_document(found, None)
     for way in told["ways"]:
         assert 0.8 * way["futures"] < way["kept"] <= way["futures"]
     assert [each["name"] for each in told["answers"]] == ["on-paper", "production", "with-a-loss"]
@@ -74,12 +74,12 @@ def test_a_loss_that_no_fleet_stands_has_no_futures() -> None:
     assert list(answer_rows([found])[0].values()) == ["with a loss", "none found", "-"]
 
 
-def at(rate_rps: float) -> Task:
+def at(rate_rps: float) -> PlanQuestion:
     return replace(question(), rate_rps=rate_rps)
 
 
 def cheapest_by_trying(
-    study: Study, task: Task, found: Replan, horizon_h: float, start_usd: float, stop_usd: float
+    study: Study, task: PlanQuestion, found: Replan, horizon_h: float, start_usd: float, stop_usd: float
 ) -> float:
     """Every count vector over the options of the answer that costs no more than it, simulated."""
     problem = study.pose(task)
@@ -117,7 +117,7 @@ def test_no_other_counts_are_cheaper(
     assert found.is_exact == (not found.assumed)
     started = sum(max(move.after - move.before, 0) for move in found.moves)
     stopped = sum(max(move.before - move.after, 0) for move in found.moves)
-    total = horizon_h * bill(found.best.fleet).usd_per_h + start_usd * started + stop_usd * stopped
+    total = horizon_h * bill_fleet(found.best.fleet).usd_per_h + start_usd * started + stop_usd * stopped
     assert found.best.total_usd == pytest.approx(total)
     assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
     tried = cheapest_by_trying(study, by_node(rate_rps), found, horizon_h, start_usd, stop_usd)
@@ -130,7 +130,7 @@ def test_what_holds_is_kept_where_moving_is_dear(study: Study, running: Fleet) -
     assert found.keeps and found.best.migration_usd == 0.0
     assert all(move.before == move.after for move in found.moves)
     cheap = replan(study, at(4.0), running, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
-    assert not cheap.keeps and cheap.best.cost_usd_per_h < bill(running).usd_per_h
+    assert not cheap.keeps and cheap.best.cost_usd_per_h < bill_fleet(running).usd_per_h
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:
@@ -159,7 +159,7 @@ def test_what_is_owned_is_never_stopped_to_save(study: Study, running: Fleet) ->
     """
     rented = replan(study, at(2.0), running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
     assert rented.best.fleet.gpus < running.gpus
-    rows = {pool.type.gpu.name for pool in running.running}
+    rows = {pool.type.gpu.name for pool in running.running_pools}
     fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64)}
     task = replace(question(fleet=fleet), rate_rps=2.0)
     found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
@@ -176,13 +176,13 @@ def test_electricity_never_makes_rented_gpus_of_owned_ones(study: Study, running
     """With 0.3 USD/kWh an owned H100 draws 0.21 USD/h and is for rent at 2.99: whatever changes, owned ones
     alone run, and no way to go on is cheaper.
     """
-    rows = {pool.type.gpu.name for pool in running.running}
+    rows = {pool.type.gpu.name for pool in running.running_pools}
     paid = {"price": "0.3 usd/kWh", "pue": 1.0}
     fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64), "electricity": paid}
     for rate_rps in (8.0, 2.0):
         task = replace(question(fleet=fleet), rate_rps=rate_rps)
         found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
-        assert all(pool.type.gpu.name.endswith("@owned") for pool in found.best.fleet.running)
+        assert all(pool.type.gpu.name.endswith("@owned") for pool in found.best.fleet.running_pools)
         assert found.verdict.holds
         assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
 
@@ -201,7 +201,7 @@ def test_d_is_the_largest_share_that_differs() -> None:
         n = len(prompts)
         return Trace("t", gap_s * np.arange(n, dtype=np.float64), np.array(prompts), np.full(n, 7))
 
-    rate, prompts, outputs, gaps = drift(a_trace([1, 2, 3, 4], 1.0), a_trace([3, 4, 5, 6], 0.5))
+    rate, prompts, outputs, gaps = compare_traffic(a_trace([1, 2, 3, 4], 1.0), a_trace([3, 4, 5, 6], 0.5))
     assert (prompts.d, outputs.d, gaps.d) == (0.5, 0.0, 0.0)
     assert rate.after / rate.before == pytest.approx(2.0) and rate.is_drift
     assert not prompts.is_drift  # with four requests chance does that
@@ -211,7 +211,9 @@ def test_drift_is_told_by_its_size() -> None:
     """10,000 requests: prompts longer by 30 % are drift; by 2 % the test is significant, but D is small."""
     before = traffic(requests=10_000)
     rows = {
-        factor: drift(before, replace(before, input_tokens=(before.input_tokens * factor).astype(np.int64)))
+        factor: compare_traffic(
+            before, replace(before, input_tokens=(before.input_tokens * factor).astype(np.int64))
+        )
         for factor in (1.0, 1.1, 1.5)
     }
     assert [rows[factor][1].is_drift for factor in (1.0, 1.1, 1.5)] == [False, False, True]

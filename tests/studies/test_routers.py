@@ -14,24 +14,24 @@ from plans import CATALOG, a_plan, mixed, pairs
 from questions import DOCUMENT, question, traffic
 from typer.testing import CliRunner, Result
 
+from planner.api.planning import answer_question, plan_question
+from planner.api.questions import TaskDocument
+from planner.api.results import PlanResult
 from planner.cli import app
 from planner.documents.facts import NotDeployable, RoutersMiss
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.face.planning import answered, planned
-from planner.face.questions import TaskDocument
-from planner.face.results import PlanResult
 from planner.manifests import TARGETS
-from planner.policies import deployed
-from planner.reports.facts import sentence
+from planner.policies import find_deployed_routing
+from planner.reports.fact_sentences import sentence
 from planner.reports.output import render, to_json
 from planner.reports.screen import document, targets_text, verdict
-from planner.search.plan import Plan
-from planner.search.written_plan import read_plan
+from planner.search.evidence.plan import Plan
+from planner.search.evidence.written_plan import read_plan
 from planner.simulator import judge, simulate
-from planner.studies.routers import under_routers
-from planner.studies.whatif import Study
+from planner.studies.routers import simulate_routers
+from planner.studies.what_if import Study
 
 FLEET = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
 SLO = Slo((Limit("ttft", 0.9, 1.0),))
@@ -40,7 +40,7 @@ SLO = Slo((Limit("ttft", 0.9, 1.0),))
 @cache
 def found(target: str | None = None) -> Plan:
     deploy = {} if target is None else {"deploy": {"target": target}}
-    return planned(Study(traffic(rate_rps=30.0), CATALOG), question(fleet=FLEET, **deploy))
+    return plan_question(Study(traffic(rate_rps=30.0), CATALOG), question(fleet=FLEET, **deploy))
 
 
 SAFE = {
@@ -53,10 +53,10 @@ SAFE = {
 
 @cache
 def in_production(target: str | None = None) -> Plan:
-    """Six workers of 4 H100: 71.76 USD/h, kept in nine of ten futures under jsq."""
+    """Six workers of 4 H100: 71.76 USD/h, kept in nine of ten scenarios under jsq."""
     document = DOCUMENT | SAFE | ({} if target is None else {"deploy": {"target": target}})
     study = Study(traffic(requests=400, rate_rps=30.0), CATALOG)
-    return answered(TaskDocument(document, CATALOG), study).plan
+    return answer_question(TaskDocument(document, CATALOG), study).plan
 
 
 @cache
@@ -66,7 +66,7 @@ def made() -> Plan:
     simulation = simulate(fleet, trace, limits=SLO.limits, record=True)
     plan = a_plan(fleet)
     longest = int((trace.input_tokens + trace.output_tokens).max())
-    return under_routers(
+    return simulate_routers(
         replace(
             plan,
             slo=SLO,
@@ -145,7 +145,7 @@ def test_a_plan_for_a_target_holds_under_its_router() -> None:
     assert plan.value > free.value
     is_pair = any(pool.role == "prefill" for pool in plan.fleet.pools)
     assert not (is_pair and any(pool.role == "mixed" for pool in plan.fleet.pools))
-    routed = deployed(plan.fleet.policies, target, is_pair=is_pair)
+    routed = find_deployed_routing(plan.fleet.policies, target, is_pair=is_pair)
     assert routed.policies == plan.fleet.policies
     (under,) = plan.certificate.routers
     assert under.target == target == plan.certificate.deploy and under.keeps and plan.verdict.holds
@@ -154,13 +154,13 @@ def test_a_plan_for_a_target_holds_under_its_router() -> None:
 
 
 def test_without_deploy_the_policies_stay_as_they_were() -> None:
-    assert [each.routing for each in question().policies()] == ["jsq"]
-    assert question().policies_of_pairs(question().policies()[0]) is None
+    assert [each.routing for each in question().policy_choices()] == ["jsq"]
+    assert question().policies_of_pairs(question().policy_choices()[0]) is None
 
 
 def test_the_routers_of_mixed_workers_and_of_pairs_may_differ() -> None:
     task = question(deploy={"target": "kubernetes"})
-    (mixed_workers,) = task.policies()
+    (mixed_workers,) = task.policy_choices()
     assert mixed_workers.routing == "power-of-two-requests"
     of_pairs = task.policies_of_pairs(mixed_workers)
     assert of_pairs is not None
@@ -180,11 +180,11 @@ def test_a_target_that_does_not_exist_and_a_routing_it_lacks_are_one_line_each()
     said = refused(deploy={"target": "production-stack"}, policies={"routing": "least-outstanding"})
     assert "production-stack (deploy) cannot route by least-outstanding, it has round-robin" in said
     task = question(deploy={"target": "dynamo"}, policies={"routing": ["round-robin", "least-outstanding"]})
-    assert [each.routing for each in task.policies()] == ["round-robin", "least-outstanding"]
+    assert [each.routing for each in task.policy_choices()] == ["round-robin", "least-outstanding"]
 
 
 def test_a_target_that_cannot_run_the_plan_is_a_warning() -> None:
-    plan = under_routers(a_plan(mixed()), "disaggregatedset")
+    plan = simulate_routers(a_plan(mixed()), "disaggregatedset")
     (warned,) = [each for each in plan.warnings if isinstance(each, NotDeployable)]
     assert sentence(warned).startswith("deploy: disaggregatedset cannot run this plan: ")
     assert plan.certificate.routers == ()
@@ -193,14 +193,14 @@ def test_a_target_that_cannot_run_the_plan_is_a_warning() -> None:
 def test_one_worker_in_each_role_leaves_no_choice() -> None:
     fleet = pairs()
     alone = replace(fleet, pools=tuple(replace(pool, count=1) for pool in fleet.pools))
-    plan = under_routers(a_plan(alone))
+    plan = simulate_routers(a_plan(alone))
     assert len({each.decides for each in plan.certificate.routers}) == 1
     assert {each.outcome.holds for each in plan.certificate.routers} == {plan.verdict.holds}
 
 
 def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_the_plan() -> None:
-    """Under vllm-router the SLO is kept on the traffic as it is written, and in too few of the futures of the
-    plan's own test, where nine of ten are asked for. The first screen, its values and plan.yaml name who
+    """Under vllm-router the SLO is kept on the traffic as it is written, and in too few of the scenarios of
+    the plan's own test, where nine of ten are asked for. The first screen, its values and plan.yaml name who
     keeps the plan and who does not.
     """
     plan = in_production()
@@ -274,9 +274,9 @@ def test_files_of_a_target_that_does_not_keep_the_plan_say_so_first(tmp_path: Pa
 def test_where_no_router_has_a_choice_there_is_nothing_to_say() -> None:
     fleet = pairs()
     alone = replace(fleet, pools=tuple(replace(pool, count=1) for pool in fleet.pools))
-    assert targets_text(under_routers(a_plan(alone))) == ""
-    assert targets_text(under_routers(a_plan(mixed(count=1)))) == ""
-    assert targets_text(under_routers(a_plan(fleet))) != ""
+    assert targets_text(simulate_routers(a_plan(alone))) == ""
+    assert targets_text(simulate_routers(a_plan(mixed(count=1)))) == ""
+    assert targets_text(simulate_routers(a_plan(fleet))) != ""
 
 
 def test_a_target_of_the_command_line_is_that_of_deploy(tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ from planner.cli import app
 from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Policies
-from planner.io.executors import Executor
+from planner.parallel.executors import Executor
 from planner.reports.output import requests_csv
-from planner.reports.run import outcome
+from planner.reports.simulated_run import outcome
 from planner.simulator.repeats import interval
-from planner.studies.seeds import SAME_FOR_ALL, Question, document, over_seeds
-from planner.traffic.reading import read_trace
-from planner.traffic.scaling import Asked, rescale
+from planner.studies.seeds import SAME_FOR_ALL, SeedsQuestion, over_seeds, seeds_document
+from planner.traffic.scaling import RateRequest, rescale
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 FLEET = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: mixed, gpu: h100-80g, tp: 4, count: 1}\n"
 SLO = "llm: meta-llama/Llama-3.1-70B\nslo: {ttft: {p90: 300 ms}, tbt: {p99: 200 ms}}\ntraffic: {rate: 5}\n"
@@ -57,7 +57,7 @@ def simulated(*more: str) -> Any:
 def test_each_run_is_what_its_seed_gives_alone() -> None:
     """Superposing to 5 requests/s shifts copies by the seed."""
     slo = Slo((Limit("ttft", 0.9, 0.3),))
-    question = Question(mixed(count=1), bursts(), Asked(5.0), slo)
+    question = SeedsQuestion(mixed(count=1), bursts(), RateRequest(5.0), slo)
     runs = over_seeds(question, (3, 9), with_requests=True)
     for run, seed in zip(runs, (3, 9), strict=True):
         requests = rescale(bursts(), 5.0, rng=np.random.default_rng(seed))
@@ -75,18 +75,18 @@ def test_the_seed_spreads_the_stamps_of_a_coarse_clock(tmp_path: Path) -> None:
         for i in range(60)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    question = Question(mixed(count=1), read_trace(path, seed=None), Asked())
+    question = SeedsQuestion(mixed(count=1), read_trace(path, seed=None), RateRequest())
     runs = over_seeds(question, (0, 1))
     alone = [outcome(mixed(count=1), read_trace(path, seed=seed)).summary() for seed in (0, 1)]
     assert [run.summary for run in runs] == alone
     assert alone[0]["ttft_s"] != alone[1]["ttft_s"]
-    assert document(runs)["notes"] == []
+    assert seeds_document(runs)["notes"] == []
 
 
 def test_the_seed_draws_for_the_policies() -> None:
     """Two of four workers are sampled for each request; the trace is the same for every seed."""
     fleet = replace(mixed(count=4), policies=Policies(routing="power-of-two", seed=5))
-    runs = over_seeds(Question(fleet, bursts(), Asked()), (0, 1))
+    runs = over_seeds(SeedsQuestion(fleet, bursts(), RateRequest()), (0, 1))
     assert runs[0].summary["ttft_s"] != runs[1].summary["ttft_s"]
     assert runs[0].summary == outcome(fleet, bursts()).summary()  # seed 0 keeps the fleet file's
 
@@ -112,7 +112,7 @@ def test_a_figure_that_one_seed_never_reaches_has_no_mean() -> None:
 
 
 def test_a_run_without_chance_says_so() -> None:
-    answer = document(over_seeds(Question(mixed(count=1), bursts(), Asked()), (0, 1, 2)))
+    answer = seeds_document(over_seeds(SeedsQuestion(mixed(count=1), bursts(), RateRequest()), (0, 1, 2)))
     assert answer["notes"] == [SAME_FOR_ALL]
     p90 = answer["ttft_s"]["p90"]
     assert p90["low"] == p90["mean"] == p90["high"] == p90["least"] == p90["most"]
@@ -120,16 +120,16 @@ def test_a_run_without_chance_says_so() -> None:
 
 def test_seeds_given_twice_are_refused() -> None:
     with pytest.raises(InputError, match="expected different ones"):
-        over_seeds(Question(mixed(), bursts(), Asked()), (1, 1))
+        over_seeds(SeedsQuestion(mixed(), bursts(), RateRequest()), (1, 1))
 
 
 def test_processes_and_a_cluster_give_what_this_process_gives() -> None:
     distributed = pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
-    question = Question(mixed(count=1), bursts(), Asked(5.0), Slo((Limit("tbt", 0.99, 0.2),)))
-    expected = document(over_seeds(question, range(4)))
+    question = SeedsQuestion(mixed(count=1), bursts(), RateRequest(5.0), Slo((Limit("tbt", 0.99, 0.2),)))
+    expected = seeds_document(over_seeds(question, range(4)))
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
         for executor in (Executor("processes"), Executor("dask", cluster.scheduler_address)):
-            assert document(over_seeds(question, range(4), executor=executor)) == expected
+            assert seeds_document(over_seeds(question, range(4), executor=executor)) == expected
 
 
 def test_the_command_counts_the_seeds_that_keep_the_slo(here: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from plans import a_plan
 
-from planner.simulator.metrics import judge
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge
 from planner.studies import sliders
 from planner.traffic.scaling import rescale
 
@@ -19,14 +19,14 @@ def test_each_setting_is_the_simulation_of_that_setting(monkeypatch: pytest.Monk
     monkeypatch.setattr(sliders, "TRAFFIC", (0.5, 1.0, 4.0))
     monkeypatch.setattr(sliders, "STEPS", (1.0, 1.5))
     monkeypatch.setattr(sliders, "LIMITS", (0.01, 1.0))
-    found = sliders.around(plan.fleet, plan.trace, plan.slo, time_limit_s=1e6)
+    found = sliders.simulate_neighbours(plan.fleet, plan.trace, plan.slo, time_limit_s=1e6)
     assert found.is_whole
     own = found.sizes[found.plan]
     for t, traffic in enumerate(sliders.TRAFFIC):
         rate_rps = traffic * plan.trace.rate_rps
         trace = rescale(plan.trace, rate_rps, how="compress", rng=np.random.default_rng(0))
         for s, steps in enumerate(sliders.STEPS):
-            pools = [replace(pool, type=pool.type.longer(steps - 1)) for pool in plan.fleet.pools]
+            pools = [replace(pool, type=pool.type.with_longer_steps(steps - 1)) for pool in plan.fleet.pools]
             fleet = replace(plan.fleet, pools=tuple(pools))
             for k, factor in enumerate(sliders.LIMITS):
                 limits = tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in plan.slo.limits)
@@ -39,6 +39,6 @@ def test_each_setting_is_the_simulation_of_that_setting(monkeypatch: pytest.Monk
 
 def test_without_time_nothing_is_claimed() -> None:
     plan = a_plan()
-    found = sliders.around(plan.fleet, plan.trace, plan.slo, time_limit_s=0.0)
+    found = sliders.simulate_neighbours(plan.fleet, plan.trace, plan.slo, time_limit_s=0.0)
     assert not found.is_whole and not any(size.holds.any() for size in found.sizes)
     assert np.isnan(found.sizes[found.plan].kept_frac).all()

@@ -9,9 +9,9 @@ import pytest
 from plans import mixed, pairs
 
 from planner.fleet import Fleet
-from planner.search.bill import bill
+from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
-from planner.studies.tenants import rows, tenant_costs
+from planner.studies.tenants import tenant_costs, tenant_rows
 from planner.traffic.trace import Trace
 
 
@@ -27,13 +27,13 @@ def two_tenants(factor: int) -> Trace:
 @pytest.mark.parametrize("fleet", [mixed(), pairs()])
 def test_the_bill_is_divided_and_all_of_it_is_paid(fleet: Fleet) -> None:
     same = tenant_costs(simulate(fleet, two_tenants(1)), fleet)
-    assert sum(cost.usd_per_h for cost in same) == pytest.approx(bill(fleet).usd_per_h)
+    assert sum(cost.usd_per_h for cost in same) == pytest.approx(bill_fleet(fleet).usd_per_h)
     assert [cost.share_frac for cost in same] == pytest.approx([0.5, 0.5], rel=1e-6)
     longer = tenant_costs(simulate(fleet, two_tenants(5)), fleet)
     assert longer[1].share_frac > 0.53
     assert longer[1].input_tokens == 5 * longer[0].input_tokens
     assert sum(cost.share_frac for cost in longer) == pytest.approx(1)
-    assert [row["tenant"] for row in rows(longer)] == ["b", "a"]
+    assert [row["tenant"] for row in tenant_rows(longer)] == ["b", "a"]
 
 
 def test_prompts_alone_are_divided_by_tokens_but_for_attention() -> None:

@@ -15,28 +15,28 @@ from questions import DOCUMENT
 from typer.testing import CliRunner
 
 import fleetplan
+from planner.api import watch_api
+from planner.api.planning import plan as make_plan
 from planner.cli import app
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import read_fleet
-from planner.documents.plan import read_written
+from planner.documents.fleet_file import read_fleet
+from planner.documents.plan_folder import read_written
 from planner.domain import Limit
 from planner.errors import InputError
-from planner.face import watching
-from planner.face.planning import plan as make_plan
-from planner.imports.prometheus_range import Floats, Histogram
-from planner.simulator.metrics import judge
+from planner.importers.prometheus_range import Floats, SampledHistogram
 from planner.simulator.replay import simulate
-from planner.studies.watch import (
+from planner.simulator.slo_verdict import judge
+from planner.studies.plan_watch import (
     Planned,
     Reference,
-    Watched,
-    carries,
+    WatchedPlan,
     drift_of,
+    fit_reference,
     latency_lines,
-    planned,
-    reference,
-    references,
-    stretched,
+    most_carried_traffic,
+    plan_references,
+    read_expectations,
+    stretch_lengths,
 )
 from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.scaling import rescale
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def known(folder: Path) -> Planned:
-    return planned(read_written(folder, read_catalog()))
+    return read_expectations(read_written(folder, read_catalog()))
 
 
 def metrics(known: Planned, trace: Trace, path: Path) -> str:
@@ -101,7 +101,7 @@ def run(*words: str) -> tuple[int, str]:
 def test_levels_of_one_kind_of_traffic_are_one() -> None:
     """Windows of 100 requests on average, Poisson: phi = 1, one level, known to 2 / sqrt(all)."""
     rng = np.random.default_rng(0)
-    found = reference("rate", rng.poisson(100, 600).astype(float), np.full(600, 60.0), None)
+    found = fit_reference("rate", rng.poisson(100, 600).astype(float), np.full(600, 60.0), None)
     assert found.levels == 1
     assert found.mean == pytest.approx(100 / 60, rel=0.02)
     assert 1.0 <= found.dispersion < 1.3
@@ -112,7 +112,7 @@ def test_the_course_of_a_day_is_within_the_plan() -> None:
     """A rate that swings between 60 and 140 requests a minute: its levels are the plan's."""
     rng = np.random.default_rng(1)
     mean = 100 + 40 * np.sin(np.linspace(0, 2 * np.pi, 1440))
-    found = reference("rate", rng.poisson(mean).astype(float), np.full(1440, 60.0), None)
+    found = fit_reference("rate", rng.poisson(mean).astype(float), np.full(1440, 60.0), None)
     assert found.levels == 144
     assert found.low * 60 == pytest.approx(60, rel=0.1)
     assert found.high * 60 == pytest.approx(140, rel=0.1)
@@ -125,14 +125,14 @@ def test_bursts_are_overdispersion() -> None:
     """Arrivals in tens: the variance of counts is ten times Poisson's."""
     rng = np.random.default_rng(2)
     counts = (10 * rng.poisson(10, 600)).astype(float)
-    assert reference("rate", counts, np.full(600, 60.0), None).dispersion == pytest.approx(10, rel=0.3)
+    assert fit_reference("rate", counts, np.full(600, 60.0), None).dispersion == pytest.approx(10, rel=0.3)
 
 
 @pytest.mark.parametrize("shift", [0.85, 1.15])
 def test_a_shift_of_15_percent_is_found_within_20_minutes(shift: float) -> None:
     """6 requests/s, lengths with CV 1: after an hour as planned, prompts change."""
-    ref = references(traffic(3, seconds=7200.0), None)["prompt"]
-    trace = joined(traffic(4, seconds=3600.0), stretched(traffic(5, seconds=1800.0), shift, 1.0))
+    ref = plan_references(traffic(3, seconds=7200.0), None)["prompt"]
+    trace = joined(traffic(4, seconds=3600.0), stretch_lengths(traffic(5, seconds=1800.0), shift, 1.0))
     windows = int(trace.arrival_s[-1] // 60)
     number = (trace.arrival_s // 60).astype(int)
     tokens = np.bincount(number, weights=trace.input_tokens, minlength=windows)[:windows].astype(float)
@@ -148,7 +148,7 @@ def test_a_shift_of_15_percent_is_found_within_20_minutes(shift: float) -> None:
 def test_percentiles_lie_in_buckets() -> None:
     """90 of 100 at most 0.5 s, 97 at most 1 s: p90 is in the first bucket, p95 between 0.5 and 1."""
     counts = np.array([[90.0, 7.0, 3.0]])
-    whole = Histogram(np.array([0.5, 1.0, np.inf]), counts, np.array([100.0]), np.array([40.0]))
+    whole = SampledHistogram(np.array([0.5, 1.0, np.inf]), counts, np.array([100.0]), np.array([40.0]))
     limits = [
         Limit("ttft", 0.9, 0.5),
         Limit("ttft", 0.95, 0.7),
@@ -167,7 +167,7 @@ def test_how_far_a_plan_holds_is_simulated(known: Planned) -> None:
     """At the factor found it holds, and a hundredth above it does not."""
     written = known.written
     tight = replace(written, slo=replace(written.slo, limits=(Limit("ttft", 0.9, 0.25),)))
-    factor = carries(tight.fleet, tight, tight.trace)
+    factor = most_carried_traffic(tight.fleet, tight, tight.trace)
 
     def holds(at: float) -> bool:
         asked = rescale(tight.trace, tight.trace.rate_rps * at, how="compress", rng=np.random.default_rng(0))
@@ -191,7 +191,7 @@ def test_longer_prompts_keep_their_shared_part() -> None:
         adapter=np.full(2, -1),
         think_s=np.zeros(2),
     )
-    found = stretched(trace, 0.5, 1.5)
+    found = stretch_lengths(trace, 0.5, 1.5)
     assert found.input_tokens.tolist() == [50, 64]
     assert found.output_tokens.tolist() == [15, 2]
 
@@ -211,7 +211,7 @@ def test_the_plans_own_kind_of_traffic_is_inside(folder: Path, known: Planned, t
 def test_longer_prompts_are_told_with_what_replanning_would_do(
     folder: Path, known: Planned, tmp_path: Path
 ) -> None:
-    trace = joined(traffic(8), stretched(traffic(9), 1.4, 1.0))
+    trace = joined(traffic(8), stretch_lengths(traffic(9), 1.4, 1.0))
     file = metrics(known, trace, tmp_path / "live.json")
     slo = tmp_path / "slo.yaml"
     slo.write_text(yaml.safe_dump(QUESTION))
@@ -235,24 +235,24 @@ def test_a_drift_triggers_a_search_and_the_next_one_only_where_it_moved_on(
     known: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts 40 % longer, the same again, then 60 % longer: two searches, the second on what is then."""
-    asked: list[Watched] = []
+    asked: list[WatchedPlan] = []
     answers = iter(["first", "second"])
 
-    def search(plan: Planned, found: Watched, slo: object, **_: object) -> Any:
+    def search(plan: Planned, found: WatchedPlan, slo: object, **_: object) -> Any:
         asked.append(found)
         return next(answers)
 
-    monkeypatch.setattr(watching, "replan", search)
+    monkeypatch.setattr(watch_api, "replan", search)
     looked = None
     for factor, answer in ((1.4, "first"), (1.4, "first"), (1.6, "second")):
-        trace = joined(traffic(8), stretched(traffic(9), factor, 1.0))
-        source = watching.Source((metrics(known, trace, tmp_path / "live.json"),))
-        looked = watching.look(known, source, QUESTION, before=looked)
+        trace = joined(traffic(8), stretch_lengths(traffic(9), factor, 1.0))
+        source = watch_api.MetricsSource((metrics(known, trace, tmp_path / "live.json"),))
+        looked = watch_api.look_once(known, source, QUESTION, before=looked)
         assert str(looked.again) == answer
     assert [round(each.drifts[1].change_frac, 1) for each in asked] == [0.4, 0.6]
     trace = traffic(7, seconds=2400.0)
-    source = watching.Source((metrics(known, trace, tmp_path / "live.json"),))
-    assert watching.look(known, source, QUESTION, before=looked).again is None
+    source = watch_api.MetricsSource((metrics(known, trace, tmp_path / "live.json"),))
+    assert watch_api.look_once(known, source, QUESTION, before=looked).again is None
 
 
 def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
@@ -261,8 +261,8 @@ def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
     """A fleet that changes what runs is a file; one that keeps it is none, and the old file goes."""
     files, slo = tmp_path / "files", tmp_path / "slo.yaml"
     slo.write_text(yaml.safe_dump(QUESTION))
-    file = metrics(known, joined(traffic(8), stretched(traffic(9), 1.4, 1.0)), tmp_path / "live.json")
-    search = watching.replan
+    file = metrics(known, joined(traffic(8), stretch_lengths(traffic(9), 1.4, 1.0)), tmp_path / "live.json")
+    search = watch_api.replan
     running = known.written.fleet
     more = replace(running, pools=tuple(replace(pool, count=pool.count + 1) for pool in running.pools))
     for keeps in (False, True):
@@ -271,7 +271,7 @@ def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
             found = search(*words, **named)
             return replace(found, keeps=keeps, best=replace(found.best, fleet=more))
 
-        monkeypatch.setattr(watching, "replan", changed)
+        monkeypatch.setattr(watch_api, "replan", changed)
         run(str(folder), "--prometheus", file, "--slo", str(slo), "--once", "-o", str(files))
         assert (files / "replanned-fleet.yaml").exists() != keeps
         if not keeps:
@@ -303,5 +303,5 @@ def test_bad_input_is_one_line(folder: Path, words: list[str], said: str) -> Non
 def test_a_reference_without_requests_is_refused_by_name() -> None:
     alone = Trace("all.csv", np.zeros(3), np.ones(3, np.int64), np.ones(3, np.int64))
     with pytest.raises(InputError, match="all requests arrive at once"):
-        references(alone, None)
-    assert isinstance(references(traffic(0), 0.25)["missed"], Reference)
+        plan_references(alone, None)
+    assert isinstance(plan_references(traffic(0), 0.25)["missed"], Reference)

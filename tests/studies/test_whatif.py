@@ -22,17 +22,17 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.reports.facts import sentence, sentences
-from planner.search.certify import plan
-from planner.search.oracle import Answers, is_looser
+from planner.reports.fact_sentences import sentence, sentences
+from planner.search.evidence.certify import plan
+from planner.search.oracle.fleet_oracle import Answers, is_looser
 from planner.simulator import judge, simulate
-from planner.studies.whatif import (
+from planner.studies.what_if import (
     Study,
     ask_again,
-    change,
+    change_question,
     difference,
     document,
-    explain,
+    explain_limits,
     headroom,
     sensitivity,
 )
@@ -59,7 +59,7 @@ def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> 
     """The warm start and remembered simulations change the work, not the value."""
     study = Study(traffic(), CATALOG)
     before = study.ask(question())
-    changed = parse_task(change(DOCUMENT, text), CATALOG)
+    changed = parse_task(change_question(DOCUMENT, text), CATALOG)
     moved = ask_again(study, before, changed, text)
     scratch = plan(changed, traffic(), CATALOG).certificate
     assert moved.answer is not None
@@ -93,7 +93,7 @@ def test_of_fleets_at_one_bill_a_plan_and_a_changed_question_take_the_same() -> 
     asked = study.ask(task)
     before = study.ask(replace(task, rate_rps=7.0))
     moved = ask_again(study, before, task, "more traffic")
-    lossy, best = made.certificate.answer("with-a-loss"), made.certificate.answer("production")
+    lossy, best = made.certificate.find_answer("with-a-loss"), made.certificate.find_answer("production")
     assert lossy is not None and best is not None and lossy.workers == best.workers
     assert moved.answer is not None and made.fleet.gpus == 16
     assert asked.fleet == moved.answer.fleet == made.fleet
@@ -180,7 +180,7 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
 
     def keeps(steps_frac: float, traffic_frac: float) -> bool:
         pools = tuple(
-            replace(pool, type=replace(pool.type, latency=pool.type.latency.longer(steps_frac)))
+            replace(pool, type=replace(pool.type, latency=pool.type.latency.with_longer_steps(steps_frac)))
             for pool in before.fleet.pools
         )
         requests = traffic()
@@ -210,7 +210,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     study = Study(trace, CATALOG)
     task = question()
     before = study.ask(task)
-    said = sentences(explain(study, task, before.fleet))
+    said = sentences(explain_limits(study, task, before.fleet))
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
     moved = said[len(before.verdict.lines) :]
     assert [line.split(":")[0] for line in moved] == [
@@ -269,7 +269,7 @@ def test_other_percentiles_are_not_comparable() -> None:
     ],
 )
 def test_a_change_sets_one_key(text: str, path: tuple[str, ...], value: Any) -> None:
-    changed: Any = change(DOCUMENT, text)
+    changed: Any = change_question(DOCUMENT, text)
     for key in path:
         changed = changed[key]
     assert changed == value
@@ -278,8 +278,8 @@ def test_a_change_sets_one_key(text: str, path: tuple[str, ...], value: Any) -> 
 
 def test_a_flat_limit_is_found_and_a_key_can_be_taken_out() -> None:
     flat = {"safety": "none", "llm": "x", "slo": {"ttft_p90": "2 s", "tbt_p99": "1 s"}}
-    assert change(flat, "slo.ttft.p90=1 s")["slo"] == {"ttft_p90": "1 s", "tbt_p99": "1 s"}
-    assert change(flat, "slo.tbt_p99=")["slo"] == {"ttft_p90": "2 s"}
+    assert change_question(flat, "slo.ttft.p90=1 s")["slo"] == {"ttft_p90": "1 s", "tbt_p99": "1 s"}
+    assert change_question(flat, "slo.tbt_p99=")["slo"] == {"ttft_p90": "2 s"}
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_flat_limit_is_found_and_a_key_can_be_taken_out() -> None:
 )
 def test_a_bad_change_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        change(DOCUMENT, text)
+        change_question(DOCUMENT, text)
 
 
 @pytest.fixture

@@ -20,20 +20,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from random_questions import Question, types_of
 
-from planner.documents.task import Task
+from planner.documents.task import PlanQuestion
 from planner.domain import COST, GPUS, POWER, FleetLimit
 from planner.errors import Change, InfeasibleError, PlannerError, ways_text
 from planner.fleet import Policies, WorkerType
-from planner.search.bill import bill
-from planner.search.bounds import lower_bound
-from planner.search.certify import plan
-from planner.search.fleets import Counts, objective
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.oracle import Oracle
-from planner.search.plan import Plan
-from planner.search.pose import pose
-from planner.search.problem import Problem, with_policies
-from planner.solvers.master import Limits, Option
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.plan_problem import Problem, with_policies
+from planner.solvers.master import FleetLimits, Option
 
 MOST = 12  # workers of a pool
 CLOSE = 1e-6  # relative; costs are sums of floats
@@ -121,20 +121,20 @@ def check(question: Question, *, most_fleets: int = 20_000, samples: int = 400) 
     return report
 
 
-def _problem(task: Task, question: Question) -> Problem:
+def _problem(task: PlanQuestion, question: Question) -> Problem:
     """The question as it is posed; limits that no worker keeps are left to simulations."""
     try:
-        return pose(task, question.trace, question.catalog)
+        return build_problem(task, question.trace, question.catalog)
     except InfeasibleError:
         loose = replace(task, slo=replace(task.slo, limits=(), attainment_frac=None))
-        problem = pose(loose, question.trace, question.catalog)
+        problem = build_problem(loose, question.trace, question.catalog)
         oracle = replace(problem.oracle, slo=task.slo)
         return replace(problem, task=task, slo=task.slo, oracle=oracle)
 
 
-def _policies(task: Task, found: Plan | None) -> tuple[list[Policies], list[Policies]]:
+def _policies(task: PlanQuestion, found: Plan | None) -> tuple[list[Policies], list[Policies]]:
     """Those that may be chosen (caches as they were fitted), and others that a bound must stand."""
-    asked = list(task.policies())
+    asked = list(task.policy_choices())
     if found is not None and found.fleet.policies.prefix_cache:
         asked = [each for each in asked if not each.prefix_cache] + [found.fleet.policies]
     others = [
@@ -158,12 +158,12 @@ def _look_at_plan(report: Report, problem: Problem, found: Plan) -> None:
     if failing is not None:
         report.wrong.append(f"(d) the plan fails as {_shown(failing[1])}")
     workers = [(pool.type, pool.count) for pool in found.fleet.pools]
-    if broken := problem.limits.broken(workers):
+    if broken := problem.limits.first_exceeded(workers):
         report.wrong.append(f"(d) the plan breaks the limit on {broken.name}")
     if not found.verdict.holds:
         report.wrong.append("(d) the plan's own verdict does not hold")
     unit = {
-        "cost": bill(found.fleet).usd_per_h,
+        "cost": bill_fleet(found.fleet).usd_per_h,
         "power": found.fleet.power_w,
         "gpus": float(found.fleet.gpus),
     }
@@ -190,7 +190,7 @@ class _Fleets:
         wanted = self.problem.task.objective
         return mixed_options(kinds, wanted), prefill_options(kinds, wanted), decode_options(kinds, wanted)
 
-    def of_level0(self, below: float, limits: Limits, options: tuple[list[Option], ...]) -> list[Counts]:
+    def of_level0(self, below: float, limits: FleetLimits, options: tuple[list[Option], ...]) -> list[Counts]:
         """All that are cheaper, with up to MOST workers in a pool, the cheapest first."""
         mixed, prefill, decode = options
         fleets: list[Counts] = [
@@ -204,7 +204,7 @@ class _Fleets:
         return sorted((each for each in fleets if is_within(limits, each)), key=objective)
 
     def small(
-        self, below: float, limits: Limits, options: tuple[list[Option], ...], workers: int
+        self, below: float, limits: FleetLimits, options: tuple[list[Option], ...], workers: int
     ) -> list[Counts]:
         """All of several types with so few workers."""
         flat = [option for kind in options for option in kind]
@@ -224,7 +224,7 @@ class _Fleets:
         return fleets
 
     def sampled(
-        self, below: float, limits: Limits, options: tuple[list[Option], ...], samples: int
+        self, below: float, limits: FleetLimits, options: tuple[list[Option], ...], samples: int
     ) -> Iterator[Counts]:
         """Of several types: workers drawn until the next would cost too much or break a limit."""
         flat = [option for kind in options for option in kind]
@@ -252,8 +252,8 @@ class _Fleets:
                 yield chosen
 
 
-def is_within(limits: Limits, counts: Counts) -> bool:
-    return limits.broken([(option.type, count) for option, count in counts]) is None
+def is_within(limits: FleetLimits, counts: Counts) -> bool:
+    return limits.first_exceeded([(option.type, count) for option, count in counts]) is None
 
 
 def is_fleet(counts: Counts) -> bool:
@@ -345,7 +345,7 @@ def _relaxed(question: Question, error: InfeasibleError) -> list[str]:
     return wrong
 
 
-def relaxed(task: Task, way: Sequence[Change]) -> Task | None:
+def relaxed(task: PlanQuestion, way: Sequence[Change]) -> PlanQuestion | None:
     """The task with more of these limits: stocks, power, cost and GPUs, or percentiles of the SLO.
 
     None where nothing changes.

@@ -24,12 +24,12 @@ from random_questions import Question
 
 from planner.domain import Slo
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.oracle import INSTANT, NO_LINK
-from planner.search.pose import pose
-from planner.search.problem import Problem, with_policies
-from planner.simulator.metrics import Verdict, judge
+from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import Verdict, judge
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -60,7 +60,7 @@ class Tally:
 def measure(question: Question, most: int, rng: np.random.Generator) -> dict[str, Tally]:
     """Every count up to `most` of the drawn fleet's pools, and of others picked by `rng`."""
     task = question.task
-    problem = with_policies(pose(task, question.trace, question.catalog), task.policies()[-1])
+    problem = with_policies(build_problem(task, question.trace, question.catalog), task.policy_choices()[-1])
     tallies = {name: Tally(questions=1) for name in NAMES}
     mixed, pairs = _picked(question, problem, rng)
     cheapest = {name: np.inf for name in ("all", *NAMES)}
@@ -94,7 +94,7 @@ def measure(question: Question, most: int, rng: np.random.Generator) -> dict[str
                 kept["A3" + suffix] = holds & leads[:, None]
                 kept["A4" + suffix] = holds & (_none_beyond(leads) | ~leads)[:, None]
         alone = replace(problem.oracle, spare_workers=0, spare_nodes=0, spot={})
-        follows = np.array(alone.follows([((back, d),) for d in range(1, most + 1)]))
+        follows = np.array(alone.decode_keeps_up_alone([((back, d),) for d in range(1, most + 1)]))
         tallies["A7"].count(np.repeat(~follows[None, :], most, axis=0), ~holds)
         kept["A7"] = holds & follows[None, :]
         for name in ("all", *NAMES):

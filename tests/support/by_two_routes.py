@@ -18,21 +18,21 @@ import numpy as np
 import yaml
 from random_questions import Question, question
 
+from planner.api.scheduling import solve_schedule
 from planner.documents.markets import parse_market
 from planner.documents.planned_market import of_plans
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError, PlannerError
-from planner.face.scheduling import solved
 from planner.reports import screen
 from planner.reports.output import plan_yaml
-from planner.search import certify
-from planner.search.bill import bill
-from planner.search.plan import Plan
-from planner.search.problem import Conditions
-from planner.solvers.schedule import Demand
-from planner.studies.pareto import frontier
-from planner.studies.replan import replan
-from planner.studies.whatif import Study, ask_again, change
+from planner.search.evidence import certify
+from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.plan_problem import Conditions
+from planner.solvers.reserved_schedule import Demand
+from planner.studies.pareto_frontier import find_frontier
+from planner.studies.replanning import replan
+from planner.studies.what_if import Study, ask_again, change_question
 
 
 class NoPriceError(PlannerError):
@@ -54,10 +54,10 @@ class TwoRoutes:
     is_safe: bool
     rng: np.random.Generator
 
-    def task(self, *changes: str) -> Task:
+    def task(self, *changes: str) -> PlanQuestion:
         document = dict(self.document)
         for text in changes:
-            document = change(document, text)
+            document = change_question(document, text)
         return parse_task(document, self.drawn.catalog)
 
     def study(self) -> Study:
@@ -121,10 +121,10 @@ def pareto(asked: TwoRoutes) -> list[str]:
     metric, lines = next((key, each) for key, each in asked.document["slo"].items() if isinstance(each, dict))
     percentile, limit = next(iter(lines.items()))
     if asked.rng.random() < 0.5:
-        found = frontier(asked.study(), asked.task(), "rate", points=6)
+        found = find_frontier(asked.study(), asked.task(), "rate", points=6)
         key, name, unit = "traffic.rate", asked.rate_rps, ""
     else:
-        found = frontier(asked.study(), asked.task(), f"{metric}.{percentile}", points=6)
+        found = find_frontier(asked.study(), asked.task(), f"{metric}.{percentile}", points=6)
         key, name, unit = f"slo.{metric}.{percentile}", float(limit.split()[0]), " s"
     wrong = []
     for factor in (1.0, asked.rng.uniform(0.6, 1.9)):
@@ -147,9 +147,11 @@ def replanned(asked: TwoRoutes) -> list[str]:
     running = study.pose(asked.task()).oracle.fleet(asked.drawn.drawn)
     free = replan(study, asked.task(), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)
     (scratch,) = [way for way in free.ways if way.label == "plan from scratch"]
-    wrong = _same("replan, from scratch", scratch.cost_usd_per_h, lambda: bill(made.fleet).usd_per_h)
-    if made.certificate.beyond_exact or free.best.cost_usd_per_h > bill(made.fleet).usd_per_h:
-        wrong += _same("replan at no cost", free.best.cost_usd_per_h, lambda: bill(made.fleet).usd_per_h)
+    wrong = _same("replan, from scratch", scratch.cost_usd_per_h, lambda: bill_fleet(made.fleet).usd_per_h)
+    if made.certificate.beyond_exact or free.best.cost_usd_per_h > bill_fleet(made.fleet).usd_per_h:
+        wrong += _same(
+            "replan at no cost", free.best.cost_usd_per_h, lambda: bill_fleet(made.fleet).usd_per_h
+        )
     dear = replan(asked.study(), asked.task(), made.fleet, horizon_h=1.0, start_usd=5.0, stop_usd=5.0)
     if not dear.keeps:
         wrong.append(f"replan: the plan's own fleet is not kept: {dear.best.fleet}")
@@ -163,7 +165,7 @@ def scheduled(asked: TwoRoutes) -> list[str]:
     by_gpu_usd_per_h = made.fleet.price_usd_per_h  # a schedule counts GPUs in use, and says so
     for times in (1, 2):
         rate_rps = np.array([[made.trace.rate_rps * times]])
-        answer = solved(market, Demand((made.fleet.llm.name,), rate_rps, 3600.0), 0.0, 60.0)
+        answer = solve_schedule(market, Demand((made.fleet.llm.name,), rate_rps, 3600.0), 0.0, 60.0)
         usd_per_h, wanted = answer.found.cost_usd_per_h, times * by_gpu_usd_per_h
         if not math.isclose(usd_per_h, wanted, rel_tol=SAME_FRAC):
             wrong.append(f"schedule of {times} x the traffic: {usd_per_h:.6g}, plan: {wanted:.6g}")
@@ -177,8 +179,8 @@ def _written(made: Plan) -> dict[str, Any]:
 
 def more_traffic(asked: TwoRoutes) -> list[str]:
     """Where the first screen says that 20 % more traffic costs nothing, a plan with `safety: growth` costs as
-    much, and where it has the same fleet, that is kept in as many futures. Where it says that it is carried,
-    on paper, a plan at that rate by a faster clock costs no more.
+    much, and where it has the same fleet, that is kept in as many scenarios. Where it says that it is
+    carried, on paper, a plan at that rate by a faster clock costs no more.
     """
     made = asked.plan(around=True)
     (shown,) = [each for each in screen.glance(made) if each.name == screen.MORE_TRAFFIC]
@@ -191,7 +193,7 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
         raise NoPriceError
     more = asked.plan("safety.growth=20 %")
     wrong = _same("20 % more traffic", paid_usd_per_h, lambda: more.bill.usd_per_h)
-    around, answer = made.certificate.around, more.certificate.answer("production")
+    around, answer = made.certificate.around, more.certificate.find_answer("production")
     assert around is not None and around.more_traffic is not None
     if answer is not None and answer.kept_in is not None and more.fleet == made.fleet:
         kept = around.more_traffic.kept, around.more_traffic.futures

@@ -13,7 +13,7 @@ import numpy as np
 from simulator_reference import LINK, WORKER, Reference, Request, Worker, blocks_of
 
 from planner.fleet import Fleet
-from planner.simulator.elastic import ElasticPool, Reading
+from planner.simulator.elastic import ElasticPool, MetricsReading
 from planner.traffic.trace import Trace
 
 OUTSIDE = 2  # at equal times after workers and the link
@@ -30,7 +30,7 @@ class Script:
     def start(self, sizes: Sequence[int]) -> None:
         self.asked = 0
 
-    def sizes(self, reading: Reading) -> Sequence[int]:
+    def sizes(self, reading: MetricsReading) -> Sequence[int]:
         self.asked += 1
         return self.table[min(self.asked, len(self.table)) - 1]
 

@@ -8,14 +8,14 @@ import pytest
 from instances import fleets_of_level0, is_monotone, is_within
 
 from planner.domain import Metric
-from planner.search.bounds import lower_bound
-from planner.search.fleets import Counts, objective
-from planner.search.level0 import search_level0
-from planner.search.options import decode_options, judged, mixed_options, prefill_options, unreachable
-from planner.search.problem import Problem, with_policies
-from planner.solvers.demand import demand
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.problem.options import decode_options, judged, mixed_options, prefill_options, unreachable
+from planner.search.problem.plan_problem import Problem, with_policies
+from planner.solvers.demand import demand_bound
 from planner.solvers.master import Option
-from planner.solvers.required_work import due
+from planner.solvers.required_work import find_deadlines
 
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 
@@ -67,8 +67,8 @@ def no_bound_is_above_any_fleet(problem: Problem, where: str) -> None:
     """Whatever the policies; the demand of intervals by itself, too."""
     stated = lower_bound(problem)
     floors = unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
-    demanded = demand(
-        options(problem), problem.trace, problem.lengths, [due(problem.slo, problem.trace)]
+    demanded = demand_bound(
+        options(problem), problem.trace, problem.lengths, [find_deadlines(problem.slo, problem.trace)]
     ).least_objective
     for policies in POLICIES:
         asked = replace(problem.oracle.policies, **policies)  # type: ignore[arg-type]

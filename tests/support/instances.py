@@ -11,13 +11,13 @@ from planner.documents.task import parse_task
 from planner.domain import Gpu, Limit, Metric, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.latency import StepLatency
-from planner.search.fleets import Counts
-from planner.search.options import decode_options, mixed_options, prefill_options
-from planner.search.oracle import Answers, Oracle
-from planner.search.pose import pose
-from planner.search.problem import Problem
-from planner.solvers.master import Limits
-from planner.solvers.required_work import obliged
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.plan_problem import Problem
+from planner.solvers.master import FleetLimits
+from planner.solvers.required_work import slo_work
 from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.workload import distinct_lengths
 
@@ -38,7 +38,7 @@ def _posed() -> Problem:
         output_tokens=lognormal(10, 1.0),
         rng=np.random.default_rng(0),
     )
-    return pose(task, trace, catalog)
+    return build_problem(task, trace, catalog)
 
 
 def instance(seed: int) -> Problem:
@@ -63,7 +63,7 @@ def instance(seed: int) -> Problem:
     )
     slo = _slo(rng)
     posed = _posed()
-    limits = Limits(
+    limits = FleetLimits(
         {worker.gpu.name: MOST * worker.gpus for worker in types},
         cost_usd_per_h=float(rng.uniform(3, 20)) if rng.random() < 0.2 else None,
     )
@@ -77,7 +77,7 @@ def instance(seed: int) -> Problem:
         limits=limits,
         oracle=oracle,
         gpus=tuple(worker.gpu for worker in types),
-        obliged=obliged(slo, trace),
+        obliged=slo_work(slo, trace),
     )
 
 
@@ -130,7 +130,7 @@ def fleets_of_level0(problem: Problem) -> list[Counts]:
 
 
 def is_within(problem: Problem, counts: Counts) -> bool:
-    return problem.limits.broken([(option.type, count) for option, count in counts]) is None
+    return problem.limits.first_exceeded([(option.type, count) for option, count in counts]) is None
 
 
 def is_monotone(problem: Problem) -> bool:
@@ -141,7 +141,7 @@ def is_monotone(problem: Problem) -> bool:
         verdicts.setdefault(names, {})[numbers] = problem.oracle.holds([counts])[0]
         prefill, count = counts[0]
         if prefill.role == "prefill":
-            leads = problem.oracle.leads([((prefill, count),)])[0]
+            leads = problem.oracle.prefill_meets_ttft_alone([((prefill, count),)])[0]
             verdicts.setdefault((prefill.name,), {})[count,] = leads
     return not any(
         holds and not larger_holds and all(a <= b for a, b in zip(numbers, larger, strict=True))

@@ -20,9 +20,13 @@ class LoraReference(Reference):
         lora = fleet.lora
         assert lora is not None
         self.adapter: list[int] = adapter_numbers(lora, trace, fleet.policies.seed).tolist()
-        last = range(1, lora.count + 1)
-        self.slots = [dict.fromkeys(last[-min(lora.max_loras, lora.count) :], 0) for _ in self.workers]
-        self.kept = [dict.fromkeys(last[-min(lora.max_cpu_loras, lora.count) :], 0) for _ in self.workers]
+        last = range(1, lora.adapter_count + 1)
+        self.slots = [
+            dict.fromkeys(last[-min(lora.max_loras, lora.adapter_count) :], 0) for _ in self.workers
+        ]
+        self.kept = [
+            dict.fromkeys(last[-min(lora.max_cpu_loras, lora.adapter_count) :], 0) for _ in self.workers
+        ]
         self.formed_steps = self.passed_over = self.loads = self.reads = 0
 
     def in_step(self, worker: Worker) -> set[int]:

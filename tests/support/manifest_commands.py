@@ -22,7 +22,7 @@ from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.all2all import Ranks, all2all_of
 from planner.models.engine import Engine
 from planner.models.llm import Llm
-from planner.models.lora import Lora, slots_of
+from planner.models.lora import Lora, lora_slots
 from planner.models.speculation import Speculation
 
 Document = dict[str, Any]
@@ -57,9 +57,9 @@ def ranks_on_nodes() -> Fleet:
     for name, role, count, tokens in (("pre", "prefill", 2, 8192), ("dec", "decode", 1, 256)):
         on = CATALOG.gpu("h100-80g")
         ranks = Ranks(all2all_of(16, 8, tokens))
-        latency = CATALOG.latency(MIXTURE, on, 1, dp=16, ranks=ranks)
+        latency = CATALOG.step_latency(MIXTURE, on, 1, dp=16, ranks=ranks)
         kind = WorkerType(on, 1, latency, 60_000, tokens, 128, ep=True, dp=16)
-        pools.append(Pool(name, cast(Role, role), kind.serving(MIXTURE), count))
+        pools.append(Pool(name, cast(Role, role), kind.with_llm(MIXTURE), count))
     return Fleet(MIXTURE, tuple(pools))
 
 
@@ -89,7 +89,7 @@ def serving(lora: Lora) -> Fleet:
     """Two mixed workers with slots for adapters."""
     fleet = mixed()
     (pool,) = fleet.pools
-    kind = replace(pool.type, lora=slots_of(lora, LLM, pool.type.gpu, pool.type.tp))
+    kind = replace(pool.type, lora=lora_slots(lora, LLM, pool.type.gpu, pool.type.tp))
     return replace(fleet, pools=(replace(pool, type=kind),))
 
 

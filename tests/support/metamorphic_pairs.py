@@ -25,10 +25,10 @@ from planner.documents.task import parse_task
 from planner.domain import COST, GPUS, POWER
 from planner.errors import InfeasibleError
 from planner.policies import ROUTING
-from planner.search.best_fleet import best_of
-from planner.search.certify import search_llm
-from planner.search.fleets import workers_of
-from planner.search.problem import Conditions
+from planner.search.evidence.certify import search_llm
+from planner.search.mixed.best_fleet import best_of
+from planner.search.oracle.fleet_counts import workers_of
+from planner.search.problem.plan_problem import Conditions
 
 CLOSE = 1e-6  # relative; costs are sums of floats, and whole nodes weigh GPUs in use by a hair
 PROVED_INFEASIBLE = 3  # exit code
@@ -85,7 +85,7 @@ def permuted(question: Question, first: FleetAnswer, rng: np.random.Generator) -
     fleet["gpus"] = dict(shuffled if shuffled != gpus else gpus[::-1])
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         fleet[name] = fleet[name][::-1]
-    rows = dict(reversed(question.catalog.gpus.items()))
+    rows = dict(reversed(list(question.catalog.gpus.items())))
     return replace(question, document=document, catalog=replace(question.catalog, gpus=rows))
 
 
@@ -131,7 +131,8 @@ def _with_rows(
             if gpu == old
         },
     )
-    stock, by_old = document["fleet"]["gpus"], {}
+    stock = document["fleet"]["gpus"]
+    by_old: dict[str, str] = {}
     for new, old in rows.items():
         by_old.setdefault(old, new)
     document["fleet"]["gpus"] = listed({by_old[old]: count for old, count in stock.items()})

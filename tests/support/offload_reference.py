@@ -40,7 +40,7 @@ class OffloadReference(PrefixReference):
         super().__init__(fleet, trace)
         asked = fleet.policies.kv_offload
         assert asked is not None
-        self.most = [asked.tokens(fleet.llm, worker.type.tp) // self.block for worker in self.workers]
+        self.most = [asked.kv_tokens(fleet.llm, worker.type.tp) // self.block for worker in self.workers]
         self.block_s = [KV_BLOCK_TOKENS * asked.token_s(fleet.llm, worker.type.tp) for worker in self.workers]
         self.kept: list[dict[Node, None]] = [{} for _ in self.workers]
         self.is_shared = asked.is_shared

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.documents.around import Around, AtWorkers, Holds, Lost, MoreTraffic, PriceTurns, Share
 from planner.documents.catalog import read_catalog
 from planner.documents.certificate import Alternative, Certificate
 from planner.documents.facts import (
@@ -21,12 +20,21 @@ from planner.documents.facts import (
     Refuted,
     Remarked,
 )
+from planner.documents.robustness_facts import (
+    Around,
+    AtWorkers,
+    HeadroomFact,
+    Lost,
+    MoreTraffic,
+    PriceTurns,
+    Share,
+)
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Pool, Role, WorkerType
-from planner.search.plan import Plan
+from planner.search.evidence.plan import Plan
 from planner.simulator import layout
-from planner.simulator.metrics import judge
 from planner.simulator.replay import Simulation
+from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -36,7 +44,9 @@ LIMITS = (Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2))
 
 def a_pool(name: str, role: Role, gpu: str, tp: int, count: int, *, tokens: int = 2048) -> Pool:
     on = CATALOG.gpu(gpu)
-    return Pool(name, role, WorkerType(on, tp, CATALOG.latency(LLM, on, tp), 160_000, tokens, 256), count)
+    return Pool(
+        name, role, WorkerType(on, tp, CATALOG.step_latency(LLM, on, tp), 160_000, tokens, 256), count
+    )
 
 
 def pairs() -> Fleet:
@@ -99,7 +109,7 @@ def a_simulation(fleet: Fleet, trace: Trace) -> Simulation:
 
 
 def an_around() -> Around:
-    """Of `pairs`: 6 workers are too few; a fifth more traffic is kept in 12 of 18 futures; the loss of
+    """Of `pairs`: 6 workers are too few; a fifth more traffic is kept in 12 of 18 scenarios; the loss of
     a decode worker breaks it.
     """
 
@@ -117,9 +127,9 @@ def an_around() -> Around:
         at_workers=(at((4, 2), 6, 0.4), at((4, 3), 9, 0.92), at((5, 3), 10, 1.0)),
         more_traffic=MoreTraffic(False, 12, 18),
         holds=(
-            Holds("traffic", 0.12, (LIMITS[0],)),
-            Holds("steps", 0.09, (LIMITS[0],)),
-            Holds("prompts", 1.0, ()),
+            HeadroomFact("traffic", 0.12, (LIMITS[0],)),
+            HeadroomFact("steps", 0.09, (LIMITS[0],)),
+            HeadroomFact("prompts", 1.0, ()),
         ),
         losses=(Lost("pre", 4, True, ()), Lost("dec", 3, False, (LIMITS[1],))),
         prices=(PriceTurns("h100-80g", 0.26, "runner-up"),),

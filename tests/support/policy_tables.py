@@ -5,7 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from planner.policies import ADMISSION, BATCHING, POOLS, QUEUE, ROUTERS, ROUTING, RULES, VLLM, Policy, answer
+from planner.policies import (
+    ADMISSION,
+    BATCHING,
+    POOLS,
+    QUEUE,
+    ROUTERS,
+    ROUTING,
+    RULES,
+    VLLM,
+    Policy,
+    find_router_difference,
+)
 
 ENGINE_NAMES = {"stepwise": "step by step", "distserve": "distserve", "splitwise": "splitwise"}
 SHOWN = ("vllm-router", "endpoint-picker", "dynamo", "ray-serve", "production-stack")
@@ -54,7 +65,7 @@ def _batching() -> Iterator[list[str]]:
 
 def _queues() -> Iterator[list[str]]:
     for row in QUEUE.values():
-        told = answer(row, VLLM)
+        told = find_router_difference(row, VLLM)
         yield [_name(row), row.words, _in_plans(row), "-" if told.is_lacking else f"`{told.name}`"]
 
 
@@ -70,7 +81,7 @@ def _routings() -> Iterator[list[str]]:
 
 def _targets(routers: tuple[str, ...]) -> Iterator[list[str]]:
     for row in ROUTING.values():
-        told = [answer(row, router) for router in routers]
+        told = [find_router_difference(row, router) for router in routers]
         yield [_name(row), *(f"({each.name})" if each.is_lacking else f"`{each.name}`" for each in told)]
 
 

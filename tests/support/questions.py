@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from plans import CATALOG
 
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 
@@ -29,5 +29,5 @@ def traffic(seed: int = 0, *, requests: int = 500, rate_rps: float = 15.0) -> Tr
     )
 
 
-def question(**changes: object) -> Task:
+def question(**changes: object) -> PlanQuestion:
     return parse_task(DOCUMENT | changes, CATALOG)

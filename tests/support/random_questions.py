@@ -18,20 +18,26 @@ import yaml
 from planner.documents.catalog import Catalog, Provenance, read_catalog
 from planner.documents.fits import Split
 from planner.documents.slo import parse_slo
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES
-from planner.search.bill import paid_whole_usd_per_h
-from planner.search.fleets import Counts, may_hand_over
-from planner.search.options import Engines, decode_options, mixed_options, prefill_options, worker_types
-from planner.simulator.metrics import judge, value_s
+from planner.search.oracle.fleet_counts import Counts, may_hand_over
+from planner.search.problem.bill import paid_whole_usd_per_h
+from planner.search.problem.options import (
+    Engines,
+    decode_options,
+    mixed_options,
+    prefill_options,
+    worker_types,
+)
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge, value_s
 from planner.solvers.master import Option
-from planner.traffic.jsonlines import to_jsonl
+from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
 
 KINDS = (
@@ -74,7 +80,7 @@ class Question:
     drawn: Counts
 
     @property
-    def task(self) -> Task:
+    def task(self) -> PlanQuestion:
         return parse_task(self.document, self.catalog)
 
 
@@ -185,7 +191,7 @@ def types_of(document: Mapping[str, Any], catalog: Catalog, *, longest_tokens: i
     task = parse_task(document, catalog)
     types, _ = worker_types(
         catalog.llm(task.llm),
-        task.gpus(catalog),
+        task.priced_gpus(catalog),
         catalog,
         longest_tokens,
         replace(Engines.of(task), stages=(1,), longer_frac=0.0),
@@ -438,7 +444,7 @@ def _reached(
         Pool(f"{option.role}-{i}", option.role, option.type, count)
         for i, (option, count) in enumerate(counts)
     )
-    policies = task.policies()[-1]
+    policies = task.policy_choices()[-1]
     llm = catalog.llm(task.llm)
     percentiles: dict[Metric, float] = {}
     for metric in asked:

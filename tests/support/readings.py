@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from planner.controllers.deployment import CapacityTable, Deployment, EngineProfile, Role
-from planner.simulator.elastic import ElasticPool, Reading
+from planner.simulator.elastic import ElasticPool, MetricsReading
 
 # 20 ms and 0.1 ms per prompt token; a step of 10 ms, 0.1 ms per sequence and 0.1 us per token of context
 ENGINE = EngineProfile(0.02, 1e-4, 0.01, 1e-4, 1e-7, seats=64, kv_tokens=100_000, context_tokens=4096)
 
 
-def reading(time_s: float = 0.0, *, ready: Sequence[int] = (1,), **given: Any) -> Reading:
+def reading(time_s: float = 0.0, *, ready: Sequence[int] = (1,), **given: Any) -> MetricsReading:
     """A reading of `interval_s` (15 s); what is not given is zero, a mean of nothing is NaN."""
     pools = len(ready)
 
@@ -25,7 +25,7 @@ def reading(time_s: float = 0.0, *, ready: Sequence[int] = (1,), **given: Any) -
     def means(name: str) -> Any:
         return np.array(given.pop(name, [math.nan] * pools), dtype=float)
 
-    made = Reading(
+    made = MetricsReading(
         time_s=time_s,
         interval_s=given.pop("interval_s", 15.0),
         limbo=given.pop("limbo", 0),

@@ -18,9 +18,9 @@ from planner.documents.catalog import read_catalog
 from planner.documents.warm_up import WarmPrompt
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
-from planner.runtime.door import listening
-from planner.runtime.rehearsal import Engine, Server
-from planner.runtime.router import Router, Settings
+from planner.runtime.connection_limits import listening
+from planner.runtime.fake_engine import FakeEngine, Server
+from planner.runtime.router import LiveRouter, RouterSettings
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -81,7 +81,7 @@ async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> Asyn
     async with AsyncExitStack() as stack:
         found = []
         for number, role in enumerate(roles):
-            engine = Engine(
+            engine = FakeEngine(
                 latency,
                 kv_tokens=16_000,
                 max_num_seqs=32,
@@ -100,13 +100,13 @@ async def engines(roles: Sequence[Role], latency: StepLatency = LATENCY) -> Asyn
 async def routed(
     backends: Sequence[Backend],
     policies: Policies | None = None,
-    settings: Settings | None = None,
+    settings: RouterSettings | None = None,
     warm_up: Sequence[WarmPrompt] = (),
-) -> AsyncIterator[tuple[Router, str]]:
+) -> AsyncIterator[tuple[LiveRouter, str]]:
     """A router before them, and its URL."""
-    settings = replace(settings or Settings(), patience_s=0.5)
+    settings = replace(settings or RouterSettings(), patience_s=0.5)
     pools = tuple(Pool(backend.name, backend.role, backend.kind, 1) for backend in backends)
-    router = Router(backends, Fleet(LLM, pools, policies or Policies()), settings, warm_up=warm_up)
+    router = LiveRouter(backends, Fleet(LLM, pools, policies or Policies()), settings, warm_up=warm_up)
     async with listening(router.app, "127.0.0.1", 0) as url:
         yield router, url
 
@@ -138,7 +138,7 @@ async def a_server(handler: Callable[[web.Request], Any], name: str = "odd") -> 
         yield Backend(name, "mixed", worker_type(), url)
 
 
-def is_idle(router: Router) -> bool:
+def is_idle(router: LiveRouter) -> bool:
     workers = router.live.workers
     held = (workers[name].any() for name in ("assigned", "pending_tokens", "assigned_tokens", "used_blocks"))
     return not router.in_flight and not any(held)

@@ -116,7 +116,7 @@ class Worker:
 
     def beside(self, request: Request) -> int:
         """Blocks that it takes beside those of its tokens."""
-        return self.type.kv_beside.blocks(request.input + request.output)
+        return self.type.kv_beside.sequence_blocks(request.input + request.output)
 
     def score(self) -> float:
         pending = sum(request.pending_tokens for request in self.assigned)

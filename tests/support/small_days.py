@@ -14,9 +14,9 @@ from simulations import LLM, make_latency, make_pool, make_trace
 from planner.controllers.timetable import Timetable
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Role
-from planner.search.day_runs import slo_edges_s
+from planner.search.day.day_runs import slo_edges_s
 from planner.simulator.elastic import ElasticPool, ElasticRun, Span, simulate_elastic
-from planner.simulator.metrics import judge
+from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ def billed(day: SmallDay, spans: Iterable[Span]) -> float:
 def simulated(day: SmallDay, workers: Ints) -> tuple[ElasticRun, float, bool]:
     """The run of one sequence (T, P), its bill, and whether it keeps the SLO; with every gap recorded."""
     table = Timetable(day.edges_s[:-1].tolist(), workers.tolist(), [pool.start_s for pool in day.pools])
-    first = table.asked(0.0)
+    first = table.sizes_at(0.0)
     pools = [
         ElasticPool(start_s=pool.start_s, least=pool.least, most=pool.most, first=size)
         for pool, size in zip(day.pools, first, strict=True)

@@ -31,7 +31,7 @@ def unit(seed: int, index: int, tokens: int) -> float:
 
 
 def accepted(speculation: Speculation, seed: int, index: int, tokens: int) -> int:
-    return int((unit(seed, index, tokens) < np.array(speculation.accepted)).sum())
+    return int((unit(seed, index, tokens) < np.array(speculation.accepted_fracs)).sum())
 
 
 class SpeculativeReference(Reference):

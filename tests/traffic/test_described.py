@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from planner.errors import InputError
-from planner.traffic.described import Clients, Description, Prefixes, Sessions, check, draw
+from planner.traffic.described import (
+    Clients,
+    Description,
+    Prefixes,
+    Sessions,
+    check_description,
+    draw_requests,
+)
 from planner.traffic.described_of import described_of
 from planner.traffic.generate import lognormal, synthesise
-from planner.traffic.lengths import Fixed, Histogram, Lognormal, Percentiles
-from planner.traffic.sessions import sessions
+from planner.traffic.lengths import Fixed, LengthHistogram, Lognormal, Percentiles
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 from planner.traffic.workload import dispersion, prefix_sharing
 
@@ -24,7 +31,7 @@ ALIKE = Clients(count=1, skew=0.0, lengths_frac=0.0)
 
 
 def draws(description: Description, count: int = 8) -> list[Trace]:
-    return [draw(description, seed=seed) for seed in range(count)]
+    return [draw_requests(description, seed=seed) for seed in range(count)]
 
 
 def fano(description: Description, window_s: float) -> float:
@@ -42,10 +49,10 @@ def test_rate_and_means_are_met() -> None:
 
 
 def test_equal_seeds_draw_equal_requests() -> None:
-    draw.cache_clear()
-    first = draw(PLAIN, seed=3)
-    draw.cache_clear()
-    again, other = draw(PLAIN, seed=3), draw(PLAIN, seed=4)
+    draw_requests.cache_clear()
+    first = draw_requests(PLAIN, seed=3)
+    draw_requests.cache_clear()
+    again, other = draw_requests(PLAIN, seed=3), draw_requests(PLAIN, seed=4)
     assert np.array_equal(first.arrival_s, again.arrival_s)
     assert np.array_equal(first.input_tokens, again.input_tokens)
     assert len(other) != len(first) or not np.array_equal(first.arrival_s, other.arrival_s)
@@ -90,27 +97,27 @@ def test_the_busiest_part_of_a_longer_curve_is_drawn() -> None:
 
 def test_more_of_it_is_more_requests() -> None:
     """Growth and another rate scale the expected count; 10 % more of 20/s are 22/s."""
-    assert PLAIN.grown(0.1).mean_rps == pytest.approx(22)
-    assert PLAIN.at(5.0).mean_rps == pytest.approx(5)
+    assert PLAIN.with_growth(0.1).mean_rps == pytest.approx(22)
+    assert PLAIN.at_rate(5.0).mean_rps == pytest.approx(5)
     bursty = replace(PLAIN, fano=((10.0, 5.0),))
-    assert bursty.at(40.0).fano == ((10.0, 9.0),)
+    assert bursty.at_rate(40.0).fano == ((10.0, 9.0),)
 
 
 def test_fixed_lengths_are_all_alike() -> None:
-    trace = draw(replace(PLAIN, input=Fixed(700), output=Fixed(9)), seed=0)
+    trace = draw_requests(replace(PLAIN, input=Fixed(700), output=Fixed(9)), seed=0)
     assert set(trace.input_tokens) == {700} and set(trace.output_tokens) == {9}
 
 
 def test_a_histogram_is_drawn_as_it_is() -> None:
     """A quarter at most 100 tokens, three quarters in (100, 200]."""
-    trace = draw(replace(PLAIN, input=Histogram((0, 100, 200), (1, 3)), clients=ALIKE), seed=0)
+    trace = draw_requests(replace(PLAIN, input=LengthHistogram((0, 100, 200), (1, 3)), clients=ALIKE), seed=0)
     assert (trace.input_tokens <= 100).mean() == pytest.approx(0.25, abs=0.02)
     assert trace.input_tokens.min() >= 1 and trace.input_tokens.max() <= 200
 
 
 def test_percentiles_and_mean_are_met_at_once() -> None:
     asked = Percentiles((0.5, 0.95), (900, 5000), 1500)
-    trace = draw(replace(PLAIN, input=asked), seed=0)
+    trace = draw_requests(replace(PLAIN, input=asked), seed=0)
     assert np.percentile(trace.input_tokens, (50, 95)) == pytest.approx([900, 5000], rel=0.06)
     assert trace.input_tokens.mean() == pytest.approx(1500, rel=0.04)
     assert asked.mean_tokens == pytest.approx(1500, rel=1e-3)
@@ -129,19 +136,19 @@ def test_every_mean_that_is_allowed_is_met(steps: list[float], where: float, fir
     except InputError as error:
         assert "allow" in str(error)
         return
-    assert mean == pytest.approx(asked.asked_mean_tokens, rel=0.01)
+    assert mean == pytest.approx(asked.given_mean_tokens, rel=0.01)
     scores = np.array([0.0])
     assert asked.of_scores(scores)[0] >= 1
 
 
 def test_input_and_output_have_the_rank_correlation() -> None:
-    trace = draw(replace(PLAIN, joint=-0.5), seed=0)
+    trace = draw_requests(replace(PLAIN, joint=-0.5), seed=0)
     assert spearmanr(trace.input_tokens, trace.output_tokens)[0] == pytest.approx(-0.5, abs=0.03)
 
 
 def test_a_joint_table_is_met() -> None:
     """Short prompts have short answers in nine of ten requests, long ones long answers."""
-    trace = draw(replace(PLAIN, joint_table=((9.0, 1.0), (1.0, 9.0))), seed=0)
+    trace = draw_requests(replace(PLAIN, joint_table=((9.0, 1.0), (1.0, 9.0))), seed=0)
     is_long = [each > np.median(each) for each in (trace.input_tokens, trace.output_tokens)]
     assert (is_long[0] == is_long[1]).mean() == pytest.approx(0.9, abs=0.01)
     assert trace.output_tokens.mean() == pytest.approx(300, rel=0.03)
@@ -150,7 +157,7 @@ def test_a_joint_table_is_met() -> None:
 def test_lengths_drift_with_the_curve() -> None:
     """Longer by a standard deviation in the second half."""
     asked = replace(PLAIN, rate_rps=(10.0, 10.5), every_s=500.0, drift=((-0.5, 0.5), ()))
-    trace = draw(asked, seed=0)
+    trace = draw_requests(asked, seed=0)
     late = trace.arrival_s > 500
     assert np.median(trace.input_tokens[late]) > 1.8 * np.median(trace.input_tokens[~late])
     assert trace.input_tokens.mean() == pytest.approx(1500, rel=0.03)
@@ -159,14 +166,14 @@ def test_lengths_drift_with_the_curve() -> None:
 def test_sessions_grow_and_wait() -> None:
     """A turn holds the prompt and the answer of the one before it, and waits for it."""
     asked = replace(PLAIN, rate_rps=(4.0,), duration_s=900.0, sessions=Sessions(4.0, 20.0, 50_000))
-    trace = draw(asked, seed=1)
+    trace = draw_requests(asked, seed=1)
     child, parent = trace.after.T
     assert len(child) > 1000
     assert (trace.input_tokens[child] > trace.input_tokens[parent] + trace.output_tokens[parent]).all()
     assert trace.think_s[child].mean() == pytest.approx(20, rel=0.1)
     assert (trace.input_tokens + trace.output_tokens).max() <= 50_000
     assert trace.rate_rps == pytest.approx(4, rel=0.15)
-    turns = np.bincount(sessions(trace))
+    turns = np.bincount(session_numbers(trace))
     assert 2 < turns.mean() <= 4.5
     assert prefix_sharing(trace).token_hit_frac > 0.5
 
@@ -174,13 +181,13 @@ def test_sessions_grow_and_wait() -> None:
 def test_prefixes_are_shared() -> None:
     """800 of every prompt's tokens are one of five texts; prompts of 1,000 tokens share 80 %."""
     asked = replace(PLAIN, input=Fixed(1000), prefixes=Prefixes(800, 5))
-    found = prefix_sharing(draw(asked, seed=0))
+    found = prefix_sharing(draw_requests(asked, seed=0))
     assert found.token_hit_frac == pytest.approx(0.8, abs=0.01)
     assert found.distinct_blocks == 5 * 800 // found.block_tokens
 
 
 def test_tenants_are_named() -> None:
-    trace = draw(replace(PLAIN, tenants=3), seed=0)
+    trace = draw_requests(replace(PLAIN, tenants=3), seed=0)
     assert trace.tenants == ("tenant-1", "tenant-2", "tenant-3")
     assert set(trace.tenant) == {0, 1, 2}
 
@@ -196,7 +203,7 @@ def test_tenants_are_named() -> None:
 )
 def test_what_cannot_be_drawn_is_refused(changed: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        check(replace(PLAIN, **changed))  # type: ignore[arg-type]
+        check_description(replace(PLAIN, **changed))  # type: ignore[arg-type]
 
 
 def test_a_description_of_a_trace_draws_requests_like_it() -> None:
@@ -210,7 +217,7 @@ def test_a_description_of_a_trace_draws_requests_like_it() -> None:
         rng=np.random.default_rng(0),
     )
     found = described_of(trace)
-    drawn = draw(found, seed=1)
+    drawn = draw_requests(found, seed=1)
     assert len(drawn) == pytest.approx(8000, rel=0.1)
     assert drawn.input_tokens.mean() == pytest.approx(trace.input_tokens.mean(), rel=0.04)
     assert drawn.output_tokens.mean() == pytest.approx(trace.output_tokens.mean(), rel=0.04)

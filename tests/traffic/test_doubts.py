@@ -9,8 +9,8 @@ import pytest
 
 from planner.errors import InputError
 from planner.traffic.prefixes import alike_tokens_frac
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 HEADER = "timestamp,input_tokens,output_tokens\n"
 TIMES = [i / 2 for i in range(24)]

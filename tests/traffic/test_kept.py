@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.io import columns
-from planner.traffic import kept, reading
-from planner.traffic.reading import read_trace
+from planner.files import column_files
+from planner.traffic import trace_cache, trace_reading
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 TEXT = "arrival_s,input_tokens,output_tokens,tenant\n" + "".join(
     f"{i / 7},{1 + i % 900},{1 + i % 90},{'ab'[i % 2]}\n" for i in range(500)
@@ -24,7 +24,7 @@ TEXT = "arrival_s,input_tokens,output_tokens,tenant\n" + "".join(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every file counts as large; the folder in which columns are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "KEPT_BYTES", 0)
+    monkeypatch.setattr(trace_cache, "KEPT_BYTES", 0)
     return tmp_path / "cache" / "fleetplan" / "columns"
 
 
@@ -49,14 +49,14 @@ def test_a_second_reading_maps_what_the_first_has_kept(
 ) -> None:
     path = file_of(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "KEPT_BYTES", 10**9)
+        patch.setattr(trace_cache, "KEPT_BYTES", 10**9)
         plain = read_trace(path)
     assert_same(read_trace(path), plain)
     (folder,) = cache.iterdir()
     assert sorted(each.name for each in folder.iterdir()) == [
         *("about.json", "arrival_s.npy", "input_tokens.npy", "output_tokens.npy", "tenant.npy")
     ]
-    monkeypatch.setattr(reading, "_read_csv", unread)
+    monkeypatch.setattr(trace_reading, "_read_csv", unread)
     again = read_trace(path)
     assert_same(again, plain)
     with pytest.raises(ValueError, match="read-only"):
@@ -108,7 +108,7 @@ def test_without_a_place_to_keep_them_every_run_reads(
     cache.parent.mkdir(parents=True)
     cache.write_text("a file")
     assert len(read_trace(path)) == 500
-    monkeypatch.setattr(columns, "folder", lambda: None)
+    monkeypatch.setattr(column_files, "columns_folder", lambda: None)
     assert len(read_trace(path)) == 500
 
 
@@ -121,12 +121,12 @@ def test_traces_with_prefixes_are_read_every_time(tmp_path: Path, cache: Path) -
 def test_old_columns_and_what_killed_runs_left_are_removed(tmp_path: Path, cache: Path) -> None:
     read_trace(file_of(tmp_path))
     (left,) = cache.iterdir()
-    for i in range(columns.MOST_KEPT + 2):
+    for i in range(column_files.MOST_KEPT + 2):
         (cache / f"old{i}").mkdir()
         os.utime(cache / f"old{i}", (i, i))
     (cache / ".killed").mkdir()
     os.utime(cache / ".killed", (0, 0))
     read_trace(file_of(tmp_path, TEXT + "99.5,3,4,c\n"))
     names = {each.name for each in cache.iterdir()}
-    assert len(names) == columns.MOST_KEPT and left.name in names
+    assert len(names) == column_files.MOST_KEPT and left.name in names
     assert not names & {".killed", "old0", "old1"}

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from planner.errors import InputError
-from planner.traffic.logs.columns import guessed, parse_columns
-from planner.traffic.logs.times import Clock, UnsureError, spans_ns, unit_of_name
+from planner.traffic.logs.log_columns_map import guess_columns, parse_columns
+from planner.traffic.logs.times import LogClock, UnsureError, spans_ns, unit_of_name
 
 AT_NS = 1_767_607_200_250_000_000  # 2026-01-05T10:00:00.25Z
 
 
 def read(values: list[object], *, name: str = "at", unit: str = "", zone: str | None = None) -> list[int]:
-    clock = Clock(name, unit, zone)
+    clock = LogClock(name, unit, zone)
     return [int(at) for at in clock.ns(np.arange(len(values)), pd.Series(values), "row")]
 
 
@@ -171,7 +171,7 @@ def test_maps_that_are_none_are_refused(text: str, message: str) -> None:
 )
 def test_columns_are_told_by_name_and_value(columns: dict[str, object], expected: str) -> None:
     sample = pd.DataFrame({name: [value] * 3 for name, value in columns.items()}, dtype=object)
-    assert guessed(sample, "log").written() == expected
+    assert guess_columns(sample, "log").written() == expected
 
 
 def test_two_arrivals_apart_are_not_guessed() -> None:
@@ -184,5 +184,5 @@ def test_two_arrivals_apart_are_not_guessed() -> None:
         }
     )
     with pytest.raises(UnsureError, match="created_at and started_at may both be the arrival") as caught:
-        guessed(sample, "log")
+        guess_columns(sample, "log")
     assert caught.value.guess == "arrival=created_at,input=prompt_tokens,output=completion_tokens"

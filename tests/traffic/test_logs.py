@@ -14,15 +14,15 @@ import pytest
 from log_samples import EPOCH_NS, REQUESTS, SAMPLES, WHOLE_SECONDS, date, ns
 
 from planner.errors import InputError
-from planner.traffic.csvrows import to_csv
+from planner.traffic.csv_rows import to_csv
 from planner.traffic.formats import NO_OUTPUT
 from planner.traffic.frames import trace_of
 from planner.traffic.logs import gather
-from planner.traffic.logs.columns import parse_columns
 from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES
-from planner.traffic.logs.reading import Reading
-from planner.traffic.reading import read_files, read_trace
+from planner.traffic.logs.log_columns_map import parse_columns
+from planner.traffic.logs.log_reading import LogOptions
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_files, read_trace
 
 Read = Callable[..., Trace]
 BY_TIME = sorted(REQUESTS)
@@ -34,11 +34,11 @@ def read(tmp_path: Path) -> Read:
     """Writes `content` to a file and reads it."""
 
     def read_content(
-        content: bytes | str, name: str = "log.csv", how: Reading | None = None, drop: bool = False
+        content: bytes | str, name: str = "log.csv", how: LogOptions | None = None, drop: bool = False
     ) -> Trace:
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return read_trace(path, seed=None, how=how or Reading(), drop_invalid=drop)
+        return read_trace(path, seed=None, how=how or LogOptions(), drop_invalid=drop)
 
     return read_content
 
@@ -187,12 +187,12 @@ def test_ids_are_hashed_with_a_salt(read: Read) -> None:
     text = "created_at,prompt_tokens,completion_tokens,tenant\n" + "".join(
         f"{date(k)},5,4,{'ann' if k % 2 else 'bob'}\n" for k in range(4)
     )
-    one, two = (read(text, how=Reading(salt=salt)) for salt in (b"1", b"2"))
+    one, two = (read(text, how=LogOptions(salt=salt)) for salt in (b"1", b"2"))
     assert read(text).tenants == ("bob", "ann")
     assert one.tenant.tolist() == [0, 1, 0, 1]
     assert len({*one.tenants, *two.tenants, "ann", "bob"}) == 6
     keys = parse_columns("arrival=created_at,input=prompt_tokens,output=completion_tokens,tenant=api_key")
-    assert "ann" not in read(text.replace("tenant", "api_key"), how=Reading(keys)).tenants
+    assert "ann" not in read(text.replace("tenant", "api_key"), how=LogOptions(keys)).tenants
 
 
 # ---------------------------------------------------------------- vLLM's log
@@ -237,7 +237,7 @@ def test_fields_of_an_access_log_without_names_are_mapped_by_number(read: Read) 
         + line.format(38, "completions", 0.25, 110, 21)
         + line.format(39, "embeddings", 0.25, 110, "-")
     )
-    how = Reading(parse_columns("end=time_local,duration=10:s,input=11,output=12,kind=path"))
+    how = LogOptions(parse_columns("end=time_local,duration=10:s,input=11,output=12,kind=path"))
     trace = read(text, "access.log", how)
     assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 3.0], [(100, 20), (110, 21)])
     assert trace.dropped == {"embeddings": 1}

@@ -14,13 +14,13 @@ from planner.traffic.prefixes import (
     block_uses,
     hit_curve,
     prefix_tree,
-    reuse,
     round_robin_curve,
-    summarise,
+    stack_distances,
+    summarise_prefixes,
     working_set_tokens,
 )
-from planner.traffic.reading import read_trace
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 from planner.traffic.workload import prefix_sharing
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
@@ -76,7 +76,7 @@ def lru_hits(prompts: list[list[int]], capacity: int) -> list[int]:
 
 def curve_of(trace: Trace) -> HitCurve:
     blocks = block_uses(trace)
-    return hit_curve(trace, blocks.tokens, reuse(blocks.offsets, blocks.node, len(blocks.parent)))
+    return hit_curve(trace, blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
 
 
 def test_tree_by_hand() -> None:
@@ -143,7 +143,7 @@ def test_round_robin_is_that_many_caches_of_their_own(seed: int) -> None:
 def test_both_ways_to_sharing_agree(seed: int) -> None:
     """Here by tree and stack, in workload.py by ids alone, where ids tell their path."""
     trace = trace_of(random_prompts(np.random.default_rng(seed), 80), last_tokens=3)
-    ours, theirs = summarise(trace).sharing, prefix_sharing(trace)
+    ours, theirs = summarise_prefixes(trace).sharing, prefix_sharing(trace)
     assert ours.distinct_blocks == theirs.distinct_blocks
     for name in ("block_hit_frac", "token_hit_frac", "request_hit_frac", "shared_token_frac"):
         assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
@@ -162,7 +162,7 @@ def test_preble_columns_by_hand() -> None:
 
     Shared: (2/3 + 2/3 + 0) / 3. Key portion: (2/3 + 2/3 + 1) / 3. One shared key portion, of two requests.
     """
-    summary = summarise(trace_of([[1, 2, 3], [1, 2, 4], [5]]))
+    summary = summarise_prefixes(trace_of([[1, 2, 3], [1, 2, 4], [5]]))
     assert summary.shared_frac.mean == pytest.approx(4 / 9)
     assert summary.key_frac.mean == pytest.approx(7 / 9)
     assert (summary.key_requests.mean, summary.key_requests.sd) == (2, 0)
@@ -170,7 +170,7 @@ def test_preble_columns_by_hand() -> None:
 
 def test_reuse_gaps_count_from_the_last_use() -> None:
     """Block 1 at 0, 4 and 5 s: gaps 4 and 1 s, median 2.5."""
-    summary = summarise(trace_of([[1], [1], [1]], arrival_s=[0, 4, 5]))
+    summary = summarise_prefixes(trace_of([[1], [1], [1]], arrival_s=[0, 4, 5]))
     assert summary.reuse_gap_s[50] == pytest.approx(2.5)
 
 
@@ -178,7 +178,7 @@ def test_working_set_counts_a_block_once_in_every_window() -> None:
     """Windows of 10 s: {1, 2}, nothing, {1, 3}; the part window at the end is left out."""
     trace = trace_of([[1, 2], [1], [1, 3], [1], [7]], arrival_s=[0, 5, 20, 29, 31])
     blocks = block_uses(trace)
-    used = reuse(blocks.offsets, blocks.node, len(blocks.parent))
+    used = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
     assert working_set_tokens(trace, blocks, used, 10.0).tolist() == [20, 0, 20]
     with pytest.raises(InputError, match="window: expected more than 0 s"):
         working_set_tokens(trace, blocks, used, 0.0)
@@ -196,7 +196,7 @@ def test_concave_curve_lies_on_or_above_the_hit_curve(seed: int) -> None:
 
 
 def test_one_request_and_no_reuse_have_a_summary() -> None:
-    summary = summarise(trace_of([[1, 2]]))
+    summary = summarise_prefixes(trace_of([[1, 2]]))
     assert (summary.infinite_hit_frac, summary.reuse_gap_s, summary.key_requests.mean) == (0, {}, None)
     assert summary.round_robin_hit_frac == {4: 0.0, 8: 0.0, 16: 0.0}
 
@@ -204,7 +204,7 @@ def test_one_request_and_no_reuse_have_a_summary() -> None:
 def test_a_trace_without_ids_is_refused() -> None:
     trace = Trace("plain", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
     with pytest.raises(TraceError, match="plain: has no block ids; needs a column hash_ids"):
-        summarise(trace)
+        summarise_prefixes(trace)
     with pytest.raises(InputError, match="replicas: expected at least 1, found 0"):
         round_robin_curve(trace_of([[1]]), 0)
 
@@ -228,7 +228,7 @@ def test_mooncake_figures(
 ) -> None:
     """Against another program's counts: nodes, roots, children, depth, shared nodes; LRU of 1, 3, 10, 30 M
     tokens and endless; round robin over 4, 8, 16 endless caches."""
-    summary = summarise(read_trace(SHARED / f"mooncake_{name}_trace.jsonl.gz"))
+    summary = summarise_prefixes(read_trace(SHARED / f"mooncake_{name}_trace.jsonl.gz"))
     assert nodes == (
         summary.nodes,
         summary.roots,

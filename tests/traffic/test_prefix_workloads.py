@@ -7,7 +7,7 @@ import pytest
 
 from planner.errors import InputError
 from planner.traffic.generate import TABLE, _Texts, judges, merged, preble, tree_of_thoughts
-from planner.traffic.prefixes import summarise
+from planner.traffic.prefixes import summarise_prefixes
 from planner.traffic.trace import Trace
 
 
@@ -36,7 +36,7 @@ def test_five_workloads_have_the_published_means(workload: str) -> None:
         preble(workload, 4000, 10.0, rng=np.random.default_rng(1), block_tokens=16),
         TABLE[workload],
     )
-    summary = summarise(trace, workers=(4,))
+    summary = summarise_prefixes(trace, workers=(4,))
     assert len(trace) == 4000
     rel = 0.2 if workload == "toolbench" else 0.08
     assert trace.input_tokens.mean() == pytest.approx(shape.prompt_tokens[0], rel=rel)
@@ -105,7 +105,7 @@ def test_merged_tenants_share_nothing_and_keep_their_edges() -> None:
     assert both.tenants == ("good", "bad")
     assert len(both.after) == 2 * len(one.after)
     assert (both.tenant[both.after[:, 0]] == both.tenant[both.after[:, 1]]).all()
-    alone, together = summarise(one), summarise(both)
+    alone, together = summarise_prefixes(one), summarise_prefixes(both)
     assert (together.nodes, together.roots) == (2 * alone.nodes, 2 * alone.roots)
     assert together.infinite_hit_frac == pytest.approx(alone.infinite_hit_frac)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from planner.traffic.generate import lognormal, synthesise
-from planner.traffic.reading import read_trace
-from planner.traffic.redraw import BLOCKS, block_s, redrawn
-from planner.traffic.sessions import sessions
+from planner.traffic.redraw import BLOCKS, block_s, redraw_trace
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 SAMPLES = Path(__file__).parents[2] / "examples" / "traces"
 
@@ -28,7 +28,7 @@ def a_trace(requests: int = 3000, rate_rps: float = 5.0) -> Trace:
 
 
 def draws(trace: Trace, count: int = 60) -> list[Trace]:
-    return [redrawn(trace, np.random.default_rng(seed)) for seed in range(count)]
+    return [redraw_trace(trace, np.random.default_rng(seed)) for seed in range(count)]
 
 
 def test_redraws_have_the_trace_s_requests_on_average_and_vary() -> None:
@@ -67,9 +67,9 @@ def test_bursts_shorter_than_a_block_stay_whole() -> None:
 
 def test_sessions_stay_whole() -> None:
     trace = read_trace(SAMPLES / "chat-sessions-sample.csv", seed=0)
-    sizes = set(np.bincount(sessions(trace)).tolist())
+    sizes = set(np.bincount(session_numbers(trace)).tolist())
     for draw in draws(trace, 5):
-        assert set(np.bincount(sessions(draw)).tolist()) <= sizes
+        assert set(np.bincount(session_numbers(draw)).tolist()) <= sizes
 
 
 def test_a_session_drawn_twice_is_two_users() -> None:
@@ -93,7 +93,7 @@ def test_a_session_drawn_twice_is_two_users() -> None:
     draw = draws(trace, 1)[0]
     shared, private = draw.prefix_ids[::2], draw.prefix_ids[1::2]
     assert len(np.unique(shared)) == 1
-    assert len(np.unique(private)) == len(np.unique(sessions(draw)))
+    assert len(np.unique(private)) == len(np.unique(session_numbers(draw)))
 
 
 def test_blocks_are_a_share_of_the_trace_within_bounds() -> None:

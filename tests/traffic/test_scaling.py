@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError, TraceError
 from planner.traffic.generate import empirical, fixed, lognormal, synthesise, uniform
-from planner.traffic.scaling import busiest_at, rescale, same_requests, window
+from planner.traffic.scaling import busiest_at, rescale, same_requests, select_window
 from planner.traffic.trace import FloatArray, Trace
 from planner.traffic.workload import dispersion
 
@@ -167,22 +167,22 @@ def test_requests_that_arrive_at_once_have_no_rate_to_scale() -> None:
 
 def test_the_busiest_window_counts_tokens_not_requests() -> None:
     """Tokens of request i: 3 i + 2 = 2 5 8 11 14. [0, 3) holds 2 + 5 + 8 = 15, [9, 12) holds 11 + 14 = 25."""
-    trace = window(numbered([0.0, 1.0, 2.0, 9.0, 11.0]), "busiest 3 s")
+    trace = select_window(numbered([0.0, 1.0, 2.0, 9.0, 11.0]), "busiest 3 s")
     assert (trace.arrival_s.tolist(), trace.input_tokens.tolist()) == ([0.0, 2.0], [4, 5])
     assert trace.notes == ("window: busiest 3 s by tokens, from 9 s, 2 of 5 requests",)
 
 
 def test_a_window_is_open_at_its_end() -> None:
     """[0, 2) holds the arrivals at 0 and 1, not that at 2; counted from the first arrival, here 7 s."""
-    trace = window(numbered([7.0, 8.0, 9.0, 70.0]), "first 2 s")
+    trace = select_window(numbered([7.0, 8.0, 9.0, 70.0]), "first 2 s")
     assert (trace.arrival_s.tolist(), trace.input_tokens.tolist()) == ([0.0, 1.0], [1, 2])
-    assert len(window(numbered([0.0, 1.0, 61.0]), " first  1 min ")) == 2
+    assert len(select_window(numbered([0.0, 1.0, 61.0]), " first  1 min ")) == 2
 
 
 def test_the_whole_trace_is_itself() -> None:
     trace = numbered([1.0, 2.0])
-    assert window(trace) is trace
-    longer = window(trace, "busiest 10 min")
+    assert select_window(trace) is trace
+    longer = select_window(trace, "busiest 10 min")
     assert longer.arrival_s.tolist() == [1.0, 2.0]
     assert longer.notes == ("window: busiest 10 min is the whole trace of 1 s",)
 
@@ -193,7 +193,7 @@ def test_no_other_window_is_busier(seed: int) -> None:
     trace = poisson(80, seed)
     work = trace.input_tokens + trace.output_tokens
     best = max(work[(trace.arrival_s >= t) & (trace.arrival_s < t + 9.0)].sum() for t in trace.arrival_s)
-    busiest = window(trace, "busiest 9 s")
+    busiest = select_window(trace, "busiest 9 s")
     assert (busiest.input_tokens + busiest.output_tokens).sum() == best
     assert busiest.arrival_s[0] == 0.0
 
@@ -212,7 +212,7 @@ def test_no_other_window_is_busier(seed: int) -> None:
 )
 def test_window_refuses(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        window(poisson(5), spec)
+        select_window(poisson(5), spec)
 
 
 # ---------------------------------------------------------------- synthetic traffic
@@ -299,5 +299,5 @@ def test_the_busiest_window_of_copies_is_that_of_all_of_them_in_order(spec: str)
         )
         rate_rps = trace.rate_rps * float(rng.uniform(0.8, 20))
         found = busiest_at(trace, rate_rps, spec, rng=np.random.default_rng(seed))
-        asked = window(rescale(trace, rate_rps, rng=np.random.default_rng(seed)), spec)
+        asked = select_window(rescale(trace, rate_rps, rng=np.random.default_rng(seed)), spec)
         assert same_requests(found, asked) and found.notes == asked.notes

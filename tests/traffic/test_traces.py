@@ -1,4 +1,4 @@
-"""planner/traffic/reading.py: each format by hand, write-then-read, no traceback whatever the file."""
+"""planner/traffic/trace_reading.py: each format by hand, write-then-read, no traceback whatever the file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError, PlannerError, TraceError
-from planner.io import files
+from planner.files import checked_files
 from planner.traffic import formats
 from planner.traffic.formats import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
-from planner.traffic.jsonlines import to_jsonl
-from planner.traffic.reading import read_trace
+from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 REQUESTS_HEADER = (
@@ -311,7 +311,7 @@ def test_prompts_of_several_lines_are_read(
     read: Read, where: str, end: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Well quoted, wherever the column stands and wherever a block ends; errors name the file's own lines."""
-    monkeypatch.setattr("planner.io.csvlines._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("planner.files.csv_lines._BLOCK_BYTES", block_bytes)
     prompts = [
         "plain",
         '5" pipe',
@@ -363,7 +363,7 @@ def test_columns_of_jsonl_may_begin_in_any_line(
     """Ten sessions of four turns, 20 s apart; what opens a session says nothing of waits, tenants, prefixes.
     All of that counted for nothing where the first line lacks it: 40 requests in 19.5 s instead of 78.
     """
-    monkeypatch.setattr("planner.traffic.reading._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("planner.traffic.trace_reading._BLOCK_BYTES", block_bytes)
     rows = [{"request_id": i, "timestamp": i / 2, "input_tokens": 500, "output_tokens": 5} for i in range(40)]
     trace = read("\n".join(json.dumps(row | waits(i)) for i, row in enumerate(rows)), "t.jsonl")
     assert len(trace) == 40 and trace.duration_s == 78
@@ -377,7 +377,7 @@ def test_the_format_is_told_by_all_lines(
     read: Read, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`chat_id` makes it Qwen-Bailian, whose clock counts seconds, and not Mooncake with its milliseconds."""
-    monkeypatch.setattr("planner.traffic.reading._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("planner.traffic.trace_reading._BLOCK_BYTES", block_bytes)
     row = '{"timestamp": %d, "input_length": 40, "output_length": 5%s}\n'
     trace = read(row % (0, "") + row % (7, ', "chat_id": 3, "hash_ids": [1, 2, 3]'), "t.jsonl")
     assert trace.arrival_s.tolist() == [0, 7]
@@ -389,7 +389,7 @@ def test_the_clock_may_not_begin_later(read: Read, monkeypatch: pytest.MonkeyPat
     lines += '{"arrival_s": 3, "input_tokens": 1, "output_tokens": 1}\n'
     with pytest.raises(TraceError, match=r"line 1, column arrival_s: .* found nothing"):
         read(lines, "t.jsonl")
-    monkeypatch.setattr("planner.traffic.reading._BLOCK_BYTES", 1)
+    monkeypatch.setattr("planner.traffic.trace_reading._BLOCK_BYTES", 1)
     with pytest.raises(TraceError, match="line 3: column arrival_s begins here; expected it in every line"):
         read(lines, "t.jsonl")
 
@@ -510,7 +510,7 @@ def test_an_endless_line_is_refused_before_it_is_read(tmp_path: Path, start: str
     with gzip.open(tmp_path / "t.csv.gz", "wb", compresslevel=1) as stream:
         stream.write(start.encode())
         for _ in range(75):
-            stream.write(b"1" * files.MAX_LINE_BYTES)
+            stream.write(b"1" * checked_files.MAX_LINE_BYTES)
     with pytest.raises(InputError, match=r"line [12]: is longer than 4 MiB"):
         read_trace(tmp_path / "t.csv.gz")
 
@@ -714,8 +714,8 @@ def test_burstgpt_round_trip(read: Read, rows: list[tuple[int, int, int]]) -> No
 
 def test_many_blocks_are_read_as_one(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one line: line numbers go on, and the first date counts for all."""
-    monkeypatch.setattr("planner.traffic.reading._BLOCK_BYTES", 1)
-    monkeypatch.setattr("planner.io.csvlines._BLOCK_BYTES", 1)
+    monkeypatch.setattr("planner.traffic.trace_reading._BLOCK_BYTES", 1)
+    monkeypatch.setattr("planner.files.csv_lines._BLOCK_BYTES", 1)
     trace = read(dated(list(range(120))))
     assert trace.arrival_s.tolist() == list(range(120))
     with pytest.raises(TraceError, match="line 122, column ContextTokens"):

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError, TraceError
-from planner.io.files import repository_dir
-from planner.traffic.reading import read_trace
+from planner.files.checked_files import repository_dir
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 from planner.traffic.workload import describe, dispersion, peak_rps, prefix_sharing, to_classes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"

@@ -28,22 +28,22 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from planner.cli import app as cli
-from planner.commands import ui
+from planner.commands import ui_command
 from planner.documents import planned_market
 from planner.documents.catalog import read_catalog
-from planner.documents.day import parse_day
+from planner.documents.day_settings import parse_day
 from planner.documents.markets import parse_market
-from planner.documents.plan import read_written
+from planner.documents.plan_folder import read_written
+from planner.documents.several_llms_question import parse_entries
 from planner.documents.slo import METRICS
 from planner.documents.task import parse_task, read_task
-from planner.documents.together import entries
 from planner.errors import InputError, PlannerError
-from planner.io.files import package_text, repository_dir
+from planner.files.checked_files import package_text, repository_dir
 from planner.reports import drawing
-from planner.search import certify
+from planner.search.evidence import certify
 from planner.simulator.replay import simulate
 from planner.studies.watch_words import WHAT
-from planner.traffic.reading import read_trace
+from planner.traffic.trace_reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
 from ui.store import SAMPLES, Store, error_line, pack
@@ -71,7 +71,7 @@ def started_here(
         if self.store.document(job.key) is None:
             document, files = worker.run(kind, request)
             self.store.keep_result(
-                job.key, json.loads(json.dumps(document, default=worker._plain)), pack(files)
+                job.key, json.loads(json.dumps(document, default=worker._plain_values)), pack(files)
             )
         then(job)
         job.end("done")
@@ -192,14 +192,14 @@ def typed(at: AppTest, label: str) -> Any:
 
 
 def test_the_inputs_one_starts_with_ask_what_examples_slo_yaml_asks() -> None:
-    asked = question.document(question.sample(CATALOG), CATALOG)
+    asked = question.document(question.sample_form(CATALOG), CATALOG)
     assert parse_task(asked, CATALOG) == read_task(EXAMPLES / "slo.yaml", CATALOG)
 
 
 @pytest.mark.parametrize("name", CATALOG.slos)
 def test_a_preset_chosen_in_the_page_is_the_catalogs(name: str) -> None:
     preset = CATALOG.slos[name]
-    asked = question.sample(CATALOG) | {"preset": name} | (question.of_preset(preset) or {})
+    asked = question.sample_form(CATALOG) | {"preset": name} | (question.of_preset(preset) or {})
     task = parse_task(question.document(asked, CATALOG), CATALOG)
     assert (set(task.slo.limits), task.slo.attainment_frac) == (
         set(preset.slo.limits),
@@ -210,15 +210,17 @@ def test_a_preset_chosen_in_the_page_is_the_catalogs(name: str) -> None:
 
 def test_an_edited_price_holds_and_its_capped_rows_keep_what_the_table_shows() -> None:
     """h100-80g at 2 USD/h; its 350 W row still shows the catalog's price, so that is what it costs."""
-    asked = question.sample(CATALOG)
+    asked = question.sample_form(CATALOG)
     asked["gpus"] = [row | ({"USD/h": 2.0} if row["GPU"] == "h100-80g" else {}) for row in asked["gpus"]]
-    gpus = {gpu.name: gpu for gpu in parse_task(question.document(asked, CATALOG), CATALOG).gpus(CATALOG)}
+    gpus = {
+        gpu.name: gpu for gpu in parse_task(question.document(asked, CATALOG), CATALOG).priced_gpus(CATALOG)
+    }
     shown = {row["GPU"]: row["USD/h"] for row in asked["gpus"] if row["use"]}
     assert {name: gpu.price_usd_per_h for name, gpu in gpus.items()} == shown
 
 
 def test_empty_inputs_are_no_limits() -> None:
-    asked = question.sample(CATALOG) | {"rate": None, "power_kw": None, "cost": None, "attainment": 95.0}
+    asked = question.sample_form(CATALOG) | {"rate": None, "power_kw": None, "cost": None, "attainment": 95.0}
     asked["gpus"] = [row | {"stock": None} for row in asked["gpus"]]
     task = parse_task(question.document(asked, CATALOG), CATALOG)
     assert (task.rate_rps, task.power_limit_w, task.cost_limit_usd_per_h) == (None, None, None)
@@ -262,17 +264,17 @@ robust: {step_times: 10 %, traffic: 0.05}
 def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
     """And through JSON, as sessions keep it. A capped GPU may get as its own price what it costs anyway."""
     given = yaml.safe_load(text)
-    asked = json.loads(json.dumps(question.of_document(given, question.sample(CATALOG), CATALOG)))
+    asked = json.loads(json.dumps(question.of_document(given, question.sample_form(CATALOG), CATALOG)))
     found, wanted = (parse_task(each, CATALOG) for each in (question.document(asked, CATALOG), given))
-    assert found.gpus(CATALOG) == wanted.gpus(CATALOG)
+    assert found.priced_gpus(CATALOG) == wanted.priced_gpus(CATALOG)
     # a price of a GPU that is not used is dropped, and its doubt with it
     found, wanted = (replace(each, prices_usd_per_h={}, doubts=()) for each in (found, wanted))
     assert found == wanted
 
 
 def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
-    asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
-    assert set(question.leaves(asked["more"])) == {
+    asked = question.of_document(yaml.safe_load(WHOLE), question.sample_form(CATALOG), CATALOG)
+    assert set(question.leaf_texts(asked["more"])) == {
         "slo.ttft.p99: 10000 ms",
         "slo.every: 600 s",
         "fleet.network.latency: 1 ms",
@@ -282,21 +284,21 @@ def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
 
 
 def test_an_input_that_contradicts_what_was_typed_is_refused() -> None:
-    asked = question.of_document(yaml.safe_load(WHOLE), question.sample(CATALOG), CATALOG)
+    asked = question.of_document(yaml.safe_load(WHOLE), question.sample_form(CATALOG), CATALOG)
     with pytest.raises(InputError, match="ttft: p99: an input says '3000 ms'"):
         question.document(asked | {"ttft_percentile": "p99", "ttft_ms": 3000.0}, CATALOG)
 
 
 def test_the_most_traffic_is_looked_for_without_a_rate() -> None:
-    asked = question.sample(CATALOG) | {"objective": "throughput"}
+    asked = question.sample_form(CATALOG) | {"objective": "throughput"}
     assert parse_task(question.document(asked, CATALOG), CATALOG).rate_rps is None
 
 
 def test_inputs_kept_beside_another_catalog_or_by_an_earlier_version_are_mended() -> None:
-    sample = question.sample(CATALOG)
+    sample = question.sample_form(CATALOG)
     row = {"use": True, "GPU": "h100-80g", "USD/h": 1.0, "stock": 2}
     old = {"preset": "gone", "gpus": [row, row | {"GPU": "gone"}], "rate": 3.0, "gone": 1}
-    found = question.kept(old, CATALOG)
+    found = question.restore_form(old, CATALOG)
     assert found.keys() == sample.keys() and (found["preset"], found["rate"]) == (question.OWN_LIMITS, 3.0)
     assert [row["GPU"] for row in found["gpus"]] == list(CATALOG.gpus)
     assert [one["GPU"] for one in found["gpus"] if one["use"]] == ["h100-80g"]
@@ -305,11 +307,11 @@ def test_inputs_kept_beside_another_catalog_or_by_an_earlier_version_are_mended(
 
 def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) -> None:
     store = Store(tmp_path / "new" / "folder")
-    store.keep_asked(ANNA, {"rate": 3.5})
+    store.keep_form(ANNA, {"rate": 3.5})
     store.keep_result("key", {"n": 1}, pack({"plan.yaml": "a: 1\n"}))
     plan = store.add_plan(ANNA, "mine", {"rate": 3.5}, "key")
     again = Store(tmp_path / "new" / "folder")
-    assert again.asked(ANNA) == {"rate": 3.5} and again.asked(BERT) is None
+    assert again.stored_form(ANNA) == {"rate": 3.5} and again.stored_form(BERT) is None
     current = again.current(ANNA)
     assert current is not None and current.id == plan
     assert again.current(BERT) is None and again.plans(BERT) == [] and len(again.plans()) == 1
@@ -369,7 +371,7 @@ def test_a_job_in_a_process_of_its_own_answers_as_the_planner_does(tmp_path: Pat
     document, _ = worker.run("trace", request_of(path))
     assert (job.state, store.document(job.key)) == (
         "done",
-        json.loads(json.dumps(document, default=worker._plain)),
+        json.loads(json.dumps(document, default=worker._plain_values)),
     )
     path.write_bytes(BROKEN)
     failed = waited(running.start(ANNA, "trace", "trace", request_of(path)))
@@ -411,7 +413,7 @@ def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
 
 
 def sample_request(**changed: Any) -> dict[str, Any]:
-    asked = question.sample(CATALOG) | changed
+    asked = question.sample_form(CATALOG) | changed
     path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
     return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": 120.0}
 
@@ -503,7 +505,7 @@ def test_the_command_shown_gives_the_same_files(
     files = store.files(current.result)
     monkeypatch.chdir(tmp_path)
     Path("slo.yaml").write_bytes(files["slo.yaml"])
-    trace = store.trace_path(current.asked["trace"])
+    trace = store.trace_path(current.form["trace"])
     Path(trace.name).write_bytes(trace.read_bytes())
     program, *words = at.code[-1].value.split()
     found = CliRunner().invoke(cli, words)
@@ -517,7 +519,7 @@ def test_the_command_shown_gives_the_same_files(
 def test_a_trace_of_whole_seconds_is_drawn_as_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its stamps are spread anew in every future, so the futures in which the plan was tested tell."""
+    """Its stamps are spread anew in every scenario, so the scenarios in which the plan was tested tell."""
     monkeypatch.chdir(tmp_path)
     head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
     rows = [f"{k // 2},ChatGPT,{200 + k % 700},{20 + k % 90},0,Conversation log" for k in range(300)]
@@ -601,7 +603,7 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
     assert name == "USD/h" and float(after) <= float(before)
     at.button(key="keep_what_if").click().run()
     kept = Store(folder).current("f" * 32)
-    assert kept is not None and kept.asked["rate"] == RATE_RPS / 2 and "2 instead of 4" in kept.name
+    assert kept is not None and kept.form["rate"] == RATE_RPS / 2 and "2 instead of 4" in kept.name
 
 
 @pytest.mark.slow
@@ -719,18 +721,18 @@ SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conv
 )
 def test_a_question_of_several_llms_passes_through_the_inputs_without_loss(text: str) -> None:
     given = yaml.safe_load(text)
-    base = {"shared": question.sample(CATALOG)}
+    base = {"shared": question.sample_form(CATALOG)}
     asked = together.of_document(given, base, CATALOG, SAMPLE_TRACES)
-    asked = together.kept(json.loads(json.dumps(asked)), CATALOG)
+    asked = together.restore_form(json.loads(json.dumps(asked)), CATALOG)
     found = together.document(asked, CATALOG)
-    wanted, shown = (entries(document, Path("slo.yaml"), CATALOG) for document in (given, found))
+    wanted, shown = (parse_entries(document, Path("slo.yaml"), CATALOG) for document in (given, found))
     assert [(one.name, one.task, one.trace, one.model) for one in shown] == [
         (one.name, one.task, one.trace, one.model) for one in wanted
     ]
 
 
 def test_what_is_wrong_with_several_llms_is_one_line() -> None:
-    asked = together.example(CATALOG, SAMPLE_TRACES)
+    asked = together.example_form(CATALOG, SAMPLE_TRACES)
     twice = {**asked, "llms": [asked["llms"][0], asked["llms"][0]]}
     with pytest.raises(InputError, match="two LLMs are named chat"):
         together.document(twice, CATALOG)
@@ -854,7 +856,7 @@ def test_a_plan_with_two_pools_is_one_kind_of_worker_of_a_schedule() -> None:
         {"role": "decode", "count": 2, "tp": 4, "gpu": "h100-80g"},
     ]
     plan = {"llm": "x", "workers": pools, "rate_rps": 30.0}
-    found = planned_market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
+    found = planned_market.capacity_document(plan, {"h100-80g": CATALOG.gpu("h100-80g")})
     assert (found["gpus"], found["rate"], found["power"]) == (10, "15 req/s", "7000 W")
     assert found["worker"] == "3 prefill of 2 + 1 decode of 4 × h100-80g"
 
@@ -875,8 +877,8 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
     """10 workers of 2 H100 and one of 4 A100, at 700 and 400 W, carry 20 requests/s together. The line of
     GPUs is read as it is written.
     """
-    kinds = {name: CATALOG.gpu(name) for name in planned_market.kinds(PAIR)}
-    found = planned_market.unit(PAIR, kinds)
+    kinds = {name: CATALOG.gpu(name) for name in planned_market.gpus_of_plan(PAIR)}
+    found = planned_market.capacity_document(PAIR, kinds)
     assert found["gpu"] == {"h100-80g": 20, "a100-80g": 4} and "gpus" not in found
     assert (found["rate"], found["power"]) == ("20 req/s", "15600 W")
     assert market.on_text(found) == "20 × h100-80g + 4 × a100-80g"
@@ -885,7 +887,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
         {"safety": "none", "llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": [*kinds]}},
         CATALOG,
     )
-    offers = {name: planned_market.offered(PAIR, gpu, task) for name, gpu in kinds.items()}
+    offers = {name: planned_market.offer_document(PAIR, gpu, task) for name, gpu in kinds.items()}
     assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].on == found["gpu"]
 
 
@@ -913,14 +915,14 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
         },
         CATALOG,
     )
-    offer = planned_market.offered(plan, CATALOG.gpu("h100-80g"), task)
+    offer = planned_market.offer_document(plan, CATALOG.gpu("h100-80g"), task)
     assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
-    assert planned_market.limits(task) == {"power": "80000 W", "cost": "500 usd/h"}
+    assert planned_market.limits_document(task) == {"power": "80000 W", "cost": "500 usd/h"}
     found = {
         "gpus": {"h100-80g": offer},
-        "capacity": [planned_market.unit(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
+        "capacity": [planned_market.capacity_document(plan, {"h100-80g": CATALOG.gpu("h100-80g")})],
     }
-    sold = parse_market(found | {"limits": planned_market.limits(task)})
+    sold = parse_market(found | {"limits": planned_market.limits_document(task)})
     assert sold.offers[0].stock == stock and sold.power_w == 80_000
 
 
@@ -1042,7 +1044,7 @@ def test_a_day_begins_with_the_plan_whose_fleet_stands(folder: Path, monkeypatch
     at.number_input(key="day_most").set_value(1)
     at.button(key="day_start").click().run()
     assert "stand all day; widen them" in shown(at.error)[0]
-    monkeypatch.setattr("planner.studies.day.LEAST_OPTIMUM_S", 0.1)
+    monkeypatch.setattr("planner.studies.day_study.LEAST_OPTIMUM_S", 0.1)
     at.number_input(key="day_most").set_value(None)
     at.number_input(key="day_rate").set_value(None)
     at.number_input(key="day_time_limit").set_value(1)
@@ -1073,10 +1075,10 @@ def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
 def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It says what is bought, of which fleet, before any future is tried; a plan on paper alone has no such
+    """It says what is bought, of which fleet, before any scenario is tried; a plan on paper alone has no such
     thing. Telling it changes nothing of the plan.
     """
-    asked = question.document(question.sample(CATALOG) | {"rate": RATE_RPS}, CATALOG)
+    asked = question.document(question.sample_form(CATALOG) | {"rate": RATE_RPS}, CATALOG)
     trace = str(EXAMPLES / "traces" / "azure-conversation-sample.csv")
     request = {"question": asked, "trace": trace, "seed": 0, "catalog": None, "time_limit_s": 120.0}
     told: list[dict[str, Any]] = []
@@ -1146,7 +1148,7 @@ def test_a_dark_page_has_the_colours_of_a_dark_report() -> None:
     assert {drawing.THEME[light]: shade for light, shade in draw.DARK.items()} == {
         name: shade for name, shade in dark.items() if name in drawing.THEME.values()
     }
-    assert (ui.LIGHT_BLUE, ui.DARK_PAGE, ui.DARK_CARD, ui.DARK_INK) == tuple(
+    assert (ui_command.LIGHT_BLUE, ui_command.DARK_PAGE, ui_command.DARK_CARD, ui_command.DARK_INK) == tuple(
         dark[name] for name in ("--blue", "--page", "--card", "--ink")
     )
 
@@ -1169,10 +1171,10 @@ safety: none
 
 def test_a_described_question_and_what_is_owned_pass_through_the_inputs() -> None:
     given = yaml.safe_load(DESCRIBED)
-    asked = question.of_document(given, question.sample(CATALOG), CATALOG)
+    asked = question.of_document(given, question.sample_form(CATALOG), CATALOG)
     assert (asked["source"], asked["rate"], asked["input_mean"]) == (question.DESCRIBED, 3.0, 700.0)
     assert (asked["output_p95"], asked["burst_cv"]) == (300.0, 1)
-    assert list(question.leaves(asked["more"])) == ["traffic.tenants: 2"]
+    assert list(question.leaf_texts(asked["more"])) == ["traffic.tenants: 2"]
     assert parse_task(question.document(asked, CATALOG), CATALOG) == parse_task(given, CATALOG)
     assert "--trace" not in question.command(asked)
     back = question.of_document(yaml.safe_load(WHOLE), asked, CATALOG)
@@ -1189,7 +1191,7 @@ def test_a_described_question_and_what_is_owned_pass_through_the_inputs() -> Non
 )
 def test_what_no_input_shows_of_traffic_is_kept(traffic: str) -> None:
     given = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": yaml.safe_load(traffic)}
-    asked = question.of_document(given, question.sample(CATALOG), CATALOG)
+    asked = question.of_document(given, question.sample_form(CATALOG), CATALOG)
     found = question.document(asked, CATALOG)
     assert parse_task(found, CATALOG) == parse_task(given, CATALOG)
     assert found["traffic"].get("map") == given["traffic"].get("map")
@@ -1246,18 +1248,18 @@ def test_a_safety_profile_sets_its_figures_and_an_edit_makes_it_ones_own() -> No
 def test_a_session_begins_with_a_copy_and_a_link_with_its_plan(tmp_path: Path) -> None:
     """What the copy does later is its own."""
     store = Store(tmp_path / "plans")
-    store.keep_asked(ANNA, {"rate": 5.0})
+    store.keep_form(ANNA, {"rate": 5.0})
     trace = store.add_trace(ANNA, "mine.csv", b"x")
     plan = store.add_plan(ANNA, "first", {"rate": 5.0}, "key")
     store.copy_session(ANNA, BERT)
-    store.keep_asked(BERT, {"rate": 6.0})
-    assert (store.asked(ANNA), store.asked(BERT)) == ({"rate": 5.0}, {"rate": 6.0})
+    store.keep_form(BERT, {"rate": 6.0})
+    assert (store.stored_form(ANNA), store.stored_form(BERT)) == ({"rate": 5.0}, {"rate": 6.0})
     assert store.current(BERT) == store.plan(plan) and trace in store.traces(BERT)
 
 
 def test_a_week_is_written_in_a_few_figures() -> None:
     """10 req/s by day, 3 at night, 6.5 in the evening; half of it at weekends."""
-    rows = market.shaped({"llm": 10.0}, days=7, night_frac=0.3, weekend_frac=0.5)
+    rows = market.shape_hours({"llm": 10.0}, days=7, night_frac=0.3, weekend_frac=0.5)
     assert len(rows) == 168 and [row["window"] for row in rows] == list(range(168))
     assert [rows[hour]["llm"] for hour in (0, 8, 18, 5 * 24 + 9, 6 * 24)] == [3.0, 10.0, 6.5, 5.0, 1.5]
 

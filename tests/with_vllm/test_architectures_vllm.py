@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tiny_configs import PLAIN
 
-from planner.documents.llm import llm_from_config
+from planner.documents.llm_config import llm_from_config
 from planner.models.kv_layout import kv_layout
 from profiling.vllm_install import is_installed
 

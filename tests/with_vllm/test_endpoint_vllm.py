@@ -28,10 +28,10 @@ from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.runtime import probe
 from planner.runtime.analysis import Wanted
-from planner.runtime.compare import CPU_TOLERANCES
-from planner.runtime.document import document
 from planner.runtime.endpoint import Endpoint
+from planner.runtime.measured_against_simulated import CPU_TOLERANCES
 from planner.runtime.validate import validate
+from planner.runtime.validation_document import validation_document
 from planner.traffic.trace import Trace
 from profiling.vllm_install import is_installed
 
@@ -126,7 +126,7 @@ def test_two_hundred_requests_and_nothing_is_lost(
 ) -> None:
     before = metric(url, "generation_tokens_total"), metric(url, "prompt_tokens_total")
     wanted = a_wanted(url, REQUESTS, prometheus=(f"{url}/metrics",))
-    told = document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
+    told = validation_document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
     assert told["finished"] == told["requests"] == REQUESTS and told["compared"] > 0.9 * REQUESTS
     about = told["endpoint"]
     assert about["prompts"] == "token ids" and about["fixes_length"]
@@ -154,7 +154,7 @@ def test_a_chat_is_measured_by_text(url: str, tmp_path: Path, monkeypatch: pytes
     """A word is a token here, and the template adds one: prompts are exactly as long as the traffic's."""
     monkeypatch.setattr(probe, "COMPLETION_DIALECTS", ())
     wanted = a_wanted(url, 30)
-    told = document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
+    told = validation_document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
     about = told["endpoint"]
     assert told["finished"] == 30 and about["path"] == "/chat/completions" and about["prompts"] == "text"
     assert about["tokens_per_word"] == pytest.approx(1.0)

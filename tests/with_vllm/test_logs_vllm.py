@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.traffic.logs import otlp
-from planner.traffic.reading import read_trace
+from planner.traffic.trace_reading import read_trace
 
 pytest.importorskip("vllm")
 

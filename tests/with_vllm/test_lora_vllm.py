@@ -13,8 +13,8 @@ import pytest
 from tiny_configs import PLAIN
 
 from planner.documents.catalog import read_catalog
-from planner.documents.llm import llm_from_config
-from planner.models.lora import Lora, slots_of
+from planner.documents.llm_config import llm_from_config
+from planner.models.lora import Lora, lora_slots
 from profiling.vllm_install import is_installed
 
 if not is_installed():
@@ -76,5 +76,5 @@ def test_slots_have_as_many_bytes_as_vllms(tmp_path: Path, name: str) -> None:
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=400, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND ")), None)
     assert line is not None, (done.stdout + done.stderr)[-6000:]
-    slots = slots_of(Lora(3, 16, 3, 3), llm_from_config(tmp_path), read_catalog().gpu("h100-80g"), 1)
+    slots = lora_slots(Lora(3, 16, 3, 3), llm_from_config(tmp_path), read_catalog().gpu("h100-80g"), 1)
     assert int(line.removeprefix("FOUND ")) == 3 * slots.cost.slot_bytes

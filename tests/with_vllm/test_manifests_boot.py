@@ -42,7 +42,7 @@ from manifest_commands import EXAMPLES, Command, commands, drafting, quantised, 
 from plans import mixed, pairs
 
 from planner import manifests
-from planner.io.files import write_files
+from planner.files.checked_files import write_files
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
 from profiling.vllm_install import is_installed, mend_cpu_wheel

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from planner.manifests.autoscaling import prometheus
+from planner.manifests.autoscaling import prometheus_queries
 
 pytest.importorskip("vllm")
 
@@ -17,12 +17,16 @@ def test_vllm_exports_what_is_asked_for() -> None:
     from vllm.v1.metrics import loggers
 
     source = inspect.getsource(loggers)
-    for metric in prometheus.METRICS.values():
+    for metric in prometheus_queries.METRICS.values():
         for series in metric.series:
             assert f'name="{series}"' in source
-    for counter in (prometheus.ENDED, prometheus.PROMPT_TOKENS, prometheus.OUTPUT_TOKENS):
+    for counter in (
+        prometheus_queries.ENDED,
+        prometheus_queries.PROMPT_TOKENS,
+        prometheus_queries.OUTPUT_TOKENS,
+    ):
         assert f'name="{counter.removesuffix("_total")}"' in source
-    assert f'name="{prometheus.FIRST_TOKENS.removesuffix("_count")}"' in source
+    assert f'name="{prometheus_queries.FIRST_TOKENS.removesuffix("_count")}"' in source
 
 
 def test_vllm_drains_by_the_flag() -> None:

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.fleet import fleet_document
+from planner.documents.fleet_file import fleet_document
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
-from planner.runtime.enginelog import Served, read_step_logs
-from planner.runtime.replay import block_prompt, trace_prompt
+from planner.runtime.engine_log import EngineRequest, read_step_logs
+from planner.runtime.live_replay import block_prompt, trace_prompt
 from planner.runtime.workers import CPU_BLOCK_TOKENS, free_port
-from planner.search.pinning import Pinning
+from planner.search.oracle.pinning import Pinning
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 from profiling.vllm_install import is_installed
@@ -67,7 +67,7 @@ def a_trace() -> Trace:
     )
 
 
-def served(logs: Path) -> list[Served]:
+def served(logs: Path) -> list[EngineRequest]:
     return [
         one
         for log in (read_step_logs([path]) for path in logs.rglob("*.jsonl"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from planner.models.step_fit import PiecewiseLinearStepLatency, errors_by_regime
-from planner.models.tables import Step, StepTable
+from planner.models.step_tables import StepShape, StepTable
 from profiling import design, measure
 from profiling.engine import VllmEngine
 from profiling.measure import Budget, measure_into, summary
@@ -60,19 +60,19 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     "step",
     [
-        Step(1, 1, 0, 0, 0),
-        Step(1, 512, 0, 0, 0),
-        Step(4, 100, 0, 0, 0),
-        Step(1, 77, 1024, 0, 0),
-        Step(3, 50, 501, 0, 0),
-        Step(0, 0, 0, 1, 40),
-        Step(0, 0, 0, 32, 1000),
-        Step(1, 200, 300, 31, 700),
-        Step(2, 64, 0, 5, 129),
+        StepShape(1, 1, 0, 0, 0),
+        StepShape(1, 512, 0, 0, 0),
+        StepShape(4, 100, 0, 0, 0),
+        StepShape(1, 77, 1024, 0, 0),
+        StepShape(3, 50, 501, 0, 0),
+        StepShape(0, 0, 0, 1, 40),
+        StepShape(0, 0, 0, 32, 1000),
+        StepShape(1, 200, 300, 31, 700),
+        StepShape(2, 64, 0, 5, 129),
     ],
     ids=str,
 )
-def test_the_engine_runs_the_step_it_was_asked_for(engine: VllmEngine, step: Step) -> None:
+def test_the_engine_runs_the_step_it_was_asked_for(engine: VllmEngine, step: StepShape) -> None:
     """Every repeat, to the token: `measure` compares each with what the scheduler says it scheduled."""
     measured = engine.measure(step)
     assert measured.discarded == 0 and measured.repeats >= 3
@@ -85,14 +85,14 @@ def test_the_engine_runs_the_step_it_was_asked_for(engine: VllmEngine, step: Ste
 def test_a_step_over_the_token_budget_is_not_taken_for_it(engine: VllmEngine) -> None:
     """Two prompts of 400 tokens do not fit into 512: the scheduler cuts the second, and no run is kept."""
     with pytest.raises(StepNotRunError):
-        engine.measure(Step(2, 400, 0, 0, 0))
+        engine.measure(StepShape(2, 400, 0, 0, 0))
 
 
 def test_a_prefix_said_to_be_cached_costs_what_a_cached_prefix_costs(
     engine: VllmEngine, say: Callable[[str], None]
 ) -> None:
     """Against real prefix cache hits, in turns: the scheduler reports the same step, and the times agree."""
-    step = Step(1, 128, 1024, 0, 0)
+    step = StepShape(1, 128, 1024, 0, 0)
     turns = [[engine.run_after_prefix(step, is_hit=is_hit) for is_hit in (True, False)] for _ in range(32)]
     assert all(ran.requests == ((128, 1024),) for turn in turns for ran in turn)
     hit_s, said_s = np.median([[ran.t_s for ran in turn] for turn in turns[2:]], axis=0)

@@ -15,8 +15,8 @@ import pytest
 from planner.calibrate.engine_fit import EngineFit, fit_engine, without_host
 from planner.models.latency import Array
 from planner.models.step_fit import PiecewiseLinearStepLatency
-from planner.models.tables import StepTable, read_step_table
-from planner.runtime.served import Watched, watch
+from planner.models.step_tables import StepTable, read_step_table
+from planner.runtime.served import WatchedEngines, watch_engines
 from profiling.vllm_install import is_installed
 
 if not is_installed():
@@ -24,7 +24,7 @@ if not is_installed():
 
 pytestmark = pytest.mark.slow
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
-ALONE = Watched(1, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True)
+ALONE = WatchedEngines(1, max_num_batched_tokens=512, max_num_seqs=32, max_model_len=2048, enforce_eager=True)
 BUDGET_S = 45
 LEAST_STEPS = 20
 SLOW_STEP_S, SLOW_SEQUENCE_S = 40e-3, 1e-3  # far above what other programs do to steps of 2 to 10 ms
@@ -60,7 +60,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> StepTable:
 
 @pytest.fixture(scope="module")
 def watched() -> StepTable:
-    return watch(TINY, ALONE)
+    return watch_engines(TINY, ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def found(profile: StepTable, watched: StepTable) -> EngineFit:
 def steps_s(profile: StepTable, found: EngineFit, X: Array) -> Array:
     """What the constants say of steps (n, 5), on a clock that leaves out what others take."""
     fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
-    step_s, sequence_s = found.host.at(1)
+    step_s, sequence_s = found.host.per_step_s(1)
     host_s = step_s + sequence_s * (X[:, 2] + X[:, 4]) + found.admission_s * X[:, 4]
     return np.asarray(found.slowdown * fit.step_s(*X.T) + host_s)
 
@@ -88,7 +88,7 @@ def test_a_cpu_schedules_synchronously_and_takes_some_host_time(
     error_frac = found.error_frac
     for _ in range(ATTEMPTS - 1):
         if error_frac >= 0.3:
-            error_frac = fit_engine(profile, watch(TINY, ALONE)).error_frac
+            error_frac = fit_engine(profile, watch_engines(TINY, ALONE)).error_frac
     assert error_frac < 0.3
 
 
@@ -99,8 +99,8 @@ def test_another_process_with_other_batches_steps_as_found(
     grow with the batch as the constants say. One process is slower than the next on a machine that others use
     (0.6 to 1.4 times was seen), so what all batches have in common is taken out, up to a factor of two."""
     for attempt in range(ATTEMPTS):
-        first = found if attempt == 0 else fit_engine(profile, watch(TINY, ALONE))
-        other = watch(TINY, replace(ALONE, max_num_seqs=20, seed=7))
+        first = found if attempt == 0 else fit_engine(profile, watch_engines(TINY, ALONE))
+        other = watch_engines(TINY, replace(ALONE, max_num_seqs=20, seed=7))
         predicted_s = steps_s(profile, first, other.X)
         of_level = [(other.steps.level == level).to_numpy() for level in np.unique(other.steps.level)]
         ratio = np.array([predicted_s[at].mean() / other.steps.own_s[at].mean() for at in of_level])
@@ -126,7 +126,7 @@ def test_a_slower_scheduler_is_found(
     decodes = np.array([[1, 0, 1, 100, 0], [32, 0, 32, 3200, 0]], dtype=float)
     expected_s = SLOW_STEP_S + SLOW_SEQUENCE_S * np.array([1, 32])
     for _ in range(ATTEMPTS):
-        slow = fit_engine(profile, watch(TINY, slowed))
+        slow = fit_engine(profile, watch_engines(TINY, slowed))
         longer_s = steps_s(profile, slow, decodes) - steps_s(profile, found, decodes)
         one_ms, all_ms = 1e3 * longer_s
         say(f"{slow}; found {one_ms:.2f} ms for one sequence, {all_ms:.2f} for 32")

@@ -22,19 +22,19 @@ import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
-from planner.documents.engine import parse_engine
+from planner.documents.engine_file import parse_engine
 from planner.documents.fits import read_fits
-from planner.documents.fleet import fleet_document, read_fleet
+from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.domain import Slo
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.io.files import to_yaml
 from planner.models.latency import StepLatency
 from planner.runtime.analysis import Wanted
-from planner.runtime.door import listening
-from planner.runtime.replay import prompt
-from planner.runtime.router import Router
-from planner.runtime.validate import counted, engine_commands, scrape
-from planner.runtime.workers import CPU_BLOCK_TOKENS, places, started
+from planner.runtime.connection_limits import listening
+from planner.runtime.live_replay import unique_prompt
+from planner.runtime.router import LiveRouter
+from planner.runtime.validate import engine_commands, scrape, traffic_counters
+from planner.runtime.workers import CPU_BLOCK_TOKENS, place_workers, run_engines
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 from profiling.vllm_install import is_installed
@@ -335,7 +335,7 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
     async def ids(client: aiohttp.ClientSession, url: str, tokens: int, *, stream: bool) -> list[int]:
         body = {
             "model": fleet.llm.name,
-            "prompt": prompt(tokens, tokens, 0),
+            "prompt": unique_prompt(tokens, tokens, 0),
             "max_tokens": 12,
             "temperature": 0,
             "ignore_eos": True,
@@ -351,12 +351,12 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
 
     async def run() -> tuple[list[list[int]], list[list[int]], Sequence[dict[str, Any]]]:
         commands, devices = engine_commands(wanted, tmp_path)
-        async with started(places(fleet, tmp_path / "engines", devices), commands) as group:
-            router = Router(group.workers, fleet)
+        async with run_engines(place_workers(fleet, tmp_path / "engines", devices), commands) as group:
+            router = LiveRouter(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
                 before = await scrape(client, group)
                 pair = [await ids(client, url, tokens, stream=tokens % 200 == 0) for tokens in PAIR_TOKENS]
-                engines = counted(before, await scrape(client, group))
+                engines = traffic_counters(before, await scrape(client, group))
                 alone = [await ids(client, group.workers[0].url, t, stream=False) for t in PAIR_TOKENS]
                 assert not router.in_flight and not router.live.workers["assigned"].any()
         return pair, alone, engines

@@ -12,8 +12,8 @@ from planner.errors import PlannerError
 from planner.units import show_s
 from ui import draw, inputs, live, question
 from ui.jobs import Job, result_key
-from ui.question import Asked
-from ui.session import Session, follow, open_session, remember, settle, short_job
+from ui.question import Form
+from ui.session import Session, follow_job, keep_widgets, mark_settled, open_session, short_job
 from ui.store import SAMPLES, Document, SavedPlan
 
 MOST_CHANGES = 4  # More changes than this are only counted.
@@ -30,8 +30,8 @@ NEXT = {
 
 def page() -> None:
     session = open_session()
-    asked = session.asked()
-    remember(asked)
+    form = session.current_form()
+    keep_widgets(form)
     st.title("Plan a fleet", anchor=False)
     if st.session_state.pop("is_link_dead", False):
         st.error("The plan of this link is not here any more; it was deleted, or made elsewhere.")
@@ -40,23 +40,23 @@ def page() -> None:
         with st.container(key="plan_bar"):
             wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
             state = st.empty()
-        asked, below_trace = inputs.choose(session, asked)
-        session.keep(asked)
+        form, below_trace = inputs.choose(session, form)
+        session.keep(form)
     with right:
         if wants_plan:
-            _start(session, asked)
+            _start(session, form)
         shown = session.plan_shown()
-        changes = _changes(session, asked, shown)
+        changes = _changes(session, form, shown)
         state.caption(_state(session, shown, changes))
         _answer(session, shown, changes)
-        _traffic(session, asked, below_trace)
-    settle("ask")
+        _traffic(session, form, below_trace)
+    mark_settled("ask")
 
 
-def _start(session: Session, asked: Asked) -> None:
+def _start(session: Session, form: Form) -> None:
     st.session_state.planned_here = True
     try:
-        session.make_plan(asked)
+        session.make_plan(form)
     except PlannerError as error:
         session.jobs.forget(session.id, "plan")
         st.session_state.planned_here = False
@@ -65,18 +65,18 @@ def _start(session: Session, asked: Asked) -> None:
         st.session_state.pop("refused", None)
 
 
-def _changes(session: Session, asked: Asked, shown: tuple[SavedPlan, Document] | None) -> list[str]:
+def _changes(session: Session, form: Form, shown: tuple[SavedPlan, Document] | None) -> list[str]:
     """The differences between the inputs and the question of the answer on the screen."""
     if shown is None:
         return []
     try:
-        now, then = (session.plan_request(one) for one in (asked, shown[0].asked))
+        now, then = (session.plan_request(one) for one in (form, shown[0].form))
     except PlannerError as error:
         return [f"the inputs cannot be asked: {error}"]
-    found = question.changes(then["question"], now["question"])
-    found += ["another trace"] if then["trace"] != now["trace"] else []
-    found += ["another seed"] if then["seed"] != now["seed"] else []
-    return found
+    changes = question.changes(then["question"], now["question"])
+    changes += ["another trace"] if then["trace"] != now["trace"] else []
+    changes += ["another seed"] if then["seed"] != now["seed"] else []
+    return changes
 
 
 def _state(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
@@ -94,7 +94,7 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
     if refused := st.session_state.get("refused"):
         draw.error(refused)
     if job is not None and job.state != "done":
-        follow(session, "plan")
+        follow_job(session, "plan")
         if job.state != "running" and st.session_state.get("planned_here"):
             live.focus("answer", job.key)
     if job is not None and job.state == "running" and job.first is not None:
@@ -121,7 +121,7 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
             document,
             session.store,
             saved.result,
-            command_text=question.command(saved.asked, session.catalog_folder),
+            command_text=question.command(saved.form, session.catalog_folder),
             of=_of(saved, document, is_stale=is_stale),
         )
         st.subheader("Next, with this plan")
@@ -130,38 +130,38 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
                 st.page_link(f"views/{name}.py", label=f"{label}: {why}", query_params=dict(st.query_params))
 
 
-def _first(job: Job, found: Document) -> None:
+def _first(job: Job, answer: Document) -> None:
     """Show the answer on paper while the scenarios for production are simulated."""
     with st.container(key="answer_first"):
         st.info(
             "On paper, for now: what the traffic as it is written needs. What production needs is being "
             "tried in scenarios; it takes this answer's place, with its charts and its files."
         )
-        st.html(found["html"])
+        st.html(answer["html"])
         for name in ("fleet", "slo"):
-            draw.table(*found["tables"][name])
+            draw.table(*answer["tables"][name])
     if st.session_state.get("planned_here"):
         live.focus("answer", f"first {job.key}")
 
 
 def _stale(saved: SavedPlan, changes: list[str]) -> None:
     """Show the changed inputs, and a button that restores those of the answer."""
-    told = changes[:MOST_CHANGES]
-    told += [f"{len(changes) - len(told)} more"] if len(changes) > len(told) else []
+    listed = changes[:MOST_CHANGES]
+    listed += [f"{len(changes) - len(listed)} more"] if len(changes) > len(listed) else []
     st.warning(
-        f"Of earlier inputs. Changed since: {draw.escaped('; '.join(told))}. Press Plan for an answer."
+        f"Of earlier inputs. Changed since: {draw.escaped('; '.join(listed))}. Press Plan for an answer."
     )
     if st.button("Back to the inputs of this answer", key="inputs_back"):
-        st.session_state.restore = saved.asked
+        st.session_state.restore = saved.form
         st.rerun()
 
 
 def _of(saved: SavedPlan, document: Document, *, is_stale: bool) -> str:
     """A sentence that names the question of the downloads."""
-    source = "described traffic" if saved.asked["source"] == question.DESCRIBED else saved.asked["trace"]
-    told = f"{document['llm']}, {document['rate_rps']:,.4g} requests/s of {source.rpartition('/')[2]}. "
-    told += question.promised(saved.asked)
-    return f"{'Not of the inputs as they stand, but of' if is_stale else 'Of'} {told}"
+    source = "described traffic" if saved.form["source"] == question.DESCRIBED else saved.form["trace"]
+    summary = f"{document['llm']}, {document['rate_rps']:,.4g} requests/s of {source.rpartition('/')[2]}. "
+    summary += question.slo_summary(saved.form)
+    return f"{'Not of the inputs as they stand, but of' if is_stale else 'Of'} {summary}"
 
 
 def _share(saved: SavedPlan) -> None:
@@ -181,12 +181,12 @@ def _live(session: Session, saved: SavedPlan, document: Document) -> None:
             job = session.jobs.start(session.id, "sliders", "sliders", request)
         if job.state == "running":
             _waiting(session, job)
-        elif job.state == "done" and (found := session.store.document(job.key)):
-            live.sliders(found, job.key)
+        elif job.state == "done" and (answer := session.store.document(job.key)):
+            live.sliders(answer, job.key)
             st.caption(
                 "The plan's fleet and larger ones, simulated once at each setting: on paper, without other "
                 "draws, losses or a margin for step times. More traffic is the same requests by a faster "
-                "clock." + ("" if found["is_whole"] else " Some settings were not reached in time.")
+                "clock." + ("" if answer["is_whole"] else " Some settings were not reached in time.")
             )
         elif job.error:
             st.caption(draw.escaped(f"No sliders: {job.error}"))
@@ -199,7 +199,7 @@ def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> 
     if fleet is None:
         return None
     try:
-        request = session.plan_request(saved.asked)
+        request = session.plan_request(saved.form)
     except PlannerError:  # Its trace or a row of the catalog no longer exists.
         return None
     return request | {"fleet": fleet.decode(), "rate_rps": document["rate_rps"]}
@@ -212,53 +212,54 @@ def _waiting(session: Session, job: Job) -> None:
     st.caption(f"Simulating around the plan, {job.elapsed_s:.0f} s")
 
 
-def _traffic(session: Session, asked: Asked, below_trace: Any) -> None:
+def _traffic(session: Session, form: Form, below_trace: Any) -> None:
     """What is known of the traffic, or below its name why it cannot be read, and what its columns are."""
     with below_trace:
         try:
-            request = session.traffic_request(asked)
+            request = session.traffic_request(form)
         except PlannerError as error:
             draw.error(error)
             return
-        found = short_job(session, "trace", "trace", request, "Reading the traffic")
+        summary = short_job(session, "trace", "trace", request, "Reading the traffic")
         job = session.jobs.of(session.id, "trace")
-        is_log = asked["source"] == question.UPLOAD and not asked["trace"].startswith(f"{SAMPLES}/")
-        if is_log and (asked["map"] or (job is not None and "--map" in job.error)):
-            inputs.columns(session, asked["trace"], job.guess if job is not None else "")
-    if found is not None:
-        _shown(found)
+        is_log = form["source"] == question.UPLOAD and not form["trace"].startswith(f"{SAMPLES}/")
+        if is_log and (form["map"] or (job is not None and "--map" in job.error)):
+            inputs.columns(session, form["trace"], job.guess if job is not None else "")
+    if summary is not None:
+        _shown(summary)
 
 
-def _shown(found: Document) -> None:
+def _shown(summary: Document) -> None:
     st.header("The traffic")
-    told = f"{found['requests']:,} requests in {found['duration_s']:,.0f} s"
-    told += f", {found['rate_rps']:.3g} requests/s" if found["rate_rps"] else ""
-    planned = found.get("planned_rps")
-    if planned and found["rate_rps"] and abs(planned / found["rate_rps"] - 1) > 0.01:
-        told += f"; planned for at {planned:.3g} requests/s"
-    st.write(f"**{draw.escaped(found['name'])}**: {told}")
-    draw.pictures(found["charts"])
+    message = f"{summary['requests']:,} requests in {summary['duration_s']:,.0f} s"
+    message += f", {summary['rate_rps']:.3g} requests/s" if summary["rate_rps"] else ""
+    planned = summary.get("planned_rps")
+    if planned and summary["rate_rps"] and abs(planned / summary["rate_rps"] - 1) > 0.01:
+        message += f"; planned for at {planned:.3g} requests/s"
+    st.write(f"**{draw.escaped(summary['name'])}**: {message}")
+    draw.pictures(summary["charts"])
     lengths = [
-        (name, *(f"{found[key][column]:,.0f}" for column in ("mean", "p50", "p90", "p99", "max")))
+        (name, *(f"{summary[key][column]:,.0f}" for column in ("mean", "p50", "p90", "p99", "max")))
         for name, key in (("prompt tokens", "input_tokens"), ("answer tokens", "output_tokens"))
     ]
     draw.table(("length", "mean", "p50", "p90", "p99", "longest"), lengths)
-    if found["sessions"]:
-        st.write(_sessions(found["sessions"]))
-    if found["prefixes"]:
-        spared = 100 * found["prefixes"]["token_hit_frac"]
+    if summary["sessions"]:
+        st.write(_sessions(summary["sessions"]))
+    if summary["prefixes"]:
+        spared = 100 * summary["prefixes"]["token_hit_frac"]
         st.write(f"Prompts share prefixes: an endless cache would spare {spared:.1f} % of the prompt tokens.")
-    draw.tenants(found["tenant_rows"])
-    dropped = [f"{count:,} rows left out: {reason}" for reason, count in found["dropped"].items() if count]
-    draw.bullets([*(dropped or ["No row was left out"]), *found["notes"]])
+    draw.tenants(summary["tenant_rows"])
+    dropped = [f"{count:,} rows left out: {reason}" for reason, count in summary["dropped"].items() if count]
+    draw.bullets([*(dropped or ["No row was left out"]), *summary["notes"]])
 
 
-def _sessions(found: Mapping[str, Any]) -> str:
+def _sessions(summary: Mapping[str, Any]) -> str:
     """A sentence on the sessions of a trace whose requests wait for others."""
-    turns, think_s = found["turns"], found["think_s"]
+    turns, think_s = summary["turns"], summary["think_s"]
     return (
-        f"{found['sessions']:,} sessions of {turns['mean']:.1f} requests on average, {turns['max']:,.0f} at "
-        f"most: {found['waiting']:,} requests arrive only after an earlier one is answered, "
+        f"{summary['sessions']:,} sessions of {turns['mean']:.1f} requests on average, "
+        f"{turns['max']:,.0f} at "
+        f"most: {summary['waiting']:,} requests arrive only after an earlier one is answered, "
         f"{show_s(think_s['p50'])} later (p50; p90: {show_s(think_s['p90'])}). Rates are drawn as if answers "
         "took no time."
     )

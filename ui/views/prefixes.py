@@ -7,7 +7,7 @@ import streamlit as st
 from planner.errors import PlannerError
 from planner.units import show_s
 from ui import draw, question
-from ui.session import follow, open_session
+from ui.session import follow_job, open_session
 from ui.store import Document
 
 MOST_ROWS = 20
@@ -44,22 +44,22 @@ def page() -> None:
         if place and shown is not None:
             fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode()
         try:
-            asked = session.asked()
-            read_by = asked["map"] if asked["trace"] == trace else {}
-            request = session.request(asked | {"trace": trace, "source": question.UPLOAD})
+            form = session.current_form()
+            read_by = form["map"] if form["trace"] == trace else {}
+            request = session.request(form | {"trace": trace, "source": question.UPLOAD})
             request |= {"fleet": fleet, "pool": pool, "time_limit_s": 120.0}
             request |= {"traffic": {"map": read_by} if read_by else {}}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
             draw.error(error)
-    found = follow(session, "prefixes")
+    answer = follow_job(session, "prefixes")
     job = session.jobs.of(session.id, "prefixes")
-    if found is None or job is None:
+    if answer is None or job is None:
         return
-    _sharing(found)
-    if "plan" in found:
-        _placement(found["plan"])
-        for name, simulated in (found.get("simulated") or {}).items():
+    _sharing(answer)
+    if "plan" in answer:
+        _placement(answer["plan"])
+        for name, simulated in (answer.get("simulated") or {}).items():
             loads = simulated["simulated_load"]
             st.write(
                 f"Simulated from cold caches, {draw.escaped(name)}: "
@@ -67,18 +67,18 @@ def page() -> None:
                 f"{_percent(simulated['possible_hit_frac'])} possible from cold; the busiest worker has "
                 f"{max(loads):.4g} s of work per second, the idlest {min(loads):.4g} s."
             )
-    draw.tenants(found["tenant_rows"])
+    draw.tenants(answer["tenant_rows"])
     if shown is not None and shown[1]["simulation"]["tenants"]:
         _service(shown[1]["simulation"]["tenants"])
     draw.downloads(session.store, job.key, session.store.files(job.key))
 
 
-def _sharing(found: Document) -> None:
-    trace = found["trace"]
+def _sharing(answer: Document) -> None:
+    trace = answer["trace"]
     sharing = trace["sharing"]
     st.header("What prompts share")
     st.subheader(f"An endless cache would spare {_percent(sharing['token_hit_frac'])} of the prompts' tokens")
-    draw.pictures(found["charts"])
+    draw.pictures(answer["charts"])
     window = f"distinct tokens in {trace['window_s']:g} s"
     gaps = trace["reuse_gap_s"].items()
     rows = [
@@ -171,11 +171,11 @@ def _percent(frac: float) -> str:
     return f"{100 * frac:.1f} %"
 
 
-def _spread(found: Document, factor: float = 1.0, unit: str = "") -> str:
+def _spread(quantiles: Document, factor: float = 1.0, unit: str = "") -> str:
     """The mean and the standard deviation; a single value has only the mean."""
-    if found["mean"] is None:
+    if quantiles["mean"] is None:
         return "-"
-    mean, sd = (_figure(factor * found[key]) for key in ("mean", "sd"))
+    mean, sd = (_figure(factor * quantiles[key]) for key in ("mean", "sd"))
     return f"{mean}{unit} (standard deviation {sd}{unit})"
 
 
@@ -183,10 +183,10 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _service(found: Document) -> None:
+def _service(answer: Document) -> None:
     """What each tenant of the plan's traffic got in its simulation."""
     st.subheader("What the plan gives each tenant")
-    st.write(f"Jain's index of their service is {found['jain_index']:.3g}; 1 is equal.")
+    st.write(f"Jain's index of their service is {answer['jain_index']:.3g}; 1 is equal.")
     rows = [
         (
             one["tenant"],
@@ -195,7 +195,7 @@ def _service(found: Document) -> None:
             f"{one['service_tokens_per_s']:,.0f}",
             *("never" if one[key]["p90"] is None else show_s(one[key]["p90"]) for key in ("ttft_s", "e2e_s")),
         )
-        for one in found["each"]
+        for one in answer["each"]
     ]
     draw.table(("tenant", "weight", "requests", "tokens/s", "TTFT p90", "E2E p90"), rows)
 

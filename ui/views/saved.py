@@ -6,7 +6,7 @@ import streamlit as st
 
 from planner.errors import PlannerError
 from ui import draw
-from ui.session import Session, follow, open_session
+from ui.session import Session, follow_job, open_session
 from ui.store import SavedPlan
 
 
@@ -47,7 +47,7 @@ def _one(session: Session, plan: SavedPlan) -> None:
         if st.button("Open", key="saved_open"):
             session.store.look_at(session.id, plan.id)
             session.jobs.forget(session.id, "plan")
-            st.session_state.restore = plan.asked
+            st.session_state.restore = plan.form
             st.switch_page("views/plan.py")
         with st.popover("Delete"):
             if st.button("Delete this plan for good", key="saved_delete"):
@@ -56,8 +56,8 @@ def _one(session: Session, plan: SavedPlan) -> None:
 
 
 def _figures(session: Session, plans: list[SavedPlan]) -> None:
-    found = [(plan, session.store.document(plan.result)) for plan in plans]
-    columns = [(plan.name, document) for plan, document in found if document is not None]
+    answers = [(plan, session.store.document(plan.result)) for plan in plans]
+    columns = [(plan.name, document) for plan, document in answers if document is not None]
     lines = {
         "fleet": [document["answer"].rpartition(": ")[0] for _, document in columns],
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
@@ -81,19 +81,19 @@ def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
             for k, plan in enumerate(plans, start=1)
         }
         try:
-            first = session.plan_request(plans[0].asked)
+            first = session.plan_request(plans[0].form)
             session.jobs.start(session.id, "compare", "compare", first | {"fleets": fleets})
         except PlannerError as error:
             draw.error(error)
-    found = follow(session, "compare")
+    comparison = follow_job(session, "compare")
     job = session.jobs.of(session.id, "compare")
-    if found is None or job is None:
+    if comparison is None or job is None:
         return
-    st.subheader(draw.escaped(found["verdict"]))
-    draw.pictures(found["charts"])
-    draw.table(*found["table"])
-    if found["notes"]:
-        draw.bullets(found["notes"])
+    st.subheader(draw.escaped(comparison["verdict"]))
+    draw.pictures(comparison["charts"])
+    draw.table(*comparison["table"])
+    if comparison["notes"]:
+        draw.bullets(comparison["notes"])
     draw.downloads(session.store, job.key, ("compare.html", "compare.csv", "compare.json"))
 
 

@@ -11,12 +11,12 @@ import streamlit as st
 
 from planner.documents import planned_market
 from planner.documents.markets import parse_market
-from planner.documents.task import Task, parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError, PlannerError
-from planner.io.files import read_yaml, to_yaml
+from planner.files.checked_files import read_yaml, to_yaml
 from planner.units import quantity
 from ui import draw, market, question
-from ui.session import Session, follow, open_session
+from ui.session import Session, follow_job, open_session
 from ui.store import Document, read_as
 
 PAGE = "schedule"
@@ -29,25 +29,25 @@ def page() -> None:
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
     st.page_link("views/day.py", label="Day: the plan's fleet simulated over a day, under controllers")
     kept: Document = session.store.kept(session.id, PAGE) or {}
-    asked = _inputs(_base(session, kept))
-    demand, window = _demand(session, asked, kept)
+    form = _inputs(_base(session, kept))
+    demand, window = _demand(session, form, kept)
     typed = demand.get("demand") if demand.get("is_typed") else None
-    session.store.keep(session.id, PAGE, {"market": asked, "demand": typed, "window": window})
+    session.store.keep(session.id, PAGE, {"market": form, "demand": typed, "window": window})
     options = _options()
-    _text(asked)
+    _text(form)
     if st.button("Schedule", type="primary", key="schedule_start"):
         try:
             window_s = quantity(window, "s", where="window")
             if window_s < 1:
                 raise InputError(f"window: expected at least 1 s, found {window!r}")
-            job = {"market": asked, "window_s": window_s, **options, **demand}
+            job = {"market": form, "window_s": window_s, **options, **demand}
             session.jobs.start(session.id, PAGE, "schedule", job)
             st.session_state.schedule_command = market.command(demand, window, options)
         except PlannerError as error:
             draw.error(error)
-    found = follow(session, PAGE)
-    if found is not None:
-        _result(session, found)
+    answer = follow_job(session, PAGE)
+    if answer is not None:
+        _result(session, answer)
 
 
 def _base(session: Session, kept: Document) -> Document:
@@ -82,20 +82,20 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
     """schedule.yaml of what plans run and carry, of their stock and limits. Figures are made up only where
     there is no plan to take them from.
     """
-    found: list[tuple[Document, Task]] = []
+    planned: list[tuple[Document, PlanQuestion]] = []
     for plan in plans:
         saved = session.store.plan(plan)
         document = session.store.document(saved.result) if saved else None
         if saved is None or document is None:
             continue
-        inputs = question.kept(saved.asked, session.catalog)
+        inputs = question.restore_form(saved.form, session.catalog)
         try:
             task = parse_task(question.document(inputs, session.catalog), session.catalog)
         except PlannerError as error:
             draw.error(error)
             continue
-        found.append((document, task))
-    return planned_market.of_plans(found, session.catalog) if found else market.MADE_UP
+        planned.append((document, task))
+    return planned_market.of_plans(planned, session.catalog) if planned else market.MADE_UP
 
 
 def _inputs(base: Document) -> Document:
@@ -133,17 +133,17 @@ def _inputs(base: Document) -> Document:
         key=f"cost_{key}",
         **empty,
     )
-    found: Document = {"gpus": gpus, "capacity": capacity}
+    form: Document = {"gpus": gpus, "capacity": capacity}
     if share:
-        found["spot"] = round(share / 100, 12)
+        form["spot"] = round(share / 100, 12)
     bounds = {"power": f"{most_kw:.12g} kW"} if most_kw else {}
     bounds |= {"cost": f"{most_usd:.12g} usd/h"} if most_usd else {}
-    return found | ({"limits": bounds} if bounds else {})
+    return form | ({"limits": bounds} if bounds else {})
 
 
 def _offer(name: str, row: Document, key: str) -> Document:
     """The prices and the stock of a GPU in the format of schedule.yaml."""
-    found = dict(row)
+    offer = dict(row)
     with st.container(border=True):
         st.markdown(f"**{draw.escaped(name)}**")
         fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")
@@ -156,8 +156,8 @@ def _offer(name: str, row: Document, key: str) -> Document:
                 placeholder="not sold so",
                 key=f"offer_{price}_{name}_{key}",
             )
-            found[price] = None if value is None else f"{value:.12g} usd/h"
-        found["interruptions"] = fields[-2].number_input(
+            offer[price] = None if value is None else f"{value:.12g} usd/h"
+        offer["interruptions"] = fields[-2].number_input(
             market.INTERRUPTIONS,
             min_value=0.0,
             value=row.get("interruptions"),
@@ -165,7 +165,7 @@ def _offer(name: str, row: Document, key: str) -> Document:
             format="%g",
             key=f"offer_interruptions_{name}_{key}",
         )
-        found["stock"] = fields[-1].number_input(
+        offer["stock"] = fields[-1].number_input(
             "Stock",
             min_value=0,
             value=row.get("stock"),
@@ -173,14 +173,14 @@ def _offer(name: str, row: Document, key: str) -> Document:
             placeholder="any number",
             key=f"offer_stock_{name}_{key}",
         )
-    return {given: value for given, value in found.items() if value is not None}
+    return {given: value for given, value in offer.items() if value is not None}
 
 
 def _worker(row: Document, key: str) -> Document:
     """A kind of worker in the format of schedule.yaml."""
     with st.container(border=True):
         llm, name = st.columns(2)
-        found: Document = {
+        worker: Document = {
             "llm": llm.text_input("LLM", row.get("llm", ""), key=f"worker_llm_{key}"),
             "worker": name.text_input("Worker", row.get("worker", ""), key=f"worker_name_{key}"),
         }
@@ -191,7 +191,7 @@ def _worker(row: Document, key: str) -> Document:
             key=f"worker_on_{key}",
             help="As 4 × h100-80g, or 8 × h100-80g + 4 × a100-80g.",
         )
-        found |= market.on_of(text)
+        worker |= market.on_of(text)
         for field, (given, (label, unit, written)) in zip(fields, market.QUANTITIES.items(), strict=True):
             factor = 60 if given == "start" else 1
             value = market.number(row.get(given), unit)
@@ -204,18 +204,18 @@ def _worker(row: Document, key: str) -> Document:
                 key=f"worker_{given}_{key}",
             )
             if value is not None:
-                found[given] = f"{value:.12g} {written}"
-    return found | ({"fleet": row["fleet"]} if "fleet" in row else {})
+                worker[given] = f"{value:.12g} {written}"
+    return worker | ({"fleet": row["fleet"]} if "fleet" in row else {})
 
 
-def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document, str]:
+def _demand(session: Session, form: Document, kept: Document) -> tuple[Document, str]:
     """The part of a job that says what is demanded, and the length of a window."""
     st.header("Demand")
     source = st.radio("Demand from", (TABLE, TRACES, CSV), horizontal=True, key="schedule_source")
     window = st.text_input(
         "Length of a window", kept.get("window", "1 h"), key="schedule_window", help="As 1 h, or 10 min."
     )
-    llms = market.llms(asked["capacity"])
+    llms = market.llms(form["capacity"])
     if source == TRACES:
         known = session.store.traces(session.id)
         chosen = {
@@ -236,11 +236,11 @@ def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document
         )
         text = uploaded.getvalue().decode(errors="replace") if uploaded else ""
         return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}, window
-    _shape(asked, llms)
+    _shape(form, llms)
     if "schedule_demand" not in st.session_state or st.session_state.schedule_demand[0] != llms:
         text = kept.get("demand") or ""
         fits = text.partition("\n")[0].split(",")[1:] == llms
-        st.session_state.schedule_demand = (llms, text if fits else market.table(market.made_up(asked)))
+        st.session_state.schedule_demand = (llms, text if fits else market.table(market.example_demand(form)))
     written = st.session_state.schedule_demand[1]
     typed = st.text_area(
         "Requests/s in every window: a row each, a column per LLM",
@@ -252,13 +252,13 @@ def _demand(session: Session, asked: Document, kept: Document) -> tuple[Document
     return {"demand": typed or "", "demand_name": "demand.csv", "is_typed": True}, window
 
 
-def _shape(asked: Document, llms: Sequence[str]) -> None:
+def _shape(form: Document, llms: Sequence[str]) -> None:
     """The inputs that shape a day or a week from a few figures instead of 168 rows."""
     with st.expander("A day or a week in a few figures"):
         span = st.segmented_control(
             "Hours of", ("a day", "a week"), default="a week", required=True, key="shape_span"
         )
-        usual = market.usual_peaks(asked)
+        usual = market.usual_peaks(form)
         peaks = {
             llm: st.number_input(
                 f"{llm}, busiest hours [requests/s]", 0.001, value=usual.get(llm, 1.0), format="%g"
@@ -270,7 +270,7 @@ def _shape(asked: Document, llms: Sequence[str]) -> None:
         weekend_frac = weekend.number_input("Weekends [% of that]", 0.0, 100.0, 50.0, format="%g") / 100
         if st.button("Fill the rows", key="shape_fill"):
             days = market.WEEK_DAYS if span == "a week" else 1
-            rows = market.shaped(peaks, days=days, night_frac=night_frac, weekend_frac=weekend_frac)
+            rows = market.shape_hours(peaks, days=days, night_frac=night_frac, weekend_frac=weekend_frac)
             st.session_state.schedule_demand = (llms, market.table(rows))
             st.rerun()
 
@@ -285,10 +285,10 @@ def _options() -> Document:
     return {"gap_frac": gap / 100, "time_limit_s": limit_s, "seed": seed}
 
 
-def _text(asked: Document) -> None:
+def _text(form: Document) -> None:
     """schedule.yaml as the tables say it; what is typed there leads them."""
     with st.expander("schedule.yaml: prices and workers as text"):
-        text = to_yaml(asked)
+        text = to_yaml(form)
         key = hashlib.sha256(text.encode()).hexdigest()
         typed = st.text_area("schedule.yaml", text, height=300, key=f"yaml_{key}") or ""
         if st.button("Apply", key="apply_schedule"):
@@ -302,15 +302,15 @@ def _text(asked: Document) -> None:
                 st.rerun()
 
 
-def _result(session: Session, found: Document) -> None:
+def _result(session: Session, answer: Document) -> None:
     st.header("Answer")
-    st.subheader(draw.escaped(found["answer"]))
-    st.write(draw.escaped(found["proof"]))
-    draw.bullets(found["compared_lines"])
-    draw.pictures(found["charts"])
-    draw.table(*found["tables"]["gpus"])
-    draw.table(*found["tables"]["workers"])
-    st.caption(found["firm"])
+    st.subheader(draw.escaped(answer["answer"]))
+    st.write(draw.escaped(answer["proof"]))
+    draw.bullets(answer["compared_lines"])
+    draw.pictures(answer["charts"])
+    draw.table(*answer["tables"]["gpus"])
+    draw.table(*answer["tables"]["workers"])
+    st.caption(answer["firm"])
     if (job := session.jobs.of(session.id, PAGE)) is not None:
         draw.downloads(session.store, job.key, session.store.files(job.key))
         if command := st.session_state.get("schedule_command"):

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from planner.errors import InputError, PlannerError
-from planner.io.files import read_json
+from planner.files.checked_files import read_json
 from planner.reports import charts
 from planner.reports.drawing import live_spec
 from planner.units import show_s
@@ -29,11 +29,11 @@ def page() -> None:
         except PlannerError as error:
             st.session_state.pop("validation_shown", None)
             draw.error(error)
-    found = st.session_state.get("validation_shown")
-    if found is None:
+    document = st.session_state.get("validation_shown")
+    if document is None:
         st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
         return
-    _show(found)
+    _show(document)
     st.page_link("views/watch.py", label="Watch: live metrics held against the plan, once it serves")
 
 
@@ -45,24 +45,24 @@ def _read(name: str, content: bytes) -> Document:
     return document
 
 
-def _show(found: Document) -> None:
+def _show(document: Document) -> None:
     st.header("Verdict")
-    kept = found.get("slo_kept_by_client")
-    kept = found.get("slo_kept") if kept is None else kept
-    st.subheader(_headline(found.get("agrees"), kept))
-    st.write(draw.escaped(found["verdict"]))
-    for note in found.get("notes", []):
+    kept = document.get("slo_kept_by_client")
+    kept = document.get("slo_kept") if kept is None else kept
+    st.subheader(_headline(document.get("agrees"), kept))
+    st.write(draw.escaped(document["verdict"]))
+    for note in document.get("notes", []):
         st.write(draw.escaped(note))
     cells = [
-        ("Requests", f"{found['requests']:,}", f"{found['finished']:,} finished"),
+        ("Requests", f"{document['requests']:,}", f"{document['finished']:,} finished"),
         (
             "Attainment",
-            _percent(found["attainment"]["measured"]),
-            f"predicted {_percent(found['attainment']['predicted'])}",
+            _percent(document["attainment"]["measured"]),
+            f"predicted {_percent(document['attainment']['predicted'])}",
         ),
     ]
     draw.figures(cells)
-    on = f"Measured on {found['machine'].get('device', '?')}, times of the {found.get('times', '?')}."
+    on = f"Measured on {document['machine'].get('device', '?')}, times of the {document.get('times', '?')}."
     st.caption(draw.escaped(on))
     st.header("Predicted and measured")
     rows = [
@@ -73,14 +73,14 @@ def _show(found: Document) -> None:
             draw.signed_percent(row["error_frac"]),
             _percent(row["tolerance_frac"]),
         )
-        for row in found["errors"]
+        for row in document["errors"]
         if row["measured_s"] is not None and row["predicted_s"] is not None
     ]
     draw.table(("latency", "predicted", "measured", "error", "allowed"), rows)
     st.caption(draw.LATENCIES)
     errors = {
         f"{row['metric']} {row['percentile']}": 100 * abs(row["error_frac"])
-        for row in found["errors"]
+        for row in document["errors"]
         if row["error_frac"] is not None
     }
     if errors:
@@ -93,7 +93,7 @@ def _show(found: Document) -> None:
                 "caption": "Error of each percentile: predicted over measured, less one.",
             }
         )
-    if found["slo"]:
+    if document["slo"]:
         st.header("The promise")
         lines = [
             (
@@ -103,14 +103,14 @@ def _show(found: Document) -> None:
                 _percent(row["measured_kept_frac"]),
                 "✓ kept" if row["measured_holds"] else "✗ missed",
             )
-            for row in found["slo"]
+            for row in document["slo"]
         ]
         draw.table(("limit", "promised", "predicted within", "measured within", "measured"), lines)
-    if found["steps"]:
+    if document["steps"]:
         st.header("Steps of the engines")
         steps = [
             (row["pool"], f"{row['steps']:,}", draw.signed_percent(row["bias_frac"]))
-            for row in found["steps"]
+            for row in document["steps"]
         ]
         draw.table(("pool", "steps", "predicted seconds, less measured"), steps)
 

@@ -11,7 +11,7 @@ from planner.errors import InputError, PlannerError
 from planner.studies.watch_words import WHAT
 from ui import draw, question
 from ui.jobs import Job
-from ui.session import Session, follow, open_session
+from ui.session import Session, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 PAGE, RESULT = "watch", "watch result"
@@ -37,16 +37,16 @@ def page() -> None:
         return
     saved, document = shown
     st.caption(draw.escaped(f"Against: {document['answer']}"))
-    asked = _choose(session)
+    form = _choose(session)
     if st.button("Look", type="primary", key="watch_start"):
-        _start(session, saved, asked)
+        _start(session, saved, form)
     job = session.jobs.of(session.id, PAGE)
     if job is not None and job.state != "done":
-        follow(session, PAGE)
+        follow_job(session, PAGE)
     kept = session.store.kept(session.id, RESULT)
-    found = session.store.document(kept["result"]) if kept else None
-    if kept is not None and found is not None:
-        _show(found, kept)
+    answer = session.store.document(kept["result"]) if kept else None
+    if kept is not None and answer is not None:
+        _show(answer, kept)
     elif job is None:
         st.info("Not looked yet.")
     st.header("All the time")
@@ -79,7 +79,7 @@ def _choose(session: Session) -> Document:
         )
         places = [address.strip()] if address.strip() else []
     window, step, model = st.columns(3, vertical_alignment="bottom")
-    asked: Document = {
+    form: Document = {
         "places": places,
         "window": window.text_input("How far back", "24 h", key="watch_window"),
         "step": step.text_input("Windows of", "1 min", key="watch_step"),
@@ -88,16 +88,16 @@ def _choose(session: Session) -> Document:
         "match": "",
     }
     if source == SERVER:
-        asked["match"] = st.text_input(
+        form["match"] = st.text_input(
             "Labels to ask for", key="watch_match", placeholder='namespace="prod"', help="As in PromQL."
         )
-    asked["replans"] = st.checkbox(
+    form["replans"] = st.checkbox(
         "Say what planning again would change, where something drifted", key="watch_replan"
     )
-    return asked
+    return form
 
 
-def _start(session: Session, saved: SavedPlan, asked: Document) -> None:
+def _start(session: Session, saved: SavedPlan, form: Document) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -106,11 +106,11 @@ def _start(session: Session, saved: SavedPlan, asked: Document) -> None:
         )
 
     try:
-        if not asked["places"]:
+        if not form["places"]:
             raise InputError("metrics: none yet; upload a file, or give the address of a Prometheus")
-        request: dict[str, Any] = asked | {
+        request: dict[str, Any] = form | {
             "plan": str(store.add_file("plan.zip", store.packed(saved.result))),
-            "question": question.document(saved.asked, session.catalog),
+            "question": question.document(saved.form, session.catalog),
             "catalog": str(session.catalog_folder) if session.catalog_folder else None,
             "looked": time.time(),  # The time makes each look a new job.
         }
@@ -120,13 +120,13 @@ def _start(session: Session, saved: SavedPlan, asked: Document) -> None:
         draw.error(error)
 
 
-def _show(found: Document, kept: Document) -> None:
-    name, colour = STANDINGS[found["status"]]
+def _show(answer: Document, kept: Document) -> None:
+    name, colour = STANDINGS[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
-    st.subheader(draw.escaped(found["headline"][:1].upper() + found["headline"][1:]))
+    st.subheader(draw.escaped(answer["headline"][:1].upper() + answer["headline"][1:]))
     st.caption(draw.escaped(f"Looked at {kept['at']}, against {kept['plan']}."))
-    draw.bullets(found["sentences"])
+    draw.bullets(answer["sentences"])
     rows = [
         (
             _quantity(row["what"]),
@@ -135,7 +135,7 @@ def _show(found: Document, kept: Document) -> None:
             draw.signed_percent(row["change_frac"]),
             ("more work" if row["is_harder"] else "less work") if row["is_drift"] else "no",
         )
-        for row in found["drift"]
+        for row in answer["drift"]
     ]
     if rows:
         draw.table(("quantity", "planned", "now", "change", "drifted"), rows)

@@ -13,12 +13,12 @@ from planner.errors import PlannerError
 from planner.reports import charts
 from planner.reports.curves import Curve
 from planner.reports.drawing import live_spec
-from planner.studies import whatif
-from planner.studies.compare import PICTURED
+from planner.studies import what_if
+from planner.studies.fleet_comparison import PICTURED
 from ui import draw, question
 from ui.jobs import result_key
-from ui.question import Asked
-from ui.session import Session, follow, open_session
+from ui.question import Form
+from ui.session import Session, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 MOST_POINTS = 10  # Every point of the curve costs one plan.
@@ -44,7 +44,7 @@ def page() -> None:
         return
     saved, document = shown
     _one_move(session, saved, document)
-    if saved.asked["objective"] != "throughput":
+    if saved.form["objective"] != "throughput":
         _sensitivity(session, saved)
         _curve(session, saved)
 
@@ -67,57 +67,57 @@ def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
         session.jobs.start(session.id, "what_if", "what_if", request)
     elif job.state in ("failed", "cancelled") and st.button("Try again"):
         session.jobs.start(session.id, "what_if", "what_if", request)
-    found = follow(session, "what_if")
-    if found is not None:
-        _beside(document, found, sentence)
+    answer = follow_job(session, "what_if")
+    if answer is not None:
+        _beside(document, answer, sentence)
         if st.button("Keep this plan", key="keep_what_if"):
             st.session_state.restore = changed
-            session.make_plan(changed, f"{found['llm']}, {sentence}")
+            session.make_plan(changed, f"{answer['llm']}, {sentence}")
             st.switch_page("views/plan.py")
 
 
-def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Asked | None, str]:
+def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Form | None, str]:
     """The question with one input moved, None while nothing is, and what was moved."""
-    asked = saved.asked
-    if asked["rate"] is None and asked["objective"] != "throughput":
-        asked = asked | {"rate": document["rate_rps"]}
-    offered = {name: label for name, label in SINGLE.items() if asked[name] is not None}
-    if asked["objective"] == "throughput":
+    form = saved.form
+    if form["rate"] is None and form["objective"] != "throughput":
+        form = form | {"rate": document["rate_rps"]}
+    offered = {name: label for name, label in SINGLE.items() if form[name] is not None}
+    if form["objective"] == "throughput":
         offered.pop("rate", None)
     offered |= {
         f"{metric}_ms": f"{metric.upper()} limit [ms]"
         for metric in METRICS
-        if asked[f"{metric}_ms"] is not None
+        if form[f"{metric}_ms"] is not None
     }
-    for row in asked["gpus"]:
+    for row in form["gpus"]:
         if row["use"]:
             for kind, column in PRICED.items():
                 if row[column] is not None:
                     offered[f"{kind} {row['GPU']}"] = f"{kind} of {row['GPU']} [USD/h]"
             if row["stock"]:
                 offered[f"stock {row['GPU']}"] = f"stock of {row['GPU']}"
-    offered |= {"spare": f"{asked['spare_of']} that may fail", OTHER: "any other key of slo.yaml"}
+    offered |= {"spare": f"{form['spare_of']} that may fail", OTHER: "any other key of slo.yaml"}
     what = st.selectbox("What moves", list(offered), format_func=offered.__getitem__, key="what_moves")
     if what == OTHER:
-        return _any_key(session, asked)
+        return _any_key(session, form)
     if what == "spare":
-        spare = st.number_input("How many may fail", 0, 100, asked["spare"], key="what_spare")
-        sentence = f"{spare} {asked['spare_of']} may fail"
-        return (asked | {"spare": spare}, sentence) if spare != asked["spare"] else (None, "")
+        spare = st.number_input("How many may fail", 0, 100, form["spare"], key="what_spare")
+        sentence = f"{spare} {form['spare_of']} may fail"
+        return (form | {"spare": spare}, sentence) if spare != form["spare"] else (None, "")
     factor = st.select_slider(
         "Times what it is", FACTORS, 1.0, key="what_factor", format_func=lambda f: f"× {f:g}"
     )
     kind, _, gpu = what.rpartition(" ") if " " in what else (what, "", "")
-    before = _value(asked, kind, gpu)
+    before = _value(form, kind, gpu)
     after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
     sentence = f"{offered[what]}: {after:g} instead of {before:g}"
     if after == before:
         return None, ""
     st.write(draw.escaped(sentence))
-    return _with(asked, kind, gpu, after), sentence
+    return _with(form, kind, gpu, after), sentence
 
 
-def _any_key(session: Session, asked: Asked) -> tuple[Asked | None, str]:
+def _any_key(session: Session, form: Form) -> tuple[Form | None, str]:
     """As `plan what-if --change` takes it."""
     text = st.text_input(
         "Key and value",
@@ -127,23 +127,23 @@ def _any_key(session: Session, asked: Asked) -> tuple[Asked | None, str]:
     )
     if not text.strip():
         return None, ""
-    changed = whatif.change(question.document(asked, session.catalog), text)
-    return question.of_document(changed, asked, session.catalog), text.strip()
+    changed = what_if.change_question(question.document(form, session.catalog), text)
+    return question.of_document(changed, form, session.catalog), text.strip()
 
 
-def _value(asked: Asked, kind: str, gpu: str) -> float:
+def _value(form: Form, kind: str, gpu: str) -> float:
     if not gpu:
-        return float(asked[kind])
-    row = next(row for row in asked["gpus"] if row["GPU"] == gpu)
+        return float(form[kind])
+    row = next(row for row in form["gpus"] if row["GPU"] == gpu)
     return float(row[PRICED.get(kind, kind)])
 
 
-def _with(asked: Asked, kind: str, gpu: str, value: Any) -> Asked:
+def _with(form: Form, kind: str, gpu: str, value: Any) -> Form:
     if not gpu:
         is_limit = kind.endswith("_ms")
-        return asked | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
-    rows = [row | {PRICED.get(kind, kind): value} if row["GPU"] == gpu else row for row in asked["gpus"]]
-    return asked | {"gpus": rows}
+        return form | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
+    rows = [row | {PRICED.get(kind, kind): value} if row["GPU"] == gpu else row for row in form["gpus"]]
+    return form | {"gpus": rows}
 
 
 def _sensitivity(session: Session, saved: SavedPlan) -> None:
@@ -155,27 +155,27 @@ def _sensitivity(session: Session, saved: SavedPlan) -> None:
     )
     if st.button("Ask", key="sensitivity_start"):
         try:
-            request = session.plan_request(saved.asked)
+            request = session.plan_request(saved.form)
             session.jobs.start(session.id, "sensitivity", "sensitivity", request)
         except PlannerError as error:
             draw.error(error)
-    found = follow(session, "sensitivity")
-    if found is not None:
-        _sensitivity_table(found["changes"])
+    answer = follow_job(session, "sensitivity")
+    if answer is not None:
+        _sensitivity_table(answer["changes"])
 
 
 def _sensitivity_table(changes: list[Document]) -> None:
     """Draw the changes that matter as rows, and name all others in one line."""
     kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
-    told, same = [], []
+    different, same = [], []
     for row in changes:
         if row["kept"] and row["more"] == UNMOVED:
             same.append(row["change"])
         else:
             fleet = row["answer"]["fleet"] if row["answer"] else "-"
-            told.append((row["change"], kept[row["kept"]], row["more"], fleet))
-    if told:
-        draw.table(("if", "the plan", "the best then", "which is"), told)
+            different.append((row["change"], kept[row["kept"]], row["more"], fleet))
+    if different:
+        draw.table(("if", "the plan", "the best then", "which is"), different)
     if same:
         st.write(draw.escaped(f"The plan holds and stays the best with: {'; '.join(same)}."))
 
@@ -184,7 +184,7 @@ def _curve(session: Session, saved: SavedPlan) -> None:
     """The best fleet for every value of a limit."""
     st.header("What each limit costs")
     offered: dict[str, str] = {
-        metric: f"{metric.upper()} limit" for metric in METRICS if saved.asked[f"{metric}_ms"] is not None
+        metric: f"{metric.upper()} limit" for metric in METRICS if saved.form[f"{metric}_ms"] is not None
     }
     offered |= {"rate": "rate", "power": "power limit", "cost": "cost limit"}
     over = st.selectbox(
@@ -192,15 +192,17 @@ def _curve(session: Session, saved: SavedPlan) -> None:
     )
     if st.button("Draw", key="curve_start"):
         try:
-            request = session.plan_request(saved.asked) | {"over": over, "points": MOST_POINTS}
+            request = session.plan_request(saved.form) | {"over": over, "points": MOST_POINTS}
             session.jobs.start(session.id, "pareto", "pareto", request)
         except PlannerError as error:
             draw.error(error)
-    found = follow(session, "pareto")
-    if found is not None:
-        draw.pictures(found["charts"])
-        head = (f"{found['over']} [{found['unit']}], holds to", found["objective_unit"], "fleet")
-        draw.table(head, [(f"{s['holds_to']:.5g}", f"{s['value']:,.6g}", s["fleet"]) for s in found["steps"]])
+    frontier = follow_job(session, "pareto")
+    if frontier is not None:
+        draw.pictures(frontier["charts"])
+        head = (f"{frontier['over']} [{frontier['unit']}], holds to", frontier["objective_unit"], "fleet")
+        draw.table(
+            head, [(f"{s['holds_to']:.5g}", f"{s['value']:,.6g}", s["fleet"]) for s in frontier["steps"]]
+        )
 
 
 def _beside(old: Document, new: Document, sentence: str) -> None:
@@ -217,7 +219,7 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
     rows.append(("promise", _kept(old), _kept(new), ""))
     st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.table(head, rows)
-    found = []
+    columns = []
     for metric in PICTURED:
         curves = {
             name: Curve(np.array(one["value_s"]), np.array(one["share"]))
@@ -226,8 +228,8 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
         caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, with the limits of the new question."
-        found.append({"spec": live_spec(chart), "caption": caption})
-    draw.pictures(found)
+        columns.append({"spec": live_spec(chart), "caption": caption})
+    draw.pictures(columns)
 
 
 def _fleet(document: Document) -> str:

@@ -10,24 +10,30 @@ from dataclasses import replace
 
 from planner import manifests
 from planner.errors import InputError
+from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.io.files import to_yaml
-from planner.manifests import engine
+from planner.manifests import engine_command
 from planner.manifests.autoscaling import (
-    capacity,
     cronjobs,
-    deployed,
     dynamo_planner,
-    hpa,
-    keda,
-    knative,
-    prometheus,
-    ray_serve,
+    hpa_object,
+    keda_object,
+    knative_object,
+    prometheus_queries,
+    ray_serve_autoscaler,
+    recording_rules,
+    scalable_pools,
     variants,
 )
 from planner.manifests.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
-from planner.manifests.autoscaling.chosen import of_chosen
-from planner.manifests.autoscaling.places import MEASURED, SCALED, Place, places, with_all_pools
+from planner.manifests.autoscaling.controller_choice import of_chosen
+from planner.manifests.autoscaling.scale_targets import (
+    MEASURED,
+    SCALED,
+    ScaleTarget,
+    find_scale_targets,
+    with_all_pools,
+)
 
 __all__ = ["OUTDATED", "PAIRS", "Autoscaler", "ScaledPool", "of_chosen", "refusal", "render", "timetable_of"]
 
@@ -61,19 +67,19 @@ PAIRS: dict[str, dict[str, str]] = {
 
 # of an earlier answer, that this one may not need: someone would apply them
 OUTDATED = (
-    prometheus.ADAPTER_FILE,
-    prometheus.MONITORS_FILE,
-    prometheus.RULES_FILE,
+    prometheus_queries.ADAPTER_FILE,
+    prometheus_queries.MONITORS_FILE,
+    prometheus_queries.RULES_FILE,
     cronjobs.FILE,
-    hpa.FILE,
-    keda.FILE,
-    knative.FILE,
+    hpa_object.FILE,
+    keda_object.FILE,
+    knative_object.FILE,
     variants.FILE,
     variants.VALUES_FILE,
 )
 
 
-def refusal(controller: str, target: str) -> str:
+def find_refusal(controller: str, target: str) -> str:
     """Why no manifest of `controller` is written for `target`, and what there is; empty where one is."""
     if target not in manifests.TARGETS:
         return f"target: must be one of {', '.join(manifests.TARGETS)}, found {target[:200]!r}"
@@ -99,26 +105,26 @@ def render(
 
     Raises InputError where there is no such pair, or a parameter that its manifest cannot hold.
     """
-    if why := refusal(autoscaler.controller, target):
+    if why := find_refusal(autoscaler.controller, target):
         raise InputError(why)
     if autoscaler.controller == "static":
         fleet = at_beginning(fleet, autoscaler)
         return manifests.render(fleet, max_model_len, target, under).files
     if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
-        ray_serve.check(autoscaler)
+        ray_serve_autoscaler.check(autoscaler)
     fleet = with_all_pools(fleet, autoscaler)
     files = dict(manifests.render(fleet, max_model_len, target, under).files)
     readme = files.pop("README.md")
-    found = places(fleet, target, autoscaler) if target in SCALED else []
+    scale_targets = find_scale_targets(fleet, target, autoscaler) if target in SCALED else []
     if autoscaler.controller == "knative" and target == "kserve":  # other objects, and another router
         files, readme = {}, _without(readme, "kserve", "Under each router")
     else:
-        files = deployed.changed(files, target, found, fleet, max_model_len, autoscaler)
-    written = _write(fleet, max_model_len, target, autoscaler, found)
-    about = f"# {autoscaler.controller}, for {engine.one_line(fleet.llm.name)}.\n"
+        files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
+    written = _write_beside_target(fleet, max_model_len, target, autoscaler, scale_targets)
+    about = f"# {autoscaler.controller}, for {engine_command.one_line(fleet.llm.name)}.\n"
     for path, documents in written.files.items():
         files[path] = about + "---\n".join(map(to_yaml, documents))
-    return {"README.md": readme + _readme(target, autoscaler, found, written), **files}
+    return {"README.md": readme + _write_readme(target, autoscaler, scale_targets, written), **files}
 
 
 def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
@@ -128,32 +134,37 @@ def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     return replace(fleet, pools=tuple(replace(pool, count=sizes[pool.name]) for pool in fleet.pools))
 
 
-def _write(
-    fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, found: list[Place]
+def _write_beside_target(
+    fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
 ) -> Written:
     """What stands beside the target's own files."""
-    controller, app = autoscaler.controller, engine.llm_label(fleet)
+    controller, app = autoscaler.controller, engine_command.llm_label(fleet)
     if target == "ray-serve":
-        return Written({}, (), ray_serve.LIMITS)
+        return Written({}, (), ray_serve_autoscaler.LIMITS)
     if controller == "cron":
-        jobs, objects = cronjobs.write(found, app), keda.write_timetable(found, autoscaler)
+        jobs, objects = (
+            cronjobs.write_cronjobs(scale_targets, app),
+            keda_object.write_timetable(scale_targets, autoscaler),
+        )
         return Written(objects.files | jobs.files, objects.steps + jobs.steps, objects.limits)
     if controller == "hpa":
-        return hpa.write(found, autoscaler)
+        return hpa_object.write_hpas(scale_targets, autoscaler)
     if controller == "keda":
-        return keda.write(found, autoscaler)
+        return keda_object.write_scaled_objects(scale_targets, autoscaler)
     if controller == "knative":
-        return knative.write(found, autoscaler, fleet, max_model_len)
+        return knative_object.write_services(scale_targets, autoscaler, fleet, max_model_len)
     if controller == "wva" and target == "kserve":
-        return variants.write_kserve(found, autoscaler)
+        return variants.write_kserve(scale_targets, autoscaler)
     if controller == "wva":
-        return variants.write(found, autoscaler, fleet)
+        return variants.write_variants(scale_targets, autoscaler, fleet)
     if target == "dynamo":
-        return Written({}, (), dynamo_planner.limits(autoscaler))
-    return capacity.write(found, autoscaler, app)
+        return Written({}, (), dynamo_planner.limit_lines(autoscaler))
+    return recording_rules.write_recording_rules(scale_targets, autoscaler, app)
 
 
-def _readme(target: str, autoscaler: Autoscaler, found: list[Place], written: Written) -> str:
+def _write_readme(
+    target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget], written: Written
+) -> str:
     """What follows the target's own README."""
     lines = [
         "",
@@ -165,7 +176,7 @@ def _readme(target: str, autoscaler: Autoscaler, found: list[Place], written: Wr
         "| pool | role | least | most | at the beginning |",
         "| --- | --- | --- | --- | --- |",
         *(
-            f"| {engine.label(pool.name)} | {pool.role} | {pool.least} | {pool.most} | {pool.size} |"
+            f"| {engine_command.label(pool.name)} | {pool.role} | {pool.least} | {pool.most} | {pool.size} |"
             for pool in autoscaler.pools
         ),
     ]
@@ -178,13 +189,16 @@ def _readme(target: str, autoscaler: Autoscaler, found: list[Place], written: Wr
             "",
             *written.steps,
         ]
-    if begin := _beginning(target, found, autoscaler):
+    if begin := _initial_count_lines(target, scale_targets, autoscaler):
         lines += ["", "Once, for the sizes at the beginning:", "", *begin]
     lines += [
         "",
         "What it does not do:",
         "",
-        *(f"- {each}" for each in (*written.limits, *_limits(target, autoscaler.controller, found))),
+        *(
+            f"- {each}"
+            for each in (*written.limits, *_limit_lines(target, autoscaler.controller, scale_targets))
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -195,25 +209,25 @@ def _without(readme: str, *headings: str) -> str:
     return "\n## ".join([first, *kept]).rstrip("\n") + "\n"
 
 
-def _beginning(target: str, found: list[Place], autoscaler: Autoscaler) -> list[str]:
+def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
     """Objects without a count of their own begin with one worker."""
     if target in ("llm-d", "production-stack", "dynamo") or autoscaler.controller == "knative":
         return []
     return [
         f"    kubectl scale {place.kind.lower()}.{place.api_version.rpartition('/')[0]}/{place.object_name} "
         f"--replicas={place.scaled.size}"
-        for place in found
+        for place in scale_targets
     ]
 
 
-def _limits(target: str, controller: str, found: list[Place]) -> list[str]:
+def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget]) -> list[str]:
     """Of scaling on that target, whoever decides."""
     lines = [
         "Sizes are bounded by least and most, not by the GPUs that there are: a pod that finds no node "
         "waits, and counts."
     ]
     if target in ("kubernetes", "lws", "disaggregatedset", "llm-d"):
-        drains = ", ".join(sorted({f"{place.scaled.drain_s:g} s" for place in found}))
+        drains = ", ".join(sorted({f"{place.scaled.drain_s:g} s" for place in scale_targets}))
         lines.append(
             f"A worker that is given up ends its requests for {drains} (`--shutdown-timeout`) and is then "
             "killed. Kubernetes chooses which one: pods that are not ready, then those that were ready for "
@@ -235,7 +249,7 @@ def _limits(target: str, controller: str, found: list[Place]) -> list[str]:
         lines.append("Applying the service again leaves the Deployments' counts: the spec has none.")
     lines.append(
         "Prefill and decode pools are scaled apart: nothing here keeps their ratio."
-        if any(place.pool.role != "mixed" for place in found)
+        if any(place.pool.role != "mixed" for place in scale_targets)
         else "Prefix caches of new workers are empty, and nothing warms them."
     )
     return lines

@@ -10,7 +10,7 @@ from typing import Any
 from planner.controllers.windows import Window
 from planner.errors import InputError
 from planner.fleet import Role
-from planner.manifests import engine
+from planner.manifests import engine_command
 
 Document = dict[str, Any]
 DAY_S = 86_400
@@ -37,7 +37,7 @@ class ScaledPool:
     drain_s: float = 90.0
 
     def __post_init__(self) -> None:
-        label = f"pool {engine.one_line(self.name)[:100]}"
+        label = f"pool {engine_command.one_line(self.name)[:100]}"
         if not 0 <= self.least <= self.most or self.most < 1:
             raise InputError(
                 f"{label}: least {self.least} and most {self.most}: must be 0 <= least <= most, and most >= 1"
@@ -79,7 +79,7 @@ class Autoscaler:
             raise InputError(f"{self.controller}: {role}: expected parameters, found {own!r}")
         return Autoscaler(self.controller, {**self.parameters, **own}, self.pools)
 
-    def number(self, name: str, default: float) -> float:
+    def read_number(self, name: str, default: float) -> float:
         """The parameter `name`, finite; InputError where it is no number."""
         value = self.parameters.get(name)
         value = default if value is None else value
@@ -87,7 +87,7 @@ class Autoscaler:
             raise InputError(f"{self.controller}: {name}: expected a finite number, found {value!r}")
         return float(value)
 
-    def text(self, name: str, default: str) -> str:
+    def read_text(self, name: str, default: str) -> str:
         """The parameter `name`; InputError where it is no text."""
         value = self.parameters.get(name)
         value = default if value is None else value
@@ -95,9 +95,9 @@ class Autoscaler:
             raise InputError(f"{self.controller}: {name}: expected text, found {value!r}")
         return value
 
-    def seconds(self, name: str, default: float, *, least: int, most: int) -> int:
+    def read_seconds(self, name: str, default: float, *, least: int, most: int) -> int:
         """The parameter `name` in whole seconds, up, for a field that holds `least` to `most`."""
-        value_s = math.ceil(self.number(name, default))
+        value_s = math.ceil(self.read_number(name, default))
         if not least <= value_s <= most:
             raise InputError(
                 f"{self.controller}: {name}: {value_s} s, and its manifest holds {least} to {most} s"
@@ -114,7 +114,8 @@ def timetable_of(
     """
     if some := next((each for each in windows if len(set(each.days)) < DAYS), None):
         raise InputError(
-            f"windows: {clock(some.begin_s)} to {clock(some.end_s)} is of {len(set(some.days))} days of the "
+            f"windows: {format_clock(some.begin_s)} to {format_clock(some.end_s)} is of "
+            f"{len(set(some.days))} days of the "
             "week; manifests are written of daily windows alone"
         )
     times_s = sorted({int(each) % DAY_S for w in windows for each in (w.begin_s, w.end_s)} or {0})
@@ -122,13 +123,13 @@ def timetable_of(
     return tuple((time_s, min(max(size, least), most)) for time_s, size in zip(times_s, sizes, strict=True))
 
 
-def clock(second: float) -> str:
+def format_clock(second: float) -> str:
     """A second of the day as 06:30."""
     minutes = int(second) % (DAY_S + 1) // MINUTE_S
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
-def quantity(value: float, what: str) -> str:
+def format_quantity(value: float, what: str) -> str:
     """A number as Kubernetes writes it: whole, or in thousandths."""
     if value <= 0 or value * 1000 < 1:
         raise InputError(f"{what}: {value:g}, must be at least 0.001")

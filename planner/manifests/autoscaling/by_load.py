@@ -21,10 +21,10 @@ from itertools import pairwise
 from planner.controllers.deployment import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule, Role
 from planner.controllers.planned import MOST_GROWTH
 from planner.errors import InputError
-from planner.manifests.autoscaling import prometheus
+from planner.manifests.autoscaling import prometheus_queries
 from planner.manifests.autoscaling.autoscaler import Autoscaler
-from planner.manifests.autoscaling.places import Place
 from planner.manifests.autoscaling.records import MOST_STEPS, ROUNDING, of_llm, of_pool
+from planner.manifests.autoscaling.scale_targets import ScaleTarget
 
 PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
 TOKEN_WORK, REQUEST_WORK, WORK, NOW, GROWTH, LOAD = (
@@ -81,33 +81,45 @@ def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
 
 def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
     """One per pool; none where it goes by rate."""
-    told = autoscaler.parameters.get("rules")
-    if autoscaler.controller != "fleetplan" or autoscaler.text("by", "load") != "load" or not told:
+    rules_setting = autoscaler.parameters.get("rules")
+    if (
+        autoscaler.controller != "fleetplan"
+        or autoscaler.read_text("by", "load") != "load"
+        or not rules_setting
+    ):
         return ()
-    if not isinstance(told, Sequence) or not all(isinstance(each, PoolRule) for each in told):
-        raise InputError(f"{autoscaler.controller}: rules: expected a rule by load per pool, found {told!r}")
-    if len(told) != pools:
-        raise InputError(f"{autoscaler.controller}: rules: {len(told)} rules of {pools} pools, one for each")
-    return tuple(told)
+    if not isinstance(rules_setting, Sequence) or not all(
+        isinstance(each, PoolRule) for each in rules_setting
+    ):
+        raise InputError(
+            f"{autoscaler.controller}: rules: expected a rule by load per pool, found {rules_setting!r}"
+        )
+    if len(rules_setting) != pools:
+        raise InputError(
+            f"{autoscaler.controller}: rules: {len(rules_setting)} rules of {pools} pools, one for each"
+        )
+    return tuple(rules_setting)
 
 
-def lengths(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence[str]) -> Mapping[str, str]:
+def length_rules(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence[str]) -> Mapping[str, str]:
     """Recording rules of the LLM; `front` are pools that take prompts, `back` pools that decode."""
     window_s = math.ceil(max(rule.window_s for rule in rules))
-    found = {}
+    expr_by_record = {}
     for name, tokens, pools in (
-        (PROMPT, prometheus.PROMPT_TOKENS, front),
-        (OUTPUT, prometheus.OUTPUT_TOKENS, back),
+        (PROMPT, prometheus_queries.PROMPT_TOKENS, front),
+        (OUTPUT, prometheus_queries.OUTPUT_TOKENS, back),
     ):
-        requests = prometheus.per_s(prometheus.FIRST_TOKENS, front, window_s)
-        found[name] = f"{prometheus.per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
-    return found
+        requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, front, window_s)
+        expr_by_record[name] = (
+            f"{prometheus_queries.per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
+        )
+    return expr_by_record
 
 
-def load(
+def load_rules(
     autoscaler: Autoscaler,
     app: str,
-    place: Place,
+    place: ScaleTarget,
     rule: PoolRule,
     forecast: tuple[str, str],
     pools: tuple[Sequence[str], Sequence[str]],
@@ -126,18 +138,23 @@ def load(
         f"sum({of_pool(name, app, place)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
     )
     # two scrapes a span apart are in a span and a scrape
-    range_s = max(span_s, prometheus.SCRAPE_S) + prometheus.SCRAPE_S
-    found, of_request, of_tokens = {}, [], []
+    range_s = max(span_s, prometheus_queries.SCRAPE_S) + prometheus_queries.SCRAPE_S
+    expr_by_record, of_request, of_tokens = {}, [], []
     if rule.prompt_token_s:
         of_request.append(f"{rule.prompt_token_s!r} * {prompt}")
         of_tokens.append(
-            f"{rule.prompt_token_s!r} * {prometheus.per_s(prometheus.PROMPT_TOKENS, front, range_s)}"
+            f"{rule.prompt_token_s!r} * "
+            f"{prometheus_queries.per_s(prometheus_queries.PROMPT_TOKENS, front, range_s)}"
         )
     if rule.output_token_s or rule.context_token_s:
-        found[TOKEN_WORK] = f"{rule.output_token_s!r} + {rule.context_token_s!r} * ({prompt} + {output} / 2)"
+        expr_by_record[TOKEN_WORK] = (
+            f"{rule.output_token_s!r} + {rule.context_token_s!r} * ({prompt} + {output} / 2)"
+        )
         of_request.append(f"{output} * {token_work}")
-        of_tokens.append(f"{prometheus.per_s(prometheus.OUTPUT_TOKENS, back, range_s)} * {token_work}")
-    found |= {
+        of_tokens.append(
+            f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, back, range_s)} * {token_work}"
+        )
+    expr_by_record |= {
         REQUEST_WORK: " + ".join(of_request),
         WORK: " + ".join(of_tokens),
         NOW: now,
@@ -146,13 +163,15 @@ def load(
     }
     headroom = headroom_of(autoscaler)
     spans = f"{of_pool(WORK, app, place)}[{window_s}s:{span_s}s]"
-    found[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
+    expr_by_record[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
     if drain_s := drain_of(autoscaler):
-        found[LOAD] += f" + clamp_min({prometheus.waiting_beyond_one(front)}, 0) / {drain_s} * {request_work}"
-    return found
+        expr_by_record[LOAD] += (
+            f" + clamp_min({prometheus_queries.waiting_beyond_one(front)}, 0) / {drain_s} * {request_work}"
+        )
+    return expr_by_record
 
 
-def steps(rule: PoolRule, load: str) -> str:
+def worker_steps_expr(rule: PoolRule, load: str) -> str:
     """LoadRule.workers of `load`, a vector without labels."""
     own = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(own) > MOST_STEPS:
@@ -166,13 +185,13 @@ def steps(rule: PoolRule, load: str) -> str:
 
 def span_of(autoscaler: Autoscaler, rule: PoolRule) -> float:
     """Of whole looks, as the controller's spans are [s]."""
-    every_s = autoscaler.number("every_s", EVERY_S)
+    every_s = autoscaler.read_number("every_s", EVERY_S)
     return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
 
 
 def headroom_of(autoscaler: Autoscaler) -> float:
     """1 + headroom."""
-    headroom = 1 + autoscaler.number("headroom_frac", HEADROOM)
+    headroom = 1 + autoscaler.read_number("headroom_frac", HEADROOM)
     if headroom <= 0:
         raise InputError(
             f"{autoscaler.controller}: headroom: {100 * (headroom - 1):g} %, must be above -100 %"
@@ -182,10 +201,10 @@ def headroom_of(autoscaler: Autoscaler) -> float:
 
 def drain_of(autoscaler: Autoscaler) -> int:
     """Seconds in which waiting prompts are served; 0: they do not count."""
-    return autoscaler.seconds("drain_s", DRAIN_S, least=0, most=3600)
+    return autoscaler.read_seconds("drain_s", DRAIN_S, least=0, most=3600)
 
 
-def limits(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:
+def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:
     """Where the rules differ from what was simulated."""
     spans = ", ".join(f"{span_s:g} s" for span_s in sorted({span_of(autoscaler, rule) for rule in rules}))
     return (
@@ -195,6 +214,7 @@ def limits(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]
         "Seconds of work per prompt token and per output token are written into the rules; the context of an "
         "output token is the mean of the last window, there it was that of each span. Another GPU, model or "
         "engine setting needs other rules: plan again.",
-        f"Metrics come every {prometheus.SCRAPE_S} s, so a span as short lies between two scrapes: a worker "
+        f"Metrics come every {prometheus_queries.SCRAPE_S} s, so a span as short lies between two "
+        "scrapes: a worker "
         "of which one is lost is missing from that span.",
     )

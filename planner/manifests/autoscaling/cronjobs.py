@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.manifests.autoscaling import keda
+from planner.manifests.autoscaling import keda_object
 from planner.manifests.autoscaling.autoscaler import DAY_S, MINUTE_S, Document, Written
-from planner.manifests.autoscaling.places import Place
+from planner.manifests.autoscaling.scale_targets import ScaleTarget
 
 FILE = "cron-jobs.yaml"
 KUBECTL = "registry.k8s.io/kubectl:v1.35.0"
@@ -22,19 +22,21 @@ _RESOURCES = {
 }
 
 
-def write(places: Sequence[Place], app: str) -> Written:
+def write_cronjobs(places: Sequence[ScaleTarget], app: str) -> Written:
     """The jobs of all pools and who they run as."""
     name = f"{app}-timetable"
     documents = _rights(name, places)
     for place in places:
-        documents += [_job(place, start_s, size, name) for start_s, size in keda.merged(place.scaled)]
+        documents += [
+            _job(place, start_s, size, name) for start_s, size in keda_object.merge_entries(place.scaled)
+        ]
     return Written(
         {FILE: documents},
-        (f"    kubectl apply -f {FILE}   # in place of {keda.FILE}, in a cluster without KEDA",),
+        (f"    kubectl apply -f {FILE}   # in place of {keda_object.FILE}, in a cluster without KEDA",),
     )
 
 
-def _rights(name: str, places: Sequence[Place]) -> list[Document]:
+def _rights(name: str, places: Sequence[ScaleTarget]) -> list[Document]:
     rbac = "rbac.authorization.k8s.io"
     objects: dict[tuple[str, str], list[str]] = {}
     for place in places:
@@ -63,7 +65,7 @@ def _rights(name: str, places: Sequence[Place]) -> list[Document]:
     ]
 
 
-def _job(place: Place, start_s: int, size: int, account: str) -> Document:
+def _job(place: ScaleTarget, start_s: int, size: int, account: str) -> Document:
     minutes = start_s % DAY_S // MINUTE_S
     group = place.api_version.rpartition("/")[0]
     resource = f"{_RESOURCES[place.kind]}.{group}/{place.object_name}"
@@ -79,8 +81,8 @@ def _job(place: Place, start_s: int, size: int, account: str) -> Document:
         "kind": "CronJob",
         "metadata": {"name": f"{place.name}-{minutes // 60:02}{minutes % 60:02}"},
         "spec": {
-            "schedule": keda.cron_time(place.scaled, start_s),
-            "timeZone": keda.TIME_ZONE,
+            "schedule": keda_object.cron_time(place.scaled, start_s),
+            "timeZone": keda_object.TIME_ZONE,
             "concurrencyPolicy": "Replace",
             "startingDeadlineSeconds": LATEST_S,
             "successfulJobsHistoryLimit": 1,

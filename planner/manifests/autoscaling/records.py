@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from planner.manifests.autoscaling import prometheus
+from planner.manifests.autoscaling import prometheus_queries
 from planner.manifests.autoscaling.autoscaler import Document
-from planner.manifests.autoscaling.places import Place
+from planner.manifests.autoscaling.scale_targets import ScaleTarget
 
 LLM = "fleetplan_llm"
 ROUNDING = 1e-9  # of a product, before it is rounded up
 MOST_STEPS = 200  # of one rule
 
 
-def recorded(name: str, expr: str, labels: dict[str, str]) -> Document:
+def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:
     """One Prometheus recording rule: its name, its expression and its labels."""
     return {"record": name, "expr": expr, "labels": labels}
 
@@ -21,6 +21,6 @@ def of_llm(name: str, app: str) -> str:
     return f'{name}{{{LLM}="{app}"}}'
 
 
-def of_pool(name: str, app: str, place: Place) -> str:
+def of_pool(name: str, app: str, place: ScaleTarget) -> str:
     """What was recorded of a pool, an instant vector."""
-    return f'{name}{{{LLM}="{app}",{prometheus.POOL}="{place.name}"}}'
+    return f'{name}{{{LLM}="{app}",{prometheus_queries.POOL}="{place.name}"}}'

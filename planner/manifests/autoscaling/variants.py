@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.manifests import engine
-from planner.manifests.autoscaling import hpa, keda, prometheus
+from planner.manifests import engine_command
+from planner.manifests.autoscaling import hpa_object, keda_object, prometheus_queries
 from planner.manifests.autoscaling.autoscaler import Autoscaler, Document, Written
-from planner.manifests.autoscaling.places import Place
+from planner.manifests.autoscaling.scale_targets import ScaleTarget
 
 VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
@@ -34,26 +34,27 @@ HPA_RULES: dict[str, float] = {  # of the chart's own HPA
 }
 
 
-def write(places: Sequence[Place], autoscaler: Autoscaler, fleet: Fleet) -> Written:
+def write_variants(places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> Written:
     """VariantAutoscalings, HPAs behind them, the adapter's rule and the controller's own settings."""
-    hpa.refuse_zero(autoscaler, "take cron, or least 1")
-    model = engine.plain_name(fleet, autoscaler.controller)
+    hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
+    model = engine_command.plain_name(fleet, autoscaler.controller)
     files: dict[str, list[Document]] = {
-        prometheus.MONITORS_FILE: [prometheus.monitor(place) for place in places],
-        prometheus.ADAPTER_FILE: [prometheus.adapter(external=[_rule()])],
-        VALUES_FILE: [values(autoscaler)],
+        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(place) for place in places],
+        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_rule()])],
+        VALUES_FILE: [chart_values(autoscaler)],
         FILE: [_variant(place, model) for place in places],
-        hpa.FILE: [
-            hpa.horizontal(place, keda.told(autoscaler, HPA_RULES), _source(place)) for place in places
+        hpa_object.FILE: [
+            hpa_object.hpa_document(place, keda_object.with_defaults(autoscaler, HPA_RULES), _source(place))
+            for place in places
         ],
     }
     steps = (
-        *prometheus.monitors_step(),
-        hpa.adapter_step(),
+        *prometheus_queries.monitors_step(),
+        hpa_object.adapter_step(),
         *controller_steps(),
-        f"    kubectl apply -f {FILE} -f {hpa.FILE}",
+        f"    kubectl apply -f {FILE} -f {hpa_object.FILE}",
     )
-    return Written(files, steps, (*prometheus.monitors_limits(), *limits()))
+    return Written(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines()))
 
 
 def controller_steps() -> tuple[str, ...]:
@@ -65,7 +66,7 @@ def controller_steps() -> tuple[str, ...]:
     )
 
 
-def limits() -> tuple[str, ...]:
+def limit_lines() -> tuple[str, ...]:
     """What the Workload Variant Autoscaler does not do, a line of Markdown each."""
     return (
         "Nothing in it tells prefill from decode workers: it takes all variants of a model for alternatives "
@@ -74,7 +75,7 @@ def limits() -> tuple[str, ...]:
     )
 
 
-def values(autoscaler: Autoscaler) -> Document:
+def chart_values(autoscaler: Autoscaler) -> Document:
     """Of the chart workload-variant-autoscaler, without its example of a variant."""
     thresholds: Document = {
         "kvCacheThreshold": _share(autoscaler, "kv_threshold_frac", KV_THRESHOLD),
@@ -85,8 +86,8 @@ def values(autoscaler: Autoscaler) -> Document:
     return {
         "wva": {
             "image": {"tag": VERSION},
-            "reconcileInterval": f"{autoscaler.seconds('optimize_s', EVERY_S, least=1, most=3600)}s",
-            "prometheus": {"monitoringNamespace": "monitoring", "baseURL": prometheus.ADDRESS},
+            "reconcileInterval": f"{autoscaler.read_seconds('optimize_s', EVERY_S, least=1, most=3600)}s",
+            "prometheus": {"monitoringNamespace": "monitoring", "baseURL": prometheus_queries.ADDRESS},
             "capacityScaling": {"default": thresholds},
         },
         "va": {"enabled": False},
@@ -95,35 +96,35 @@ def values(autoscaler: Autoscaler) -> Document:
     }
 
 
-def cost(place: Place) -> str:
+def worker_cost_text(place: ScaleTarget) -> str:
     """Of one worker in USD/h, as the CRD's pattern wants it."""
     return f"{place.pool.type.price_usd_per_h:.2f}"
 
 
 def _share(autoscaler: Autoscaler, name: str, default: float) -> float:
-    value = autoscaler.number(name, default)
+    value = autoscaler.read_number(name, default)
     if not 0 <= value <= 1:
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
     return value
 
 
 def _count(autoscaler: Autoscaler, name: str, default: float) -> int:
-    value = autoscaler.number(name, default)
+    value = autoscaler.read_number(name, default)
     if value < 0 or value != int(value):
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be whole and >= 0")
     return int(value)
 
 
-def _variant(place: Place, model: str) -> Document:
+def _variant(place: ScaleTarget, model: str) -> Document:
     return {
         "apiVersion": "llmd.ai/v1alpha1",
         "kind": "VariantAutoscaling",
         "metadata": {"name": place.name},
-        "spec": {"scaleTargetRef": place.reference, "modelID": model, "variantCost": cost(place)},
+        "spec": {"scaleTargetRef": place.reference, "modelID": model, "variantCost": worker_cost_text(place)},
     }
 
 
-def _source(place: Place) -> Document:
+def _source(place: ScaleTarget) -> Document:
     return {
         "type": "External",
         "external": {
@@ -142,28 +143,30 @@ def _rule() -> Document:
     }
 
 
-def kserve_scaling(place: Place, autoscaler: Autoscaler) -> Document:
+def kserve_scaling(place: ScaleTarget, autoscaler: Autoscaler) -> Document:
     """`scaling` of a workload of an LLMInferenceService (KServe 0.21), whose controller makes the rest."""
-    hpa.refuse_zero(autoscaler, "take cron, or least 1")
-    rules = hpa.behavior(keda.told(autoscaler, HPA_RULES), most=place.scaled.most)
+    hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
+    rules = hpa_object.scaling_behavior(
+        keda_object.with_defaults(autoscaler, HPA_RULES), most=place.scaled.most
+    )
     return {
         "minReplicas": place.scaled.least,
         "maxReplicas": place.scaled.most,
-        "wva": {"variantCost": cost(place), "hpa": {"behavior": rules}},
+        "wva": {"variantCost": worker_cost_text(place), "hpa": {"behavior": rules}},
     }
 
 
-def write_kserve(places: Sequence[Place], autoscaler: Autoscaler) -> Written:
+def write_kserve(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written:
     """What stands beside LLMInferenceServices that say `scaling` themselves."""
     files = {
-        prometheus.ADAPTER_FILE: [prometheus.adapter(external=[_rule()])],
-        VALUES_FILE: [values(autoscaler)],
+        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_rule()])],
+        VALUES_FILE: [chart_values(autoscaler)],
     }
     return Written(
         files,
-        (hpa.adapter_step(), *controller_steps()),
+        (hpa_object.adapter_step(), *controller_steps()),
         (
-            *limits(),
+            *limit_lines(),
             "KServe 0.21 makes VariantAutoscalings and HPAs of `scaling`; later ones are to take KEDA in its "
             "place.",
         ),

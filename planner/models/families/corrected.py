@@ -17,8 +17,14 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from planner.errors import InputError
-from planner.models.correction import CorrectedFormula, coordinates, covariance, formula_s, in_context_steps
-from planner.models.families.common import StepFamily
+from planner.models.correction import (
+    CorrectedFormula,
+    formula_s,
+    in_context_steps,
+    step_coordinates,
+    step_covariance,
+)
+from planner.models.families.step_family import StepFamily
 from planner.models.latency import Array
 from planner.models.step_fit import equal_shares
 
@@ -58,9 +64,9 @@ class CorrectedSteps(StepFamily):
         t = np.array([np.median(part) for part in np.split(y[order], np.cumsum(np.bincount(which))[:-1])])
         formula = _fitted_formula(steps, t)
         chosen = informative_rows(steps, min(self.most_anchors, len(steps)))
-        z, left = coordinates(steps[chosen]), np.log(t[chosen] / formula_s(steps[chosen], formula))
+        z, left = step_coordinates(steps[chosen]), np.log(t[chosen] / formula_s(steps[chosen], formula))
         noise = (self.noise_frac / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
-        weights = np.linalg.solve(covariance(z, z) + noise, left)
+        weights = np.linalg.solve(step_covariance(z, z) + noise, left)
         tokens, pairs, decodes, kv_tokens, prefills = map(tuple, steps[chosen].T.tolist())
         self.form_ = CorrectedFormula(
             tuple(formula.tolist()),
@@ -92,8 +98,8 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     if len(X) > (most := max(rows, _MOST_CANDIDATES)):
         in_order = np.lexsort(X.T[::-1])
         candidates = in_order[np.linspace(0, len(X) - 1, most).astype(int)]
-    z = coordinates(X[candidates])
-    left = covariance(z, z)
+    z = step_coordinates(X[candidates])
+    left = step_covariance(z, z)
     noise = (NOISE_FRAC / AMPLITUDE_FRAC) ** 2
     chosen: list[int] = []
     for _ in range(rows):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.models.families.common import TwoPhases, nonnegative, ones, prefill_tokens
+from planner.models.families.step_family import TwoPhases, fit_nonnegative, ones_column, prefill_tokens
 from planner.models.latency import Array
 
 
@@ -22,10 +22,10 @@ class PrebleSteps(TwoPhases):
         self.beyond = beyond
 
     def _fit_prefill(self, X: Array, y: Array) -> None:
-        self.prefill_s_ = nonnegative(np.column_stack([ones(X), prefill_tokens(X)]), y)
+        self.prefill_s_ = fit_nonnegative(np.column_stack([ones_column(X), prefill_tokens(X)]), y)
 
     def _fit_decode(self, X: Array, y: Array) -> None:
-        self.decode_s_ = nonnegative(np.column_stack([ones(X), X[:, 3]]), y)
+        self.decode_s_ = fit_nonnegative(np.column_stack([ones_column(X), X[:, 3]]), y)
 
     def _predict_prefill(self, X: Array) -> Array:
         return np.asarray(self.prefill_s_[0] + self.prefill_s_[1] * prefill_tokens(X))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.models.families.common import StepFamily, nonnegative, ones
+from planner.models.families.step_family import StepFamily, fit_nonnegative, ones_column
 from planner.models.latency import Array, StepLatency
 
 
@@ -28,10 +28,10 @@ class RooflineSteps(StepFamily):
         shape = self.shape
         if self.scaled:
             tokens, pairs, decodes, kv_tokens, prefills = X.T
-            self.scales_ = nonnegative(
+            self.scales_ = fit_nonnegative(
                 np.column_stack(
                     [
-                        ones(X),
+                        ones_column(X),
                         replace(shape, h_s=0.0).step_s(tokens),
                         shape.a_s * pairs,
                         shape.b_s * decodes + shape.d_s * kv_tokens,

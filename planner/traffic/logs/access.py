@@ -21,8 +21,8 @@ from typing import Any
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.io.values import shown
-from planner.traffic.logs.columns import Columns, guessed
+from planner.files.document_values import show_value
+from planner.traffic.logs.log_columns_map import Columns, guess_columns
 
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
 COMBINED = re.compile(
@@ -75,7 +75,7 @@ def access_rows(
         if not pattern.match(raw):
             raise TraceError(
                 f"{path}, line {number}: is no line of an access log like those before it: "
-                f"{shown(raw.strip()[:40].decode(errors='replace'))}"
+                f"{show_value(raw.strip()[:40].decode(errors='replace'))}"
             )
         yield number, _row(raw.decode(errors="replace"), names)
 
@@ -97,8 +97,13 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
     """What the fields are, by their names; the times are those of the format."""
-    found = guessed(sample, where)
+    column_map = guess_columns(sample, where)
     status = "status" if kind == "combined" else "response_code"
     return replace(
-        found, status=status, kind="path", tenant="", model=found.model, request_id=found.request_id
+        column_map,
+        status=status,
+        kind="path",
+        tenant="",
+        model=column_map.model,
+        request_id=column_map.request_id,
     )

@@ -13,19 +13,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.io.values import shown
+from planner.files.document_values import show_value
 from planner.traffic import doubts
 from planner.traffic.formats import (
     MAX_SPAN_S,
     MOST_DROPPED_FRAC,
     NO_INPUT,
     NO_OUTPUT,
-    SAID_DROPPED_FRAC,
+    REPORTED_DROPPED_FRAC,
     clock_quantum_s,
 )
-from planner.traffic.logs.columns import Columns, failed, other_kind, span_unit
-from planner.traffic.logs.times import Clock, UnsureError, is_missing, numbers, said, spans_ns
-from planner.traffic.trace import MAX_REQUESTS, MAX_TOKENS, IntArray, Trace, joined, no_ids, several_llms
+from planner.traffic.logs.log_columns_map import Columns, has_failed, other_kind, span_unit
+from planner.traffic.logs.times import LogClock, UnsureError, as_numbers, is_missing, shown_value, spans_ns
+from planner.traffic.trace import MAX_REQUESTS, MAX_TOKENS, IntArray, Trace, join_arrays, no_ids, several_llms
 
 FAILED = "failed requests"
 FROM_CACHE = "answers from the gateway's cache"
@@ -50,7 +50,7 @@ class Gatherer:
     dropped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    clock: Clock = field(init=False)
+    clock: LogClock = field(init=False)
     _at_ns: list[IntArray] = field(default_factory=list)
     _requests: int = 0
     _tokens: tuple[list[IntArray], list[IntArray]] = field(default_factory=lambda: ([], []))
@@ -62,7 +62,7 @@ class Gatherer:
 
     def __post_init__(self) -> None:
         role = "arrival" if self.columns.arrival else "end"
-        self.clock = Clock(getattr(self.columns, role), self.columns.units.get(role, ""), self.zone)
+        self.clock = LogClock(getattr(self.columns, role), self.columns.units.get(role, ""), self.zone)
         for name in ("tenant", "model", "adapter"):
             if getattr(self.columns, name):
                 self._codes[name], self._names[name] = [], {}
@@ -105,27 +105,28 @@ class Gatherer:
         self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
     ) -> list[tuple[npt.NDArray[np.bool_], str]]:
         """Rows that are no requests for text, or that failed, by the reason."""
-        found = []
+        messages = []
         if self.columns.kind:
             codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
             kinds = np.array([other_kind(value) for value in values], dtype=object)[codes]
-            found = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
+            messages = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
         if self.columns.cache_hit:
             hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
-            found.append((hit.to_numpy(dtype=bool), FROM_CACHE))
+            messages.append((hit.to_numpy(dtype=bool), FROM_CACHE))
         if self.columns.status:
-            broken, unknown = failed(table[self.columns.status])
+            broken, unknown = has_failed(table[self.columns.status])
             if unknown:
                 column = table[self.columns.status].astype(str)
                 at = int(np.flatnonzero((column == unknown[0]).to_numpy(dtype=bool))[0])
                 raise TraceError(
-                    f"{where} {line[at]}, column {self.columns.status}: {shown(unknown[0])} says neither "
+                    f"{where} {line[at]}, column {self.columns.status}: {show_value(unknown[0])} says "
+                    "neither "
                     "that a "
                     "request succeeded nor that it failed; expected a status of HTTP, success or failure; or "
                     "leave it out: --map without status"
                 )
-            found.append((broken, FAILED))
-        return found
+            messages.append((broken, FAILED))
+        return messages
 
     def _count(
         self,
@@ -137,7 +138,7 @@ class Gatherer:
     ) -> IntArray:
         """Tokens (n,), 0 where nothing stands; a value that is no count of tokens is refused."""
         name = getattr(self.columns, role)
-        counts = numbers(table[name])
+        counts = as_numbers(table[name])
         unread = np.isnan(counts)
         if unread.any():
             counts = np.where(unread & is_missing(table[name]), 0.0, counts)
@@ -146,7 +147,7 @@ class Gatherer:
             raise TraceError(
                 f"{where} {line[at[0]]}, column {name}: expected a whole number of tokens, 0 to "
                 f"{MAX_TOKENS}, "
-                f"found {said(table[name].iloc[at[0]])}"
+                f"found {shown_value(table[name].iloc[at[0]])}"
             )
         return np.where(keep, counts, 0.0).astype(np.int64)
 
@@ -156,7 +157,7 @@ class Gatherer:
             return at_ns
         name = self.columns.duration
         unit = self.columns.units.get("duration") or span_unit(name, table)
-        if not unit and not np.isnan(numbers(table[name])).all():
+        if not unit and not np.isnan(as_numbers(table[name])).all():
             raise UnsureError(
                 f"{where} {line[0]}: column {name} has no unit; say which with --map duration={name}:ms or "
                 f"{name}:s"
@@ -187,8 +188,8 @@ class Gatherer:
         self._find_halves()
         kept = sum(map(len, self._at_ns))
         warnings = (*self._warnings(name, kept), *self.doubts)
-        at_ns = joined(self._at_ns)
-        inputs, outputs = (joined(parts) for parts in self._tokens)
+        at_ns = join_arrays(self._at_ns)
+        inputs, outputs = (join_arrays(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
         order = np.argsort(at_ns, kind="stable")
         if self._ids:
@@ -258,7 +259,7 @@ class Gatherer:
                 f"{name}: {of_all} cannot be served as they stand: {what}. Mend the file, or go on without "
                 "them with --drop-invalid"
             )
-        if share <= SAID_DROPPED_FRAC:
+        if share <= REPORTED_DROPPED_FRAC:
             return ()
         return (f"{name}: {of_all} are left out, so the plan is for the other {kept} alone: {what}",)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.traffic.logs.columns import Columns
+from planner.traffic.logs.log_columns_map import Columns
 
 _INPUT, _OUTPUT = "input tokens of usage", "output tokens of usage"
 _USAGE = ("usageDetails", "usage_details", "usage")
@@ -39,12 +39,15 @@ class Known:
         if not any(marks <= set(names) for marks in self.marks):
             return None
         there = {*names, *self.made}
-        found = {
+        column_by_role = {
             role: next((name for name in likely if name in there), "") for role, likely in self.likely.items()
         }
-        if not (found["input"] and found["output"]):
+        if not (column_by_role["input"] and column_by_role["output"]):
             return None
-        return Columns(**found, units={role: unit for role, unit in self.units.items() if found.get(role)})
+        return Columns(
+            **column_by_role,
+            units={role: unit for role, unit in self.units.items() if column_by_role.get(role)},
+        )
 
 
 def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import TraceError
-from planner.io.values import shown
-from planner.traffic.logs.columns import Columns
+from planner.files.document_values import show_value
+from planner.traffic.logs.log_columns_map import Columns
 
 MARK = "resourceSpans"
 COLUMNS = Columns(
@@ -49,7 +49,7 @@ def span_rows(
     Where a span and one within it both tell tokens (a gateway's and the engine's), they are one request: the
     inner one counts, which carries none of the outer's waits.
     """
-    found: list[tuple[int, str, dict[str, Any]]] = []
+    span_list: list[tuple[int, str, dict[str, Any]]] = []
     above: dict[str, str] = {}
     for number, document in documents:
         where = f"{path}, line {number}"
@@ -59,15 +59,15 @@ def span_rows(
                 above[span_id] = parent
             row = _row(span, where)
             if row is not None:
-                found.append((number, span_id, row))
+                span_list.append((number, span_id, row))
     outer: set[str] = set()
-    for _, span_id, row in found:
+    for _, span_id, row in span_list:
         at = above.get(span_id) if row["input_tokens"] is not None else None
         while at and at not in outer:
             outer.add(at)
             at = above.get(at)
     answers: dict[tuple[str, str], dict[str, Any]] = {}  # a request may have several (vLLM's n), a span each
-    inner = [(number, row) for number, span_id, row in found if span_id not in outer]
+    inner = [(number, row) for number, span_id, row in span_list if span_id not in outer]
     for _, row in inner:
         if row["request_id"] is not None:
             first = answers.setdefault((str(row["request_id"]), str(row["start"])), row)
@@ -94,10 +94,10 @@ def _spans(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any
 
 
 def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    found = document.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise TraceError(f"{where}: {key}: expected a list of objects, found {shown(found)}")
-    return found
+    items = document.get(key) or []
+    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+        raise TraceError(f"{where}: {key}: expected a list of objects, found {show_value(items)}")
+    return items
 
 
 def _row(span: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -109,17 +109,17 @@ def _row(span: Mapping[str, Any], where: str) -> dict[str, Any] | None:
             given[pair["key"]] = next((value[kind] for kind in _SCALARS if kind in value), None)
     if not any(key.startswith(_OF_MODELS) for key in given):
         return None
-    found = {
+    row_columns = {
         name: next((given[key] for key in keys if given.get(key) is not None), None)
         for name, keys in _LIKELY.items()
     }
-    if found["operation"] in _PARENTS:  # of agents: calls of models are spans within
+    if row_columns["operation"] in _PARENTS:  # of agents: calls of models are spans within
         return None
     code = (span.get("status") or {}).get("code") if isinstance(span.get("status") or {}, dict) else None
     is_error = code in (2, "2", "STATUS_CODE_ERROR")
     request_id = given.get("gen_ai.request.id") or given.get("gen_ai.response.id")
     return {
-        **found,
+        **row_columns,
         "start": span.get("startTimeUnixNano"),
         "status": "error" if is_error else "ok",
         "request_id": request_id or None,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import InputError, TraceError
-from planner.io.numeric import as_floats
-from planner.io.values import shown
+from planner.files.document_values import show_value
+from planner.files.numeric import as_floats
 from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
 
@@ -57,18 +57,18 @@ def zone_of(name: str, where: object = "--tz") -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InputError(
-            f"{where}: expected a time zone such as Europe/Berlin or UTC, found {shown(name)}"
+            f"{where}: expected a time zone such as Europe/Berlin or UTC, found {show_value(name)}"
         ) from None
 
 
-def numbers(column: pd.Series[Any]) -> FloatArray:
+def as_numbers(column: pd.Series[Any]) -> FloatArray:
     """As float64, NaN where it is not a number; true and false are none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
-    found = as_floats(column)
+    floats = as_floats(column)
     if column.dtype == object or column.dtype.kind == "b":
-        found = np.where([isinstance(value, bool | np.bool_) for value in column], np.nan, found)
-    return found
+        floats = np.where([isinstance(value, bool | np.bool_) for value in column], np.nan, floats)
+    return floats
 
 
 def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
@@ -80,7 +80,7 @@ def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(slots=True)
-class Clock:
+class LogClock:
     """How the times of a column are read; told from the first of them, and held for all.
 
     `unit` is one of NS_PER, "date", a pattern of strptime, or empty where the values say it. `zone` is that
@@ -92,11 +92,11 @@ class Clock:
     zone: str | None = None
     has_offsets: bool | None = None
     since_zero: bool = False
-    _is_told: bool = field(default=False, repr=False)
+    _has_chosen_unit: bool = field(default=False, repr=False)
     _latest_ns: int = field(default=0, repr=False)
     _is_back: bool = field(default=False, repr=False)
 
-    def told_by(self, column: pd.Series[Any], where: str) -> None:
+    def choose_unit(self, column: pd.Series[Any], where: str) -> None:
         """Choose the unit by the first values."""
         if self.unit:
             self.since_zero = self.unit in NS_PER and self._is_small(column, self.unit)
@@ -107,7 +107,7 @@ class Clock:
         sample = column[~is_missing(column)].iloc[:1000]
         if not len(sample):
             raise UnsureError(f"{where}: column {self.name} holds no time", "")
-        values = numbers(sample)
+        values = as_numbers(sample)
         if np.isnan(values).mean() >= 0.5:
             self.unit = _date_kind(sample, where, self.name)
             return
@@ -138,11 +138,11 @@ class Clock:
         if not len(sample):
             return 0.0
         try:
-            self.told_by(sample, "")
+            self.choose_unit(sample, "")
         except TraceError:
             return 0.0
         if self.unit in NS_PER:
-            seconds = numbers(sample) * NS_PER[self.unit] / 1e9
+            seconds = as_numbers(sample) * NS_PER[self.unit] / 1e9
             fits = seconds >= 0 if self.since_zero else (seconds >= FIRST_S) & (seconds < LAST_S)
         elif sample.dtype.kind == "M" or isinstance(sample.dtype, pd.DatetimeTZDtype):
             return 1.0
@@ -153,14 +153,14 @@ class Clock:
         return float(np.mean(fits))
 
     def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
-        values = numbers(column[~is_missing(column)].iloc[:1000])
+        values = as_numbers(column[~is_missing(column)].iloc[:1000])
         return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < FIRST_S
 
     def ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         """Nanoseconds since 1970, or since the clock's zero. `line` (n,) is where each stands in the file."""
-        if not self._is_told:
-            self.told_by(column, f"{where} {line[0]}")
-            self._is_told = True
+        if not self._has_chosen_unit:
+            self.choose_unit(column, f"{where} {line[0]}")
+            self._has_chosen_unit = True
         if self.unit not in NS_PER:
             return self._dates_ns(line, column, where)
         per = NS_PER[self.unit]
@@ -168,7 +168,7 @@ class Clock:
             values = column.to_numpy(dtype=np.float64)
             exact: IntArray | None = column.to_numpy(dtype=np.int64)
         else:
-            values, exact = numbers(column), None
+            values, exact = as_numbers(column), None
         low, high = (0.0, 100 * 366 * 86400.0) if self.since_zero else (FIRST_S, LAST_S)
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
@@ -182,8 +182,8 @@ class Clock:
         if exact is not None:
             return exact * per
         whole = np.floor(values)
-        found: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
-        return found
+        time_ns: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
+        return time_ns
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         dates = self._parsed(line, column, where)
@@ -196,8 +196,8 @@ class Clock:
         bad = ~dates.dt.year.between(2000, 2099).to_numpy()
         if (at := np.flatnonzero(bad)).size:
             self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
-        found = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
-        ns = np.asarray(found.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
+        naive_dates = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
+        ns = np.asarray(naive_dates.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
         return ns if has_offsets or self.zone is None else self._localised(ns, line, column, where)
 
     def _parsed(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
@@ -248,10 +248,12 @@ class Clock:
                 first[k] = second[k]
         return first
 
-    def _refuse(self, where: str, line: int, expected: str, found: object) -> None:
-        raise TraceError(f"{where} {line}, column {self.name}: expected {expected}, found {said(found)}")
+    def _refuse(self, where: str, line: int, expected: str, bad_value: object) -> None:
+        raise TraceError(
+            f"{where} {line}, column {self.name}: expected {expected}, found {shown_value(bad_value)}"
+        )
 
-    def said(self) -> str:
+    def in_words(self) -> str:
         """In words, for the note on what was taken as what."""
         if self.unit in NS_PER:
             return f"{self.unit} from zero on" if self.since_zero else f"{self.unit} since 1970"
@@ -260,10 +262,10 @@ class Clock:
         return f"dates in {self.zone}" if self.zone else "dates without a zone, taken as UTC"
 
 
-def said(value: object) -> str:
+def shown_value(value: object) -> str:
     """A value of a table for an error message."""
     is_nothing = value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value))
-    return "nothing" if is_nothing or value is pd.NA else shown(value)
+    return "nothing" if is_nothing or value is pd.NA else show_value(value)
 
 
 def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
@@ -273,7 +275,7 @@ def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
     if np.mean([bool(_APACHE_LIKE.fullmatch(text.strip())) for text in texts]) > 0.5:
         return _APACHE
     raise UnsureError(
-        f"{where}: column {name} holds {shown(texts[0])}, which is no number and no date such as "
+        f"{where}: column {name} holds {show_value(texts[0])}, which is no number and no date such as "
         f"2026-11-16T18:17:03Z; write its form as strptime has it: --map 'arrival={name}:%d/%m/%Y %H:%M:%S'"
     )
 
@@ -281,7 +283,7 @@ def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
     """Durations as nanoseconds; a value may carry its own unit (350ms). Nothing counts as 0."""
     missing = is_missing(column)
-    values = numbers(column) * (NS_PER[unit] if unit else np.nan)
+    values = as_numbers(column) * (NS_PER[unit] if unit else np.nan)
     for k in np.flatnonzero(np.isnan(values) & ~missing).tolist():
         match = _SPAN.fullmatch(str(column.iloc[k]))
         values[k] = float(match[1]) * _SPAN_S[match[2]] * 1e9 if match else np.nan
@@ -290,6 +292,6 @@ def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name
         raise TraceError(
             f"{where} {line[at[0]]}, column {name}: expected a duration below a "
             f"week{unit and ' in ' + unit}, "
-            f"found {said(column.iloc[at[0]])}"
+            f"found {shown_value(column.iloc[at[0]])}"
         )
     return np.rint(values).astype(np.int64)

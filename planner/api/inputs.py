@@ -1,0 +1,202 @@
+"""What every function takes: a path, what such a file says, or what was read from it.
+
+A trace is a file, a pandas DataFrame with the columns of one, or a Trace. A fleet is a file, the folder of a
+plan, keys and values, or a Fleet. A promise is a whole question (slo.yaml), its section `slo`, or an Slo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from planner.api.questions import TaskDocument, is_question, read_task
+from planner.documents import catalog as catalogs
+from planner.documents import fleet_file as fleets
+from planner.documents.catalog import Catalog
+from planner.documents.log_columns import KEYS, parse_reading, reading_of
+from planner.documents.slo import parse_slo
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.traffic.described import Description, draw_requests
+from planner.traffic.scaling import RateRequest
+from planner.traffic.trace import Trace
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.api.results import PlanResult
+    from planner.traffic.logs.log_reading import LogOptions
+
+Section: TypeAlias = Mapping[str, Any]
+CatalogLike: TypeAlias = "Catalog | str | Path | None"
+TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
+FleetLike: TypeAlias = "Fleet | PlanResult | Section | str | Path"
+SloLike: TypeAlias = "Slo | TaskDocument | Section | str | Path | None"
+TrafficLike: TypeAlias = "RateRequest | Section | None"
+
+
+def read_catalog(folder: CatalogLike = None) -> Catalog:
+    """GPUs with prices, LLMs, SLO presets and step times; those of `folder` come before the shipped ones."""
+    if isinstance(folder, Catalog):
+        return folder
+    return catalogs.read_catalog(None if folder is None else Path(folder))
+
+
+def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: LogOptions | None = None) -> Trace:
+    """The requests of a file or of a table, checked. Coarse stamps are spread by whoever has a seed. `how`
+    says which column of a log is what, where the file does not (docs/traces.md).
+
+    Requests without tokens are left out. More than 20 % of these are an error, unless `drop_invalid`.
+    """
+    if isinstance(trace, Trace):
+        return trace
+    if isinstance(trace, str | Path):
+        from planner.traffic import trace_reading
+
+        return trace_reading.read_trace(trace, seed=None, drop_invalid=drop_invalid, how=how)
+    import pandas as pd
+
+    from planner.traffic import frames
+
+    if not isinstance(trace, pd.DataFrame):
+        raise InputError(f"trace: expected a file, a DataFrame or a Trace, found {type(trace).__name__}")
+    return frames.trace_of(trace, drop_invalid=drop_invalid)
+
+
+def requests_of(
+    trace: TraceLike | None,
+    described: Description | None,
+    *,
+    seed: int,
+    drop_invalid: bool = False,
+    how: LogOptions | None = None,
+) -> Trace:
+    """The one way to traffic: the requests of a trace, or those that this seed draws of a description. `how`
+    is as in `read_trace`.
+
+    Raises InputError where both are given, or neither.
+    """
+    if described is None:
+        if trace is None:
+            raise InputError(
+                "trace: missing; give the traffic (--trace FILE, a file or a DataFrame), or describe it in "
+                "slo.yaml, traffic: {rate: 30, input: 1500, output: 300}"
+            )
+        return read_trace(trace, drop_invalid=drop_invalid, how=how)
+    if trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None):
+        name = trace.name if isinstance(trace, Trace) else getattr(trace, "name", None) or "one"
+        raise InputError(
+            f"trace: found {str(name)[:100]}, and traffic: describes requests (input, output, task, ...); "
+            "give one of the two"
+        )
+    return draw_requests(described, seed=seed)
+
+
+def requests_meant(
+    trace: TraceLike | None,
+    rate_request: RateRequest,
+    *,
+    is_given: bool,
+    seed: int,
+    drop_invalid: bool = False,
+) -> tuple[Trace, RateRequest]:
+    """The same, and which of it is meant. Where rate or window were said beside the question (`is_said`), a
+    trace comes before what the question describes, which they are not of.
+    """
+    is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
+    if is_given and not is_drawn:
+        rate_request = replace(rate_request, described=None)
+    return requests_of(
+        trace, rate_request.described, seed=seed, drop_invalid=drop_invalid, how=rate_request.reading
+    ), rate_request
+
+
+def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None) -> Fleet:
+    """The fleet of fleet.yaml or plan.yaml; `policies`, keys of its section, take the place of its own."""
+    known = read_catalog(catalog)
+    if isinstance(fleet, str | Path):
+        inside = plan_file(fleet)
+        return fleets.read_fleet(inside if inside.is_file() else Path(fleet), known, policies=policies)
+    if not isinstance(fleet, Mapping):
+        running = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
+        if not isinstance(running, Fleet):
+            raise InputError(
+                f"fleet: expected a file, keys and values, or a fleet, found {type(fleet).__name__}"
+            )
+        if not policies:
+            return running
+        fleet = fleets.fleet_document(running)
+    return fleets.parse_fleet(fleet, Path("fleet"), known, policies=policies)
+
+
+def plan_file(path: str | Path) -> Path:
+    """plan.yaml where `path` is the folder of a plan, else the path itself."""
+    return Path(path) / "plan.yaml" if Path(path).is_dir() else Path(path)
+
+
+def named_fleets(
+    given: Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]],
+) -> list[tuple[str, FleetLike]]:
+    """Fleets with their names; a file without one has its own, without the ending."""
+    if isinstance(given, Mapping):
+        return list(given.items())
+    if isinstance(given, str | Path):
+        given = [given]
+    pairs: list[tuple[str, FleetLike]] = []
+    for number, fleet in enumerate(given, start=1):
+        if isinstance(fleet, tuple):
+            pairs.append(fleet)
+        else:
+            pairs.append((Path(fleet).stem if isinstance(fleet, str | Path) else f"fleet {number}", fleet))
+    return pairs
+
+
+def promise_of(
+    slo: SloLike, catalog: Catalog, *, traffic: TrafficLike = None, command: str
+) -> tuple[Slo | None, RateRequest]:
+    """What is promised, and which traffic is meant: `traffic`, else what a whole question says.
+
+    `command` names who asks where the promise is relative, which only a plan can hold.
+    """
+    rate_request = None if traffic is None else traffic_of(traffic)
+    if slo is None or isinstance(slo, Slo):
+        return slo, rate_request or RateRequest()
+    if isinstance(slo, Mapping) and not is_question(slo):
+        return parse_slo(slo, where="slo"), rate_request or RateRequest()
+    question = read_task(slo, catalog)
+    task = question.task()
+    if task.slowdowns is not None:
+        raise InputError(
+            f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
+            f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
+        )
+    rate_request = rate_request or RateRequest(task.rate_rps, task.scale, task.window or "whole")
+    how = rate_request.reading or reading_of(question.document, question.path)
+    return task.slo, replace(rate_request, described=task.described, reading=how)
+
+
+def traffic_of(traffic: RateRequest | Section) -> RateRequest:
+    """Keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest 10 min"}, and how a log
+    is read (`map`, `timezone`, `format`).
+    """
+    if isinstance(traffic, RateRequest):
+        return traffic
+    from planner.files.document_values import Section, refuse_unknown
+
+    refuse_unknown(traffic, ("rate", "scale", "window", *KEYS), "traffic")
+    rate = traffic.get("rate")
+    rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")
+    how = parse_reading(Section.from_document(traffic, "traffic"))
+    part = traffic.get("window") or "whole"
+    return RateRequest(rate_rps, scaling(traffic.get("scale", "superpose")), part, reading=how)
+
+
+def scaling(how: str, where: str = "traffic: scale") -> Any:
+    """One of the ways to rescale a trace."""
+    if how not in ("superpose", "compress", "thin"):
+        raise InputError(f"{where}: expected superpose, compress or thin, found {how!r}")
+    return how

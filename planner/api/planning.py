@@ -1,0 +1,251 @@
+"""`plan`: from a question and its traffic to a certified plan, for one LLM or for several on one stock."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, Unpack
+
+from planner import __version__
+from planner.api.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace, requests_of
+from planner.api.questions import TaskDocument, TaskKeys, read_task
+from planner.api.results import PlanResult, SharedPlanResult
+from planner.documents.catalog import Catalog
+from planner.documents.log_columns import reading_of
+from planner.documents.robustness_facts import Made
+from planner.documents.several_llms_question import SeveralLlmsQuestion, question_of
+from planner.documents.task import PlanQuestion
+from planner.errors import InputError
+from planner.reports.words import command_line, flags
+from planner.search.evidence import certify, written_plan
+from planner.search.evidence.findings import old_price_warnings
+from planner.search.evidence.long_traces import is_too_long, plan_by_parts
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.fleet_oracle import Answers
+from planner.search.problem.plan_problem import (
+    Conditions,
+    OnPaper,
+    Progress,
+    Watch,
+    ignore_paper_answer,
+    ignore_progress,
+    report_nothing,
+)
+from planner.search.several.several_llms import plan_together
+from planner.studies import what_if
+from planner.studies.per_gpu import MOST_UNASKED, add_each_gpu, gpu_types
+from planner.studies.routers import plan_each_target, simulate_routers, simulate_routers_of_each
+from planner.studies.what_if import Study
+from planner.traffic.trace import Trace
+
+TracesLike: TypeAlias = "TraceLike | Mapping[str, TraceLike] | None"
+
+
+def plan(
+    slo: TaskDocument | SeveralLlmsQuestion | Section | str | Path | None = None,
+    trace: TracesLike = None,
+    *,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    explain: bool = False,
+    prove: bool = False,
+    progress: Progress = report_nothing,
+    **keys: Unpack[TaskKeys],
+) -> PlanResult | SharedPlanResult:
+    """The cheapest fleet that keeps a promise on a trace, or on described traffic, with its certificate.
+
+    `slo` is slo.yaml, its keys and values, or its section `slo` alone; `keys` (llm, fleet, traffic,
+    objective, limits, ...) take the place of its own. With `llms` all of them are planned on one stock:
+    `trace` is then one with a column `model`, or maps each entry to its own. Where `traffic` describes
+    requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
+
+    `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
+    fleet of one worker type per pool. `progress` hears of each stage.
+
+    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the promise. After
+    `time_limit_s` the best fleet so far is returned, its status "best found".
+    """
+    if isinstance(slo, SeveralLlmsQuestion):
+        shared = plan_together(
+            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=progress, around=True
+        )
+        return SharedPlanResult(simulate_routers_of_each(shared, slo))
+    question = read_task(slo, catalog, **keys)
+    command = _command(question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove))
+    if question.has_several_llms:
+        for name, is_set in (("explain", explain), ("prove", prove)):
+            if is_set:
+                raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
+        questions = questions_of(question, trace)
+        shared = plan_together(
+            questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress, around=True
+        )
+        return SharedPlanResult(simulate_routers_of_each(shared, questions), question, command)
+    if isinstance(trace, Mapping):
+        raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
+    how = reading_of(question.document, question.path)
+    requests = requests_of(trace, question.task().described, seed=seed, how=how)
+    study = Study(requests, question.catalog, seed, time_limit_s, progress)
+    return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
+
+
+def answer_question(
+    question: TaskDocument,
+    study: Study,
+    *,
+    explain: bool = False,
+    prove: bool = False,
+    watch: Watch = ignore_progress,
+) -> PlanResult:
+    """The plan for the question that a document asks of the trace of a study; `watch` hears of each fleet
+    that is the best so far."""
+    task = question.task()
+    if is_too_long(task, study.trace, study.time_limit_s):
+        answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
+    else:
+        answer = beside_each_gpu(study, task, prove=prove, watch=watch)
+        answer = explain_plan(answer, study, task) if explain else answer
+    if task.prices_targets:
+
+        def planned_for(target: str) -> Plan:
+            study.progress(f"a plan for {target}")
+            alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
+            anew = replace(study, answers=Answers(decided=study.answers.decided))
+            return answer_question(alone, anew, prove=prove).plan
+
+        answer = plan_each_target(answer, planned_for)
+    return PlanResult(answer, question)
+
+
+def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, watch: Watch) -> Plan:
+    """The same of a trace that is too long to be searched whole."""
+
+    def planned_for(trace: Trace, seconds: float) -> Plan:
+        answers = Answers(decided=study.answers.decided)
+        of_part = Study(trace, study.catalog, study.seed, seconds, study.progress, answers)
+        found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
+        return explain_plan(found, of_part, task) if explain else found
+
+    limit_s, progress = study.time_limit_s, study.progress
+    return plan_by_parts(
+        task, study.trace, planned_for, seconds=study.left_s, progress=progress, limit_s=limit_s
+    )
+
+
+def plan_question(
+    study: Study,
+    task: PlanQuestion,
+    *,
+    prove: bool = False,
+    watch: Watch = ignore_progress,
+    on_paper: OnPaper = ignore_paper_answer,
+) -> Plan:
+    """The plan for one more question about the trace of a study, with what holds around it. `on_paper` hears
+    of the cheapest fleet on paper before production is searched.
+    """
+    deadline = time.monotonic() + study.left_s
+    looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
+    certified_plan = certify.plan(
+        task,
+        study.trace,
+        study.catalog,
+        seed=study.seed,
+        time_limit_s=study.left_s,
+        conditions=Conditions(
+            progress=study.progress,
+            watch=watch,
+            answers=Answers(decided=study.answers.decided) if looks_for_rate else study.answers,
+            on_paper=on_paper,
+            around=True,
+        ),
+        traffic_request=None if looks_for_rate else study.traffic_request(task),
+        prove=prove,
+    )
+    certified_plan = simulate_routers(certified_plan, task.deploy, deadline)
+    today = datetime.date.today()
+    return replace(
+        certified_plan,
+        warnings=(*certified_plan.warnings, *old_price_warnings(certified_plan.prices, today)),
+        made=Made(today.isoformat(), __version__),
+    )
+
+
+def beside_each_gpu(
+    study: Study,
+    task: PlanQuestion,
+    *,
+    prove: bool = False,
+    per_gpu: bool | None = None,
+    watch: Watch = ignore_progress,
+    on_paper: OnPaper = ignore_paper_answer,
+) -> Plan:
+    """The plan, with the best fleet of each GPU type alone where that is asked for (`fleet: per_gpu`), or
+    costs little: for two to four types, in what is left of the time.
+    """
+    began = time.monotonic()
+    answer = plan_question(study, task, prove=prove, watch=watch, on_paper=on_paper)
+    left_s = study.left_s - (time.monotonic() - began)
+    if (per_gpu := task.per_gpu) is None:
+        per_gpu = (
+            1 < len(gpu_types(task, study)) <= MOST_UNASKED and answer.status != "best found" and left_s > 0
+        )
+    elif per_gpu:
+        left_s = study.left_s
+    return add_each_gpu(study, task, answer, seconds=left_s) if per_gpu else answer
+
+
+def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
+    """The plan with what each of its limits costs among what binds."""
+    if plan.throughput is not None:
+        task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
+    costs = what_if.explain_limits(study, task, plan.fleet)
+    certificate = replace(plan.certificate, binding=(*plan.certificate.binding, *costs))
+    return replace(plan, certificate=certificate)
+
+
+def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
+    """The plan that `plan -o DIR` or `save` wrote, simulated again to see that its figures come out."""
+    written, command = written_plan.read_plan(Path(folder), read_catalog(catalog))
+    return PlanResult(written, None, command)
+
+
+def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuestion:
+    """The question of several LLMs with their traces, those in memory among them."""
+    document, own = dict(question.document), dict[str, Trace]()
+    if isinstance(trace, Mapping):
+        own, trace = {name: read_trace(one) for name, one in trace.items()}, None
+    if isinstance(document["llms"], Mapping):
+        entries: dict[str, Any] = {}
+        for name, entry in document["llms"].items():
+            entries[name] = entry
+            if not isinstance(entry.get("trace", ""), str):
+                own[name] = read_trace(entry["trace"])
+                entries[name] = {key: value for key, value in entry.items() if key != "trace"}
+        document["llms"] = entries
+    common = Path(trace) if isinstance(trace, str | Path) else None if trace is None else read_trace(trace)
+    return question_of(document, question.path, common, question.catalog, own=own)
+
+
+def _command(
+    question: TaskDocument,
+    trace: TracesLike,
+    catalog: CatalogLike,
+    seed: int,
+    time_limit_s: float,
+    options: Sequence[str],
+) -> str:
+    """The command that makes the same files; none where the question or the traffic is in no file."""
+    if not question.is_as_read or not isinstance(trace, str | Path | None) or isinstance(catalog, Catalog):
+        return ""
+    return command_line(
+        question.path,
+        None if trace is None else Path(trace),
+        None if catalog is None else Path(catalog),
+        seed=seed,
+        time_limit_s=time_limit_s,
+        flags=options,
+    )

@@ -1,0 +1,169 @@
+"""The question as keys and values: slo.yaml, or what it would hold, and the same with one value changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from planner.documents import catalog as catalogs
+from planner.documents.catalog import Catalog
+from planner.documents.dotted import keys_of, with_value
+from planner.documents.several_llms_question import parse_entries
+from planner.documents.task import PlanQuestion, parse_task, with_config
+from planner.errors import InputError
+from planner.files.checked_files import read_yaml, to_yaml
+from planner.files.document_values import nearest_names
+
+UNNAMED = Path("slo.yaml")  # Errors name a question without a file like this.
+
+
+class TaskKeys(TypedDict, total=False):
+    """The keys of slo.yaml but `slo`; docs/file-formats.md says what each may hold."""
+
+    llm: str
+    llms: Mapping[str, Mapping[str, Any]] | list[Mapping[str, Any]]
+    preset: str
+    traffic: Mapping[str, Any]
+    fleet: Mapping[str, Any]
+    policies: Mapping[str, Any]
+    objective: str
+    limits: Mapping[str, Any]
+    spare: str | int
+    robust: Mapping[str, Any]
+    safety: Mapping[str, Any] | str
+    deploy: Mapping[str, Any]
+    day: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TaskDocument:
+    """What slo.yaml says, checked against a catalog.
+
+    `path` opens its error messages, and files that it names are looked for beside it; `is_as_read`
+    where it is a file that says just this.
+    """
+
+    document: Mapping[str, Any]
+    catalog: Catalog = field(compare=False)
+    path: Path = UNNAMED
+    is_as_read: bool = False
+
+    @property
+    def has_several_llms(self) -> bool:
+        return "llms" in self.document
+
+    def task(self) -> PlanQuestion:
+        """As the search takes it, for one LLM."""
+        return parse_task(self.document, self.catalog, where=str(self.path))
+
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> TaskDocument:
+        """The same with other values: `replace({"slo.ttft.p90": "3 s"})`, or `replace(objective="power")`.
+
+        A key is a dotted path; None takes it out. Raises InputError for a path that slo.yaml does not know,
+        naming the nearest, and for a value that it refuses.
+        """
+        document = dict(self.document)
+        for path, value in {**(changes or {}), **more}.items():
+            where = f"replace {path!r}"
+            if not all(keys_of(path)):
+                raise InputError(f"{where}: expected a path such as slo.ttft.p90")
+            if value is None:
+                _must_be_there(document, path, where)
+            document = with_value(document, path, value, where=where)
+        return _checked(changed(self, document=document, is_as_read=False))
+
+    def __repr__(self) -> str:
+        return f"# {self.path}\n{to_yaml(dict(self.document))}"
+
+
+def read_task(
+    task: TaskDocument | Mapping[str, Any] | str | Path | None = None,
+    catalog: Catalog | str | Path | None = None,
+    **keys: Unpack[TaskKeys],
+) -> TaskDocument:
+    """The question in slo.yaml, or in keys and values; `keys` of slo.yaml take the place of its own.
+
+    A mapping without `llm` is the section `slo` alone: read_task({"ttft": {"p90": "2 s"}}, llm="...").
+    """
+    if isinstance(task, TaskDocument):
+        read = task if catalog is None else changed(task, catalog=_catalog(catalog))
+    elif task is None or isinstance(task, Mapping):
+        known = _catalog(catalog)
+        read = TaskDocument(with_config(_whole(task), Path(), known), known)
+    elif isinstance(task, str | Path):
+        known, path = _catalog(catalog), Path(task)
+        read = TaskDocument(with_config(read_yaml(path), path.parent, known), known, path, is_as_read=True)
+    else:
+        raise InputError(f"slo: expected a file, or keys and values, found {type(task).__name__}")
+    if keys:
+        document = with_config({**read.document, **keys}, read.path.parent, read.catalog)
+        read = changed(read, document=document, is_as_read=False)
+    return _checked(read)
+
+
+def replace(task: Any, changes: Mapping[str, Any] | str, value: Any = None) -> TaskDocument:
+    """A question with one value changed, for sweeps: replace(task, "slo.ttft.p90", "3 s").
+
+    `task` is what `read_task` takes, or a plan that `plan` found, whose question it changes. Several values
+    at once: replace(task, {"slo.ttft.p90": "3 s", "objective": "power"}).
+    """
+    question = task.question if hasattr(task, "question") else read_task(task)
+    if question is None:
+        raise InputError(
+            "replace: this plan was read back, and does not hold its question; give its slo.yaml"
+        )
+    replaced: TaskDocument = question.replace({changes: value} if isinstance(changes, str) else changes)
+    return replaced
+
+
+def is_question(document: Mapping[str, Any]) -> bool:
+    """Whether these are the keys of slo.yaml, not those of its section `slo` alone."""
+    return not {"llm", "llms", "slo", "preset"}.isdisjoint(document)
+
+
+def _whole(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if document is None or is_question(document):
+        return document or {}
+    return {"slo": document}
+
+
+def _catalog(catalog: Catalog | str | Path | None) -> Catalog:
+    if isinstance(catalog, Catalog):
+        return catalog
+    return catalogs.read_catalog(None if catalog is None else Path(catalog))
+
+
+def _checked(question: TaskDocument) -> TaskDocument:
+    if question.has_several_llms:
+        parse_entries(_of_files(question.document), question.path, question.catalog)
+    else:
+        question.task()
+    return question
+
+
+def _of_files(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without the traces of `llms` that are in memory, which `plan` takes out itself."""
+    given = document["llms"]
+    if not isinstance(given, Mapping):
+        return dict(document)
+    llms = {
+        name: {key: value for key, value in entry.items() if key != "trace" or isinstance(value, str)}
+        if isinstance(entry, Mapping)
+        else entry
+        for name, entry in given.items()
+    }
+    return {**document, "llms": llms}
+
+
+def _must_be_there(document: Mapping[str, Any], path: str, where: str) -> None:
+    section: Any = document
+    for key in keys_of(path):
+        if not isinstance(section, Mapping) or key not in section:
+            known = list(section) if isinstance(section, Mapping) else []
+            hint = nearest_names(key, known, 1)
+            advice = f"did you mean {hint[0]!r}? " if hint else ""
+            raise InputError(f"{where}: there is no {key!r} to take out; {advice}Found: {', '.join(known)}")
+        section = section[key]

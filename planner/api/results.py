@@ -1,0 +1,265 @@
+"""What the functions give back: figures as attributes, tables as DataFrames, pages as text."""
+
+from __future__ import annotations
+
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from planner.api.questions import TaskDocument
+from planner.errors import InputError, PlannerError
+from planner.files.checked_files import check_output_directory, write_files
+from planner.files.wants import missing_resource
+from planner.fleet import Fleet
+from planner.reports import figures, output, several_llms_report, words
+from planner.reports.fact_sentences import sentences
+from planner.reports.report import render as render_report
+from planner.search.evidence.plan import Plan
+from planner.search.several.several_llms import SharedPlan
+from planner.solvers.master import paid_usd_per_h
+
+COLUMNS, ROWS = 100, 8  # of a terminal, and of a table in it
+SENTENCES = 6
+
+
+class Result(ABC):
+    """What `repr` and a notebook show of it: a headline, a table, and a few sentences."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def headline(self) -> str:
+        """The answer in one sentence."""
+
+    @abstractmethod
+    def sentences(self) -> list[str]:
+        """What one must know beside it."""
+
+    @abstractmethod
+    def to_frame(self) -> pd.DataFrame:
+        """Its table, with units in the names of columns."""
+
+    def __repr__(self) -> str:
+        table = self.to_frame().to_string(max_rows=ROWS, index=False, line_width=None, max_colwidth=24)
+        lines = [
+            self.headline(),
+            *(line[:COLUMNS] for line in table.splitlines()),
+            *self.sentences()[:SENTENCES],
+        ]
+        return "\n".join(
+            textwrap.shorten(line, COLUMNS, placeholder=" ...") if len(line) > COLUMNS else line
+            for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        list_items = "".join(f"<li>{escape(line)}</li>" for line in self.sentences())
+        table = self.to_frame().to_html(max_rows=ROWS, index=False, border=0)
+        return f"<div><strong>{escape(self.headline())}</strong>{table}<ul>{list_items}</ul></div>"
+
+
+class PlanFiles(Result):
+    """A plan that can be written down, for one LLM or for several."""
+
+    __slots__ = ()
+    question: TaskDocument | None
+
+    @property
+    @abstractmethod
+    def fleets(self) -> Mapping[str, Fleet]:
+        """The fleet of each LLM."""
+
+    @property
+    @abstractmethod
+    def warnings(self) -> tuple[str, ...]:
+        """What one must know before trusting the figures."""
+
+    @abstractmethod
+    def report(self) -> str:
+        """The page report.html."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan --json` prints."""
+
+    @abstractmethod
+    def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
+        """All that `plan -o DIR` writes, by its path in DIR; with `png` every chart as a picture too, without
+        `pages` neither charts nor reports."""
+
+    @abstractmethod
+    def _outdated(self) -> tuple[str, ...]:
+        """Patterns of files that an earlier plan may have left."""
+
+    @property
+    def cost_usd_per_h(self) -> float:
+        """What is paid, by whole nodes where these are sold."""
+        return paid_usd_per_h(
+            (pool.type, pool.count) for fleet in self.fleets.values() for pool in fleet.running_pools
+        )
+
+    @property
+    def workers(self) -> int:
+        return sum(fleet.workers for fleet in self.fleets.values())
+
+    @property
+    def gpus(self) -> int:
+        return sum(fleet.gpus for fleet in self.fleets.values())
+
+    @property
+    def power_w(self) -> float:
+        """What the fleet may draw at most."""
+        return sum(fleet.power_w for fleet in self.fleets.values())
+
+    def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
+        """Write `files` into the folder, all or none; returns their paths in it.
+
+        Where an interrupt or want of memory comes while reports and charts are drawn, all else is written,
+        and raised again: KeyboardInterrupt, or PlannerError that says so.
+        """
+        check_output_directory(Path(folder))
+        try:
+            written = self.files(png=png)
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) and missing_resource(error) is None:
+                raise
+            write_files(Path(folder), self.files(pages=False), outdated=self._outdated())
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise PlannerError(
+                f"{folder}: the plan is written, its report is not, as memory or open files do not suffice "
+                f"(ulimit -v, ulimit -n); with more of them `plan report {folder}` draws it"
+            ) from None
+        write_files(Path(folder), written, outdated=self._outdated())
+        return tuple(written)
+
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> TaskDocument:
+        """Its question with other values, to be planned again: see `TaskDocument.replace`."""
+        if self.question is None:
+            raise InputError(
+                "replace: this plan was read back, and does not hold its question; give its slo.yaml"
+            )
+        return self.question.replace(changes, **more)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per pool."""
+        several = len(self.fleets) > 1
+        return pd.DataFrame(
+            [
+                {
+                    **({"name": name} if several else {}),
+                    "pool": pool.name,
+                    "role": pool.role,
+                    "workers": pool.count,
+                    "gpu": pool.type.gpu.name,
+                    "tp": pool.type.tp,
+                    "pp": pool.type.pp,
+                    "dp": pool.type.dp,
+                    "gpus": pool.count * pool.type.gpus,
+                    "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+                    "cost_usd_per_h": pool.count * pool.type.price_usd_per_h,
+                    "power_w": pool.count * pool.type.power_w,
+                }
+                for name, fleet in self.fleets.items()
+                for pool in fleet.running_pools
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PlanResult(PlanFiles):
+    """A plan for one LLM. `command` is what makes the same files, where a command can."""
+
+    plan: Plan
+    question: TaskDocument | None = None
+    command: str = ""
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.plan.fleet
+
+    @property
+    def fleets(self) -> Mapping[str, Fleet]:
+        return {self.plan.fleet.llm.name: self.plan.fleet}
+
+    @property
+    def status(self) -> str:
+        """ "certified", or "best found" where the time was too short to be sure."""
+        return self.plan.status
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(sentences(self.plan.warnings))
+
+    def headline(self) -> str:
+        return words.answer(self.plan)
+
+    def sentences(self) -> list[str]:
+        level0 = words.level0_line(self.plan.certificate)
+        kept = [
+            f"{line.limit.name}: {words.value_text(line)}, promised {words.seconds_text(line.limit.limit_s)}"
+            for line in self.plan.verdict.lines
+        ]
+        return [*kept, f"of fleets with one worker type per pool {level0}", *self.warnings]
+
+    def report(self) -> str:
+        return render_report(self.plan, command=self.command)
+
+    def to_dict(self) -> dict[str, Any]:
+        return output.to_json(self.plan)
+
+    def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
+        pictures = output.pictures(figures.every(self.plan)) if png and pages else {}
+        return {**output.render(self.plan, command=self.command, pages=pages), **pictures}
+
+    def _outdated(self) -> tuple[str, ...]:
+        return output.OUTDATED
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SharedPlanResult(PlanFiles):
+    """A plan for several LLMs on one stock; `plans` holds one for each."""
+
+    shared: SharedPlan
+    question: TaskDocument | None = None
+    command: str = ""
+
+    @property
+    def plans(self) -> dict[str, PlanResult]:
+        return {name: PlanResult(plan, None, self.command) for name, plan in self.shared.plans.items()}
+
+    @property
+    def fleets(self) -> Mapping[str, Fleet]:
+        return {name: plan.fleet for name, plan in self.shared.plans.items()}
+
+    @property
+    def status(self) -> str:
+        """ "certified", or "best found" where the time was too short to be sure."""
+        return self.shared.status
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(sentences(self.shared.warnings))
+
+    def headline(self) -> str:
+        return several_llms_report.answer(self.shared)
+
+    def sentences(self) -> list[str]:
+        return [*several_llms_report.proof_lines(self.shared), *self.warnings]
+
+    def report(self) -> str:
+        return several_llms_report.render_report(self.shared)
+
+    def to_dict(self) -> dict[str, Any]:
+        return several_llms_report.summary(self.shared)
+
+    def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
+        return several_llms_report.render(self.shared, command=self.command, png=png, pages=pages)
+
+    def _outdated(self) -> tuple[str, ...]:
+        return tuple(several_llms_report.outdated(self.shared))

@@ -1,0 +1,201 @@
+"""`schedule`: workers per window of a day or a week, reserved, on demand and on the spot market."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from planner.api.inputs import CatalogLike, TraceLike, read_catalog, read_fleet, read_trace
+from planner.api.questions import read_task
+from planner.api.results import Result
+from planner.documents import markets, planned_market
+from planner.errors import InputError
+from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
+from planner.reports import schedule_page as told
+from planner.search.day.scheduled import ScheduledLlm, SimulatedSchedule, simulate_schedule
+from planner.search.problem.plan_problem import Progress, report_nothing
+from planner.solvers import reserved_schedule as solver
+from planner.solvers.reserved_schedule import Demand, Market
+from planner.traffic.trace import Trace, spread_stamps
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.api.inputs import Section
+
+MarketLike: TypeAlias = "Market | Section | str | Path"
+DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
+PEAK_S = 20.0  # at most, for the fleet for the peak that a schedule is compared with
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ScheduleResult(Result):
+    """A schedule beside a fleet for the peak and Aladdin's linear rule."""
+
+    answer: told.ScheduleAnswer
+
+    @property
+    def cost_usd_per_h(self) -> float:
+        """On average over the windows."""
+        return self.answer.found.cost_usd_per_h
+
+    @property
+    def bound_usd_per_h(self) -> float:
+        return self.answer.found.bound_usd_per_h
+
+    @property
+    def simulated(self) -> SimulatedSchedule | None:
+        """What was simulated and repaired of it; None where it was not, and `answer.not_simulated` says
+        why.
+        """
+        return self.answer.simulated
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the gap asked for was closed in time."""
+        return self.answer.is_optimal
+
+    def headline(self) -> str:
+        return told.sentence(self.answer)
+
+    def sentences(self) -> list[str]:
+        lines = [*told.compared_lines(self.answer), *told.simulated_lines(self.answer)]
+        return [told.proof_line(self.answer), *lines]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan schedule --json` prints."""
+        return told.to_json(self.answer)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Workers, one row per window and kind of worker."""
+        rows = [
+            {"window": window, "llm": row["llm"], "worker": row["worker"], "firm": firm, "spot": spot}
+            for row in self.to_dict()["workers"]
+            for window, (firm, spot) in enumerate(zip(row["firm"], row["spot"], strict=True))
+        ]
+        return pd.DataFrame(rows).sort_values("window", kind="stable", ignore_index=True)
+
+    def report(self) -> str:
+        """The page schedule.html."""
+        return told.render(self.answer)["schedule.html"]
+
+    def save(self, place: str | Path) -> tuple[str, ...]:
+        """Write schedule.html, schedule.csv and schedule.json into a folder; or FILE.csv, workers alone."""
+        path = Path(place)
+        if path.suffix == ".csv":
+            check_output_file(path)
+            write_file(path, told.to_csv(self.answer))
+            return (path.name,)
+        check_output_directory(path)
+        written = told.render(self.answer)
+        write_files(path, written)
+        return tuple(written)
+
+
+def schedule(
+    market: MarketLike,
+    demand: DemandLike,
+    *,
+    window: str = "1 h",
+    gap_frac: float = 0.005,
+    time_limit_s: float = 60.0,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    progress: Progress = report_nothing,
+) -> ScheduleResult:
+    """Workers per window for demand that changes: reserved for the base, on demand and spot for the rest.
+
+    `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` of it has its stock too).
+    `demand` is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each
+    LLM to a trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule
+    is simulated over its windows, and repaired where one misses its SLO; where it is not, the answer says
+    why.
+
+    Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is
+    returned; as long again simulations may take.
+    """
+    window_s = quantity(window, "s", where="window")
+    if window_s < 1:
+        raise InputError(f"window: expected at least 1 s, found {window!r}")
+    sold, traces = read_market(market, catalog=catalog), dict[str, Trace]()
+    if isinstance(demand, Mapping):
+        traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
+    demand_by_window = read_demand(traces or demand, window_s, seed)
+    progress(
+        f"scheduling {len(demand_by_window.llms)} LLMs over {demand_by_window.rate_rps.shape[1]} windows"
+    )
+    answer = solve_schedule(sold, demand_by_window, gap_frac, time_limit_s)
+    if why := not_simulated(answer, traces):
+        return ScheduleResult(replace(answer, not_simulated=why))
+    served = [_served(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
+    simulated_schedule = simulate_schedule(
+        sold, demand_by_window, answer.found, served, time_limit_s=time_limit_s, progress=progress
+    )
+    return ScheduleResult(replace(answer, simulated=simulated_schedule, not_simulated=""))
+
+
+def not_simulated(answer: told.ScheduleAnswer, traces: Mapping[str, Trace]) -> str:
+    """Why a schedule cannot be simulated; empty where it can."""
+    market = answer.market
+    if not traces:
+        return "the demand is rates, not requests; give a trace per LLM"
+    for c in told.used(answer):
+        if market.capacities[c].fleet is None:
+            return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
+    without = [llm for llm in answer.demand.llms if llm not in market.slos]
+    return f"slo: says nothing of {', '.join(without)}" if without else ""
+
+
+def _served(answer: told.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike) -> ScheduledLlm:
+    """Of an LLM what simulates it: its requests up to the end of the last window."""
+    known, market, demand = read_catalog(catalog), answer.market, answer.demand
+    units = {}
+    for c in told.used(answer):
+        capacity = market.capacities[c]
+        if capacity.llm == llm and capacity.fleet is not None:
+            units[c] = read_fleet(capacity.fleet, known)
+    end_s = demand.rate_rps.shape[1] * demand.window_s
+    inside = np.flatnonzero(trace.arrival_s < end_s) if trace.arrival_s[-1] >= end_s else slice(None)
+    return ScheduledLlm(llm, trace.select(np.arange(len(trace))[inside]), market.slos[llm], units)
+
+
+def solve_schedule(
+    market: Market, demand: Demand, gap_frac: float, time_limit_s: float
+) -> told.ScheduleAnswer:
+    """The schedule, and what it is compared with."""
+    answer = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
+    others = {
+        "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_S, time_limit_s)),
+        "linear rule": solver.by_rule(market, demand),
+    }
+    return told.ScheduleAnswer(market, demand, answer, others, gap_frac)
+
+
+def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: CatalogLike = None) -> Market:
+    """schedule.yaml, or plan.yaml: its fleet at its prices, within the stock and limits of its `slo`."""
+    if isinstance(market, Market):
+        return market
+    if isinstance(market, Mapping):
+        return markets.parse_market(market)
+    known = read_catalog(catalog)
+    task = None if slo is None else read_task(Path(slo), known).task()
+    planned = planned_market.read_planned(Path(market), known, task)
+    if planned is None and slo is not None:
+        raise InputError(f"{market}: is no plan for one LLM, so slo.yaml says nothing of it; leave out --slo")
+    return markets.read_market(Path(market)) if planned is None else planned
+
+
+def read_demand(demand: DemandLike, window_s: float, seed: int) -> Demand:
+    if isinstance(demand, Demand):
+        return demand
+    if isinstance(demand, pd.DataFrame):
+        table = demand.reset_index(drop=True)
+        return markets.demand_of_table(table, Path("demand"), window_s=window_s)
+    if isinstance(demand, Mapping):
+        traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
+        return markets.demand_of(traces, window_s=window_s)
+    return markets.read_demand(Path(demand), window_s=window_s)

@@ -1,0 +1,392 @@
+"""`simulate`, `compare` and `goodput`: what fleets make of their traffic."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, overload
+
+import pandas as pd
+
+from planner.api.inputs import (
+    CatalogLike,
+    FleetLike,
+    Section,
+    SloLike,
+    TraceLike,
+    TrafficLike,
+    named_fleets,
+    promise_of,
+    read_catalog,
+    read_fleet,
+    requests_meant,
+)
+from planner.api.questions import is_question, read_task
+from planner.api.results import Result
+from planner.documents.catalog import Catalog
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
+from planner.fleet import Fleet
+from planner.papers import fleet_goodput as rates
+from planner.papers.fleet_goodput import FleetGoodput, fleet_goodput
+from planner.papers.goodput import TOLERANCE_FRAC
+from planner.parallel.executors import Executor, is_chosen
+from planner.reports import output, words
+from planner.reports.simulated_run import SimulatedOutcome, outcome
+from planner.search.oracle.scenarios import Scenarios
+from planner.studies import fleet_comparison as comparisons
+from planner.studies import seeds as many_seeds
+from planner.studies import tenants
+from planner.studies.fleet_standing import scenarios_for
+from planner.studies.seeds import SeedRun
+from planner.traffic.scaling import RateRequest
+from planner.traffic.trace import Trace, spread_stamps
+from planner.units import show_s
+
+METRICS = ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
+Fleets: TypeAlias = "Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]]"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SimulationResult(Result):
+    """One run. `holds` says whether it kept the promise, None where nothing was promised."""
+
+    fleet: Fleet
+    requests: Trace
+    slo: Slo | None
+    outcome: SimulatedOutcome
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.outcome.verdict is None else self.outcome.verdict.holds
+
+    def headline(self) -> str:
+        verdict = {True: "keeps the SLO", False: "MISSES the SLO", None: "no SLO given"}[self.holds]
+        return (
+            f"{words.describe(self.fleet)}: {verdict} on {len(self.requests)} requests of "
+            f"{self.requests.name}"
+        )
+
+    def sentences(self) -> list[str]:
+        verdict = self.outcome.verdict
+        lines = [] if verdict is None else verdict.lines
+        rejected = words.rejected_text(self.outcome.simulation, self.fleet)
+        return [
+            *([rejected] if rejected else []),
+            *[
+                f"{line.limit.name}: {words.value_text(line)}, promised {show_s(line.limit.limit_s)}, "
+                f"{100 * line.kept_frac:.2f} % within"
+                for line in lines
+            ],
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan simulate --json` prints."""
+        costs = tenants.tenant_costs(self.outcome.simulation, self.fleet)
+        return self.outcome.summary() | (
+            {"tenant_costs": tenants.tenant_rows(costs)} if len(costs) > 1 else {}
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Percentiles in seconds, one row per metric."""
+        summary = self.to_dict()
+        return pd.DataFrame([{"metric": name, **summary[name]} for name in METRICS if summary[name]])
+
+    def requests_frame(self) -> pd.DataFrame:
+        """One row per request: the columns of requests.csv."""
+        return pd.read_csv(io.StringIO(output.requests_csv(self.outcome.simulation)))
+
+    def save(self, file: str | Path) -> None:
+        """Write requests.csv under this name."""
+        _write_csv(Path(file), output.requests_csv(self.outcome.simulation))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SeedsResult(Result):
+    """The same fleet under several seeds; figures come with 95 % intervals of their means."""
+
+    fleet: Fleet
+    slo: Slo | None
+    runs: Sequence[SeedRun]
+
+    @property
+    def kept_by(self) -> int | None:
+        """How many of the seeds keep the promise; None where nothing was promised."""
+        slo = self.to_dict()["slo"]
+        return None if slo is None else int(slo["kept_by"])
+
+    def headline(self) -> str:
+        kept = (
+            "no SLO given"
+            if self.kept_by is None
+            else f"{self.kept_by} of {len(self.runs)} seeds keep the SLO"
+        )
+        return f"{words.describe(self.fleet)}: {kept}"
+
+    def sentences(self) -> list[str]:
+        return list(self.to_dict()["notes"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan simulate --seeds N --json` prints."""
+        return many_seeds.seeds_document(self.runs)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per metric and percentile: mean, interval and range over the seeds."""
+        document = self.to_dict()
+        return pd.DataFrame(
+            [
+                {"metric": metric, "figure": name, **values}
+                for metric in METRICS
+                if metric in document
+                for name, values in document[metric].items()
+            ]
+        )
+
+    def save(self, file: str | Path) -> None:
+        """Write the requests.csv of the first seed under this name."""
+        _write_csv(Path(file), self.runs[0].requests_csv or "")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ComparisonResult(Result):
+    """Several fleets, or policies, on the same requests."""
+
+    comparison: comparisons.FleetComparison
+
+    def headline(self) -> str:
+        return comparisons.comparison_summary(self.comparison)
+
+    def sentences(self) -> list[str]:
+        return list(self.comparison.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan compare --json` prints."""
+        return comparisons.to_json(self.comparison)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of compare.csv."""
+        return pd.DataFrame([row.cells() for row in self.comparison.rows])
+
+    def report(self) -> str:
+        """The page compare.html."""
+        return comparisons.render_comparison(self.comparison)["compare.html"]
+
+    def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
+        """Write compare.html, compare.csv and compare.json; with `png` the charts as pictures too."""
+        check_output_directory(Path(folder))
+        drawn = output.pictures(comparisons.draw_latencies(self.comparison)) if png else {}
+        written: dict[str, str | bytes] = {**comparisons.render_comparison(self.comparison), **drawn}
+        write_files(Path(folder), written, outdated=comparisons.OUTDATED)
+        return tuple(written)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class GoodputResult(Result):
+    """The highest rate that a fleet keeps up in steady state, and the next one tried, which fails."""
+
+    fleet: Fleet
+    found: FleetGoodput
+
+    @property
+    def rate_rps(self) -> float:
+        return self.found.goodput.rate_rps
+
+    @property
+    def fails_rps(self) -> float:
+        return self.found.goodput.fails_rps
+
+    def headline(self) -> str:
+        return (
+            f"{words.describe(self.fleet)}: {self.rate_rps:.4g} requests/s on {self.fleet.gpus} GPUs, "
+            f"{self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at {self.fails_rps:.4g}"
+        )
+
+    def sentences(self) -> list[str]:
+        mind = f"the trace is only {self.found.residences:.1f} mean residences long; it flatters"
+        return [mind] if self.found.is_short else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan goodput --json` prints."""
+        return rates.goodput_document(self.found)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Promised and simulated seconds at that rate, one row per limit."""
+        return pd.DataFrame(self.to_dict()["slo"])
+
+
+@overload
+def simulate(
+    fleet: FleetLike,
+    trace: TraceLike | None = None,
+    slo: SloLike = None,
+    *,
+    traffic: TrafficLike = None,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    closed_loop: int = 0,
+    executor: Executor | str | None = None,
+) -> SimulationResult: ...
+
+
+@overload
+def simulate(
+    fleet: FleetLike,
+    trace: TraceLike | None = None,
+    slo: SloLike = None,
+    *,
+    traffic: TrafficLike = None,
+    catalog: CatalogLike = None,
+    seed: Sequence[int],
+    closed_loop: int = 0,
+    executor: Executor | str | None = None,
+) -> SeedsResult: ...
+
+
+def simulate(
+    fleet: FleetLike,
+    trace: TraceLike | None = None,
+    slo: SloLike = None,
+    *,
+    traffic: TrafficLike = None,
+    catalog: CatalogLike = None,
+    seed: int | Sequence[int] = 0,
+    closed_loop: int = 0,
+    executor: Executor | str | None = None,
+) -> SimulationResult | SeedsResult:
+    """Every request of a trace on a fleet, held against an SLO if one is given.
+
+    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says what of the trace is meant; without it a whole
+    question given as `slo` says so. `closed_loop` keeps that many requests in flight in place of arrival
+    times. Several seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
+    """
+    known = read_catalog(catalog)
+    engines = read_fleet(fleet, known)
+    promise, rate_request = promise_of(slo, known, traffic=traffic, command="simulate")
+    first = seed if isinstance(seed, int) else (*seed, 0)[0]
+    read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=first)
+    if isinstance(seed, int):
+        if executor is not None:
+            raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
+        requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
+        simulation = outcome(engines, requests, promise, seed=seed, closed_loop=closed_loop)
+        return SimulationResult(engines, requests, promise, simulation)
+    question = many_seeds.SeedsQuestion(engines, read, rate_request, promise, closed_loop)
+    where = _choose_executor(executor, "processes")
+    runs = many_seeds.over_seeds(question, seed, executor=where, with_requests=True)
+    return SeedsResult(engines, promise, runs)
+
+
+def compare(
+    fleets: Fleets,
+    trace: TraceLike | None = None,
+    slo: SloLike = None,
+    *,
+    policies: Mapping[str, Section | None] | None = None,
+    traffic: TrafficLike = None,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    executor: Executor | str | None = None,
+) -> ComparisonResult:
+    """Several fleets on the same requests; with `policies`, each fleet under each of these.
+
+    `fleets` are named by a mapping, or by their files. `policies` maps a label to keys of a fleet file's
+    section, {"round robin": {"routing": "round-robin"}}, None standing for the fleet's own. `slo` and
+    `traffic` as for `simulate`.
+    """
+    known = read_catalog(catalog)
+    variants = [
+        comparisons.Variant(
+            f"{name}, {label}" if policies else name, _read_under_policies(fleet, known, label, changed)
+        )
+        for name, fleet in named_fleets(fleets)
+        for label, changed in (policies or {"": None}).items()
+    ]
+    promise, rate_request = promise_of(slo, known, traffic=traffic, command="compare")
+    read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=seed)
+    requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
+    where = _choose_executor(executor, "serial")
+    futures = None if promise is None else _scenarios(slo, known, rate_request, read, seed)
+    return ComparisonResult(
+        comparisons.compare_fleets(variants, requests, promise, seed=seed, executor=where, scenarios=futures)
+    )
+
+
+def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | None:
+    """None: where `working_on` has said."""
+    if executor is None and is_chosen():
+        return None
+    return executor if isinstance(executor, Executor) else Executor(executor or usual)
+
+
+def _scenarios(
+    slo: SloLike, known: Catalog, rate_request: RateRequest, read: Trace, seed: int
+) -> Scenarios | None:
+    """Those of the question, with the traffic that is meant; None where limits alone are promised."""
+    if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
+        return None
+    task = read_task(slo, known).task()
+    meant = replace(
+        task,
+        rate_rps=rate_request.rate_rps,
+        scale=rate_request.how,
+        window=None if rate_request.part == "whole" else rate_request.part,
+        described=rate_request.described,
+    )
+    return scenarios_for(meant, read, seed)
+
+
+def goodput(
+    fleet: FleetLike,
+    trace: TraceLike | None,
+    slo: SloLike,
+    *,
+    traffic: TrafficLike | Literal["poisson"] = None,
+    seeds: int = 3,
+    tolerance_frac: float = TOLERANCE_FRAC,
+    catalog: CatalogLike = None,
+    watch: rates.Watch = lambda *_: None,
+) -> GoodputResult:
+    """The highest rate at which a fleet keeps an SLO in steady state, with each of so many seeds.
+
+    Traffic is the trace at that rate, by `traffic`'s scale and window, or "poisson": Poisson arrivals of its
+    lengths. `watch` hears each rate before it is tried (None), and then whether it held. Raises
+    InfeasibleError where no rate is kept.
+    """
+    known = read_catalog(catalog)
+    engines = read_fleet(fleet, known)
+    is_poisson = traffic == "poisson"
+    promise, rate_request = promise_of(
+        slo, known, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
+    )
+    if promise is None:
+        raise InputError("slo: missing; say what is promised, such as {'ttft': {'p90': '2 s'}}")
+    read, rate_request = requests_meant(
+        trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
+    )
+    rates = fleet_goodput(
+        engines,
+        read,
+        promise,
+        None if is_poisson else rate_request,
+        seeds=seeds,
+        tolerance_frac=tolerance_frac,
+        watch=watch,
+    )
+    return GoodputResult(engines, rates)
+
+
+def _read_under_policies(fleet: FleetLike, known: Catalog, label: str, policies: Section | None) -> Fleet:
+    if policies is None:
+        return read_fleet(fleet, known)
+    try:
+        return read_fleet(fleet, known, policies=policies)
+    except InputError as error:
+        raise InputError(f"--policies {label!r}: {error}") from None
+
+
+def _write_csv(file: Path, text: str) -> None:
+    check_output_file(file)
+    write_file(file, text)

@@ -1,0 +1,262 @@
+"""`validate`: a plan on real engines, here or behind an endpoint, and how far the prediction was off."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+import numpy as np
+import pandas as pd
+
+from planner.api.inputs import (
+    CatalogLike,
+    SloLike,
+    TraceLike,
+    TrafficLike,
+    plan_file,
+    promise_of,
+    read_catalog,
+    read_fleet,
+    read_trace,
+)
+from planner.api.results import Result
+from planner.documents.fleet_file import read_max_model_len
+from planner.documents.slo import parse_slo
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.files.checked_files import check_output_directory, read_yaml
+from planner.files.document_values import show_value
+from planner.manifests.engine_command import undeployable
+from planner.traffic.trace import spread_stamps
+
+if TYPE_CHECKING:
+    from planner.runtime.analysis import EngineKind, Validation, Wanted
+    from planner.runtime.endpoint import Endpoint
+    from planner.runtime.measured_against_simulated import Tolerances
+
+
+class ValidationKeys(TypedDict, total=False):
+    """How engines are started, and what counts as agreement."""
+
+    engine: str  # vllm, or rehearsal: processes that only keep time, as the fit says
+    weights: str  # Weights are "dummy" or "real".
+    config: Path | None  # a config.json to serve in place of the plan's LLM, with dummy weights
+    is_slice: bool  # one worker of each type, with its share of the traffic
+    tolerance_p50_frac: float | None
+    tolerance_p90_frac: float | None
+    png: bool
+    progress: Callable[[str], None]
+    url: str | None  # of an OpenAI-compatible endpoint that others run, in place of engines here
+    api_key_env: str | None  # the environment variable with its key
+    model: str | None  # as the endpoint calls it, where that is not the plan's name
+    max_usd: float | None  # all that is sent may cost, at usd_per_million
+    usd_per_million: tuple[float, float] | None  # a million prompt tokens, and a million output tokens
+    max_requests: int | None  # The count includes probes and warm-up.
+    max_failed_frac: float  # of the last requests; beyond it the run ends
+    timeout_s: float  # The limit for one request.
+    prometheus: Sequence[str]  # engines' /metrics, or Prometheus servers that scrape them
+
+
+OF_ENDPOINTS = (
+    "api_key_env",
+    "model",
+    "max_usd",
+    "usd_per_million",
+    "max_requests",
+    "max_failed_frac",
+    "timeout_s",
+    "prometheus",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ValidationResult(Result):
+    """A run of real engines beside its prediction; its files are in the folder that was named."""
+
+    validation: Validation
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the prediction was off by no more than is allowed."""
+        return self.validation.comparison.agrees
+
+    @property
+    def slo_holds(self) -> bool | None:
+        """Whether the engines kept the promise; None where nothing was promised."""
+        return self.validation.slo_holds if self.validation.wanted.slo.limits else None
+
+    def headline(self) -> str:
+        return str(self.to_dict()["verdict"])
+
+    def sentences(self) -> list[str]:
+        document = self.to_dict()
+        return [f"{document['compared']} of {document['requests']} requests, {document['times']}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What validation.json holds, and `plan validate --json` prints."""
+        from planner.runtime.validation_document import validation_document
+
+        return validation_document(self.validation)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Predicted and measured, one row per figure."""
+        from planner.runtime.validation_document import error_rows
+
+        return pd.DataFrame(error_rows(self.validation))
+
+
+def validate(
+    plan: str | Path,
+    out: str | Path,
+    trace: TraceLike | None = None,
+    slo: SloLike = None,
+    *,
+    traffic: TrafficLike = None,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    **how: Unpack[ValidationKeys],
+) -> ValidationResult:
+    """Start a plan on vLLM engines here, replay its traffic, and write into `out` how the prediction did.
+
+    Without `trace` and `slo` these are the plan's own; `traffic` as for `simulate`, by default all of it. An
+    interrupted run goes on in the same folder. With `url` no engine is started: the traffic goes to that
+    OpenAI-compatible endpoint, and the client's clock is compared. Raises InputError for what cannot be run
+    here, EndpointError for an endpoint that cannot be measured.
+    """
+    need_aiohttp()
+    from planner.runtime.validate import slice_of
+    from planner.runtime.validate import validate as run
+
+    check_output_directory(Path(out))
+    endpoint = _endpoint(how)
+    known, file = read_catalog(catalog), plan_file(plan)
+    fleet = read_fleet(file, known)
+    promise, rate_request = promise_of(
+        slo, known, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
+    )
+    read = (
+        read_trace(traffic_beside_plan(file))
+        if trace is None
+        else read_trace(trace, how=rate_request.reading)
+    )
+    requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
+    longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
+    whole = None
+    notes: tuple[str, ...] = ()
+    if how.get("engine") != "rehearsal" and endpoint is None and (why := undeployable(fleet)):
+        raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
+    if how.get("engine") == "rehearsal" and fleet.engine is not None:
+        notes = (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
+        fleet = fleet.without_engine()
+    if how.get("is_slice"):
+        whole = fleet, requests
+        fleet, requests, note = slice_of(fleet, requests)
+        notes += (f"Validated was a {note}.",)
+    run_plan = wanted_run(
+        how,
+        fleet=fleet,
+        trace=requests,
+        slo=promise or own_slo(file),
+        max_model_len=longest,
+        seed=seed,
+        notes=notes,
+        plan=whole,
+        endpoint=endpoint,
+    )
+    validation = run(
+        run_plan,
+        Path(out),
+        tolerances=_tolerances(how),
+        progress=how.get("progress", lambda _: None),
+        png=how.get("png", False),
+    )
+    return ValidationResult(validation)
+
+
+def need_aiohttp() -> None:
+    """Raises InputError where what talks to engines is not installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("aiohttp", "prometheus_client")):
+        raise InputError("real engines need aiohttp and prometheus-client: pip install 'fleetplan[runtime]'")
+
+
+def traffic_beside_plan(file: Path) -> Path:
+    """The plan's own traffic; requests.csv says neither who waits for whom nor what prompts share."""
+    places = [file.parent / name for name in ("traffic.jsonl", "requests.csv")]
+    if (traffic_path := next((path for path in places if path.exists()), None)) is None:
+        raise InputError(f"--trace: none was given, and there is no {places[1]}; give the traffic to replay")
+    return traffic_path
+
+
+def own_slo(file: Path) -> Slo:
+    """The plan's own promise; none in a fleet.yaml."""
+    own = read_yaml(file).get("slo")
+    return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
+
+
+def wanted_run(how: ValidationKeys, **values: Any) -> Wanted:
+    """What is to run: `values` are the other fields of `analysis.Wanted`."""
+    from planner.runtime.analysis import Wanted
+
+    engine, weights, config = how.get("engine", "vllm"), how.get("weights", "dummy"), how.get("config")
+    if values.get("endpoint") is not None:
+        for name, value, usual in (("engine", engine, "vllm"), ("weights", weights, "dummy")):
+            if value != usual:
+                raise InputError(f"--{name} {value}: --url measures engines that run already; leave it out")
+        if config is not None:
+            raise InputError("--config: --url measures engines that run already; leave it out")
+        return Wanted(engine="endpoint", **values)
+    if engine not in ("vllm", "rehearsal"):
+        raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
+    if weights not in ("dummy", "real"):
+        raise InputError(f"--weights: expected dummy or real, found {weights!r}")
+    if config is not None and weights == "real":
+        raise InputError("--config serves dummy weights; leave out --weights real")
+    return Wanted(engine=cast("EngineKind", engine), real_weights=weights == "real", config=config, **values)
+
+
+def _endpoint(how: ValidationKeys) -> Endpoint | None:
+    """What others run, with the key that the environment has for it."""
+    from planner.runtime.endpoint import TIMEOUT_S, Endpoint
+
+    url = how.get("url")
+    if url is None:
+        for name in OF_ENDPOINTS:
+            if how.get(name):
+                raise InputError(f"{name}: is about an endpoint; name it with url (--url)")
+        return None
+    key_name, key = how.get("api_key_env"), ""
+    if key_name is not None and not (key := os.environ.get(key_name, "").strip()):
+        raise InputError(
+            f"--api-key-env: there is no environment variable {show_value(key_name)}, or it is empty"
+        )
+    return Endpoint(
+        url,
+        key,
+        key_name or "",
+        how.get("model"),
+        how.get("max_usd"),
+        how.get("usd_per_million"),
+        how.get("max_requests"),
+        tuple(how.get("prometheus") or ()),
+        how.get("timeout_s") or TIMEOUT_S,
+        0.1 if (failed_frac := how.get("max_failed_frac")) is None else failed_frac,
+    )
+
+
+def _tolerances(how: ValidationKeys) -> Tolerances:
+    """Wider on a CPU, which engines, router and client share."""
+    from planner.runtime.measured_against_simulated import CPU_TOLERANCES, Tolerances
+    from profiling.vllm_install import is_cpu_build
+
+    is_cpu = how.get("engine") == "rehearsal" or (how.get("url") is None and is_cpu_build())
+    usual = CPU_TOLERANCES if is_cpu else Tolerances()
+    p50_frac, p90_frac = how.get("tolerance_p50_frac"), how.get("tolerance_p90_frac")
+    return Tolerances(
+        usual.p50_frac if p50_frac is None else p50_frac,
+        usual.p90_frac if p90_frac is None else p90_frac,
+        usual.attainment_frac,
+    )

@@ -1,0 +1,211 @@
+"""`plan watch`: live metrics held against a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from planner.api.inputs import CatalogLike, Section, read_catalog
+from planner.api.questions import TaskDocument, read_task
+from planner.api.results import Result
+from planner.documents.plan_folder import read_written
+from planner.errors import InputError
+from planner.importers.prometheus_range import Series, read_series
+from planner.importers.vllm_metrics import NAMES, Live, live_traffic
+from planner.runtime.prometheus_server import query_range
+from planner.studies import plan_watch as watches
+from planner.studies import watch_words
+from planner.studies.plan_watch import (
+    WINDOW_S,
+    Planned,
+    WatchedPlan,
+    current_trace,
+    read_expectations,
+    replan_now,
+)
+from planner.studies.replanning import Replan
+from planner.studies.replanning import change_document as replan_document
+from planner.studies.what_if import Study
+from planner.units import quantity
+
+DAY_S = 86400.0
+REPLAN_AGAIN_FRAC = 0.03  # of what a drift has come to: a smaller move is no reason to search again
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSource:
+    """Where metrics come from: the address of a Prometheus, or files of ranges.
+
+    `window_s` is how far back is looked, `step_s` how long a window is that is tested; `model` is the label
+    model_name, `match` more of a selector: 'namespace="prod"'.
+    """
+
+    places: Sequence[str]
+    window_s: float = DAY_S
+    step_s: float = WINDOW_S
+    model: str | None = None
+    match: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            raise InputError("--prometheus: expected an address such as http://prometheus:9090, or files")
+        if not 2 * self.step_s <= self.window_s:
+            raise InputError(
+                f"--window: {self.window_s:g} s holds fewer than two windows of --step {self.step_s:g} s"
+            )
+        if self.is_server and len(self.places) > 1:
+            raise InputError("--prometheus: expected one address, or files; found an address and others")
+
+    @property
+    def is_server(self) -> bool:
+        return any(place.startswith(("http://", "https://")) for place in self.places)
+
+    def series(self) -> tuple[Series, ...]:
+        """The samples of the last `window_s`, of files before their last one."""
+        if self.is_server:
+            end_s = time.time() // self.step_s * self.step_s
+            start_s = end_s - self.window_s // self.step_s * self.step_s
+            return query_range(
+                self.places[0], NAMES, start_s=start_s, end_s=end_s, step_s=self.step_s, match=self.match
+            )
+        if self.match:
+            raise InputError("--match: narrows what a server is asked; files hold what they hold")
+        wanted = frozenset(NAMES)
+        all_series = read_series([Path(place) for place in self.places], wanted.__contains__)
+        from_s = max(float(row.t_s[-1]) for row in all_series) - self.window_s
+        cut = (
+            Series(row.name, row.labels, row.t_s[row.t_s >= from_s], row.values[row.t_s >= from_s])
+            for row in all_series
+        )
+        return tuple(row for row in cut if row.t_s.size)
+
+    def live(self, plan: Planned) -> Live:
+        return live_traffic(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WatchResult(Result):
+    """How a deployment stands against its plan; `again` is what replanning would change, where that was asked
+    and something drifted.
+    """
+
+    plan: Planned
+    found: WatchedPlan
+    again: Replan | None = None
+    searched: WatchedPlan | None = None  # the look at which `again` was found: this one, or one before
+
+    @property
+    def status(self) -> str:
+        """ "inside", "drifted" (the plan still holds), "outgrown" or "missed"."""
+        return self.found.status
+
+    def headline(self) -> str:
+        return watch_words.watch_sentences(self.found)[0]
+
+    def sentences(self) -> list[str]:
+        sentences = watch_words.watch_sentences(self.found)[1:]
+        if self.again is not None:
+            sentences.append(watch_words.replan_sentence(self.again, self.plan.written.fleet))
+        return sentences
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan watch --json` prints."""
+        document = watch_words.watch_document(self.found)
+        return document if self.again is None else document | {"replan": replan_document(self.again, None)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per quantity that was held against the plan."""
+        names = ["what", "planned", "now", "change_frac", "is_drift", "is_harder", "since_s"]
+        return pd.DataFrame(watch_words.watch_document(self.found)["drift"], columns=names)
+
+
+def watch(
+    plan: str | Path,
+    prometheus: str | Path | Sequence[str | Path],
+    slo: TaskDocument | Section | str | Path | None = None,
+    *,
+    window: str = "24 h",
+    step: str = "1 min",
+    model: str | None = None,
+    match: str = "",
+    catalog: CatalogLike = None,
+) -> WatchResult:
+    """One look at a deployment: live metrics of vLLM held against the plan in a folder that `save` wrote.
+
+    `prometheus` is the address of a server, or files of ranges. `window` is how far back to look, `step` the
+    length of the windows that are tested, `model` one of several served names, `match` more labels as in
+    PromQL. With `slo`, the plan's question, also what replanning would change. Raises InputError where there
+    is nothing to look at.
+    """
+    places = [prometheus] if isinstance(prometheus, str | Path) else prometheus
+    source = MetricsSource(
+        tuple(map(str, places)),
+        quantity(window, "s", where="window"),
+        quantity(step, "s", where="step"),
+        model,
+        match,
+    )
+    known = read_catalog(catalog)
+    return look_once(read_planned(plan, known), source, slo, catalog=known)
+
+
+def read_planned(plan: str | Path, catalog: CatalogLike = None) -> Planned:
+    """The plan in a folder that `plan -o` wrote, as live metrics are held against it."""
+    return read_expectations(read_written(Path(plan), read_catalog(catalog)))
+
+
+def look_once(
+    plan: Planned,
+    source: MetricsSource,
+    slo: TaskDocument | Section | str | Path | None = None,
+    *,
+    catalog: CatalogLike = None,
+    progress: Callable[[str], None] = lambda _: None,
+    before: WatchResult | None = None,
+) -> WatchResult:
+    """One look. With `slo` a drift triggers `plan replan` on the traffic since then (DistServe section 4.3);
+    what was searched for the look `before` stands until what drifted moves on by REPLAN_AGAIN_FRAC.
+    """
+    progress("looking at the metrics")
+    watched = watches.watch_windows(plan, source.live(plan))
+    if slo is None or not (watched.missed or any(drift.is_drift for drift in watched.drifts)):
+        return WatchResult(plan, watched)
+    if before is not None and before.searched is not None and _as_before(watched, before.searched):
+        return WatchResult(plan, watched, before.again, before.searched)
+    progress("replanning")
+    return WatchResult(plan, watched, replan(plan, watched, slo, catalog=catalog), watched)
+
+
+def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
+    """Whether nothing has moved so far since that a new search could answer anything else."""
+
+    def drifted(found: WatchedPlan) -> dict[str, float]:
+        return {drift.what: drift.now for drift in found.drifts if drift.is_drift}
+
+    here, there = drifted(now), drifted(before)
+    missed = [[line.limit for line in watched.missed] for watched in (now, before)]
+    return (
+        here.keys() == there.keys()
+        and missed[0] == missed[1]
+        and all(abs(here[what] / there[what] - 1) <= REPLAN_AGAIN_FRAC for what in here)
+    )
+
+
+def replan(
+    plan: Planned,
+    watched: WatchedPlan,
+    slo: TaskDocument | Section | str | Path,
+    *,
+    catalog: CatalogLike = None,
+    horizon_h: float = 24.0,
+    time_limit_s: float = 120.0,
+) -> Replan:
+    """What `plan replan` would change for the traffic as it is now."""
+    known = read_catalog(catalog)
+    study = Study(current_trace(plan, watched), known, time_limit_s=time_limit_s)
+    return replan_now(study, read_task(slo, known).task(), plan, horizon_h)

@@ -1,0 +1,162 @@
+"""`plan catalog`: print what is known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.command_output import CatalogOption, JsonOption, print_json, print_rows
+from planner.documents.catalog import Catalog, read_catalog
+from planner.errors import InputError
+from planner.files.document_values import Section
+from planner.models.saturation import saturating_tokens
+from planner.units import percentile_name, show_s
+
+
+def show_catalog(
+    what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency, engines or tasks.")] = "gpus",
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits, engines."""
+    known = read_catalog(catalog)
+    tables = {
+        "gpus": _gpu_rows,
+        "llms": _llm_rows,
+        "slos": _slo_rows,
+        "latency": _latency_rows,
+        "engines": _engine_rows,
+        "tasks": _task_rows,
+    }
+    if what not in tables:
+        raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
+    rows = tables[what](known)
+    if json_output:
+        if what not in ("latency", "engines", "tasks"):  # these say in a column where they come from
+            rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
+        print_json({what: rows})
+    else:
+        print_rows(rows, what)
+
+
+def _provenance(known: Catalog, name: str) -> dict[str, Any]:
+    """Where a row of the catalog comes from."""
+    return {key: value for key, value in asdict(known.provenance[name]).items() if value}
+
+
+def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": gpu.name,
+            "USD/h": gpu.price_usd_per_h,
+            "memory GB": round(gpu.memory_bytes / 1e9, 1),
+            "GB/s": gpu.bandwidth_bytes_per_s / 1e9,
+            "dense TFLOP/s": gpu.dense_flops_per_s / 1e12,
+            "link GB/s": gpu.link_bytes_per_s / 1e9,
+            "W": gpu.power_w,
+            "per node": gpu.gpus_per_node,
+            "steps": "roofline only" if gpu.unchecked else "checked",
+            "priced": known.provenance[gpu.name].price_date,
+        }
+        for gpu in known.gpus.values()
+    ]
+
+
+def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "llm": llm.name,
+            "parameters B": round(llm.parameters / 1e9, 2),
+            "layers": llm.layers,
+            "hidden": llm.hidden,
+            "heads": llm.heads,
+            "KV heads": llm.kv_heads,
+            "ffn": llm.ffn,
+            "vocab": llm.vocab,
+            "context": llm.context_tokens,
+            "experts": llm.experts,
+            "KV bytes/token": llm.kv_bytes_per_token,
+        }
+        for llm in known.llms.values()
+    ]
+
+
+def _slo_rows(known: Catalog) -> list[dict[str, Any]]:
+    rows = []
+    for preset in known.slos.values():
+        limits = [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
+        if preset.slowdowns is not None:
+            reference = f"{preset.slowdowns.gpu} tp{preset.slowdowns.tp}"
+            limits += [
+                f"{line.metric} {percentile_name(line.percentile_frac)} <= {line.factor:g} x {reference}"
+                for line in preset.slowdowns.limits
+            ]
+        rows.append(
+            {
+                "preset": preset.name,
+                "limits": "; ".join(limits),
+                "served": preset.served,
+                "source": preset.source,
+            }
+        )
+    return rows
+
+
+def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
+    rows = []
+    for llm in known.llms.values():
+        for gpu in known.gpus.values():
+            for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
+                latency = known.step_latency(llm, gpu, tp)
+                if gpu.name != gpu.base or latency.kind == "roofline":
+                    continue
+                error = "-" if latency.mape_frac is None else f"{100 * latency.mape_frac:.1f} %"
+                rows.append(
+                    {
+                        "llm": llm.name,
+                        "gpu": gpu.name,
+                        "tp": tp,
+                        "held-out error": error,
+                        "saturated by": saturating_tokens(latency),
+                        "basis": latency.basis,
+                    }
+                )
+    return rows
+
+
+def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "engine": row.engine,
+            "versions": f"{row.first} to {row.last}",
+            "scheduling": "asynchronous" if row.async_scheduling else "synchronous",
+            "host ms": 1e3 * row.host.step_s,
+            "us per sequence": round(1e6 * row.host.sequence_s, 3),
+            "ms per log2 TP": 1e3 * row.host.log2_tp_s,
+            "front end ms": 1e3 * row.front_end_s,
+            "source": row.source,
+        }
+        for row in known.engines.values()
+    ]
+
+
+def _task_rows(known: Catalog) -> list[dict[str, Any]]:
+    from planner.documents.traffic_description import parse_description
+
+    rows = []
+    for row in known.tasks.values():
+        description = parse_description(Section({"rate": 10, **row.values}, row.name), {})
+        assert description is not None
+        inputs, outputs = description.input.mean_tokens, description.output.mean_tokens
+        rows.append(
+            {
+                "task": row.name,
+                "of": row.of,
+                "input": round(inputs),
+                "output": round(outputs),
+                "source": row.source,
+            }
+        )
+    return rows

@@ -1,0 +1,325 @@
+"""What the commands share: options, progress on stderr, tables and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from planner.documents.traffic_description import describes_traffic
+from planner.domain import Slo
+from planner.errors import InputError, OutOfTimeError
+from planner.files.checked_files import is_path
+from planner.search.problem.stages import Stage, Urgent, left_s
+from planner.traffic.scaling import RateRequest
+from planner.units import show_clock, show_s
+
+if TYPE_CHECKING:
+    from planner.documents.catalog import Catalog
+    from planner.traffic.trace import Trace
+
+QUIET_S = 1.0  # Work shorter than this shows no progress.
+PIPE_COLUMNS = 500
+LONGEST_S = 1e8  # three years; a longer clock cannot be set
+
+TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
+
+
+def out_file(help: str) -> Any:
+    """The option -o of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=_file, metavar="FILE", help=help)
+
+
+def _file(text: str) -> Path:
+    """A Path forgets the slash at the end, and a file would be written where a folder is meant."""
+    if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
+        raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
+    return Path(text)
+
+
+def folder_or_csv(text: str) -> Path:
+    """Of -o, where a name that ends in .csv is a file's."""
+    return _file(text) if Path(text).suffix == ".csv" else Path(text)
+
+
+# readable=False: files.py says what is wrong with a file, so that every kind of it ends alike
+SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
+    ),
+]
+DropOption = Annotated[
+    bool,
+    typer.Option(
+        "--drop-invalid",
+        help="Leave out requests without input or output tokens even where they are more than 20 %.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+OutOption = Annotated[Path, out_file("The file to write.")]
+PngOption = Annotated[
+    bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
+]
+RateOption = Annotated[
+    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
+]
+ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
+]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option("--executor", help="Where it simulates: threads[:N], processes[:N], ray, dask or serial."),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="Of the cluster: auto or ray://host:10001, tcp://host:8786 for dask."),
+]
+
+
+def at_work(executor: str | None, address: str | None) -> AbstractContextManager[None]:
+    """What simulates inside does it where these two options say; without them on all cores, here."""
+    if executor is None and address is None:
+        return nullcontext()
+    from planner.parallel.executors import Executor, working_on
+
+    return working_on(Executor(executor or "threads", address))
+
+
+MOST_SLOW = 3.0
+began_s: float | None = None  # when the process did that runs this one command, on time.monotonic's clock
+
+
+class Progress:
+    """Tells stages on stderr once the work takes longer than a moment, unless `quiet`; a search that ends
+    after `limit_s` takes no longer.
+    """
+
+    def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.start_s = time.monotonic()
+        self.limit_s = limit_s
+        self.done_frac = 0.0
+        self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
+
+    def __call__(self, message: str) -> None:
+        elapsed_s = time.monotonic() - self.start_s
+        text = self._how_far(message, elapsed_s) + message
+        if isinstance(message, Urgent):
+            self.console.print(text, markup=False, soft_wrap=True)
+        elif self.status is not None:
+            self.status.update(escape(text))
+            self.status.start()
+        elif elapsed_s > QUIET_S:
+            self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
+
+    def taken_s(self) -> float:
+        """How long the command has been at work, with what it took to load it."""
+        return time.monotonic() - (began_s or self.start_s)
+
+    def slowness(self) -> float:
+        """Seconds of the clock that one of the processor has taken so far: more than 1 beside other work."""
+        return 1.0 if began_s is None else min(max(self.taken_s() / time.process_time(), 1.0), MOST_SLOW)
+
+    def _how_far(self, message: str, elapsed_s: float) -> str:
+        """The share that is done and the time left, where the stage says it; it never goes back."""
+        if not isinstance(message, Stage):
+            return ""
+        self.done_frac = max(self.done_frac, message.done_frac)
+        left = left_s(elapsed_s, self.done_frac, self.limit_s)
+        about = "" if left is None else f", about {max(round(left), 1)} s left"
+        return f"{100 * self.done_frac:.0f} %{about}: "
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.status is not None:
+            self.status.stop()  # also after an error: the terminal gets its cursor back
+
+
+def read_requests(
+    path: Path | None,
+    slo: Path | None = None,
+    known: Catalog | Path | None = None,
+    *,
+    seed: int = 0,
+    drop_invalid: bool = False,
+    is_given: bool = False,
+) -> Trace:
+    """The traffic, coarse stamps not yet spread; what is wrong with it is said first.
+
+    Without a file it is what `slo` describes, drawn by the seed. With one it must describe none, unless rate
+    or window are said beside it (`is_said`): then its traffic does not count. What `slo` says of the columns
+    of a log counts.
+    """
+    from planner.api.inputs import read_catalog, requests_of
+    from planner.api.questions import read_task
+    from planner.documents.log_columns import read_reading
+
+    described = None
+    if slo is not None and not (is_given and path is not None) and describes_traffic(slo):
+        described = read_task(slo, read_catalog(known)).task().described
+    if path is None and described is None:
+        raise typer.BadParameter(
+            "is missing; give the traffic, or describe it in slo.yaml: traffic: {rate: 30, input: 1500, "
+            "output: 300}",
+            param_hint="--trace",
+        )
+    how = None if path is None else read_reading(slo)
+    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, how=how)
+    say_first(requests.warnings)
+    return requests
+
+
+def say_first(warnings: Iterable[str]) -> None:
+    """On stderr before any answer, which may be JSON, is on stdout."""
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
+    """Refuse to write over what is being read, or where a folder is in the way."""
+    for path in outputs:
+        if is_path(str(path)) and path.is_dir():
+            raise InputError(
+                f"{path}: is a directory, and a file of that name is written; name another place with -o"
+            )
+        for given in inputs:
+            if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
+                raise InputError(f"{given}: would be written over; name another place with -o")
+
+
+@contextmanager
+def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
+    """Whatever is under way ends after so long with an OutOfTimeError, which says what is known `so_far`.
+
+    As Ctrl-C does, between two steps of Python: a single simulation is not cut. For searches that have no
+    clock of their own; only in the main thread, elsewhere there is no limit.
+    """
+
+    def stop(*_: object) -> None:
+        raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
+
+    if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_S:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a callback have dropped it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRequest | None:
+    """Which traffic --rate and --window mean; None where neither is given, and the SLO file says it."""
+    from planner.api.inputs import scaling
+    from planner.traffic.scaling import RateRequest
+
+    how = scaling(scale, "--scale")
+    return None if rate is None and window is None else RateRequest(rate, how, window or "whole")
+
+
+def stdout_console(*, soft_wrap: bool = False) -> Console:
+    """Of the terminal's width; a pipe has none, and a name folded to fit one could not be searched for."""
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
+
+
+def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
+    """With `warnings` first, those of the traffic, if there are any."""
+    if warning_list := list(warnings):
+        document = {"warnings": warning_list, **document}
+    print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
+
+
+def print_rows(rows: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(str(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(short_text(value) for value in row.values()))
+    stdout_console().print(table)
+
+
+def print_mapping(document: dict[str, Any], title: str) -> None:
+    table = Table(title=title or None, show_header=False, title_justify="left")
+    for key, value in document.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}: {short_text(v)}" for k, v in value.items()) or "-"
+        elif isinstance(value, list | tuple):
+            value = "\n".join(short_text(item) for item in value) or "-"
+        table.add_row(str(key), short_text(value))
+    stdout_console().print(table)
+
+
+def short_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
+    """The table of an SLO, of a document that `verdict_document` makes: a row for each limit and for
+    `attainment`, and where windows are judged one more each for the worst of them.
+    """
+    rows: list[dict[str, Any]] = []
+
+    def row(*cells: str) -> None:
+        rows.append(dict(zip(("limit", "promised", "simulated", "within", "verdict"), cells, strict=True)))
+
+    many = verdict.get("windows", 0)
+    for line in verdict["lines"]:
+        row(
+            line["limit"],
+            seconds_cell(line["limit_s"]),
+            seconds_cell(line["simulated_s"]),
+            f"{100 * line['kept_frac']:.2f} %",
+            _word(line["holds"]),
+        )
+        if worst := line.get("worst_window"):
+            value, share = seconds_cell(worst.get("simulated_s")), f"{100 * worst['kept_frac']:.2f} %"
+            row(window_text(worst, many), "", value, share, "")
+    if slo is not None and slo.attainment_frac is not None:
+        row(
+            "attainment",
+            f"{100 * slo.attainment_frac:g} %",
+            f"{100 * verdict['attainment_frac']:.2f} %",
+            "all limits at once",
+            _word(verdict["attainment_holds"]),
+        )
+        if worst := verdict.get("attainment_worst_window"):
+            row(window_text(worst, many), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
+    return rows
+
+
+def _word(holds: bool) -> str:
+    return "kept" if holds else "MISSED"
+
+
+def window_text(worst: dict[str, Any], many: int) -> str:
+    """Which window of the SLO it is, and of how many it is the worst."""
+    return f"  worst of {many} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
+
+
+def seconds_cell(value: Any) -> str:
+    return "-" if value is None else show_s(value)

@@ -1,0 +1,153 @@
+"""`plan compare`: several fleets, or policies, on the same requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    PngOption,
+    Progress,
+    RateOption,
+    ScaleOption,
+    SeedOption,
+    SloOption,
+    TraceOption,
+    WindowOption,
+    keep_inputs,
+    print_json,
+    print_rows,
+    read_requests,
+    stdout_console,
+    traffic_option,
+)
+from planner.errors import InputError
+from planner.files.checked_files import yaml_value
+
+OWN = "own"
+
+
+def compare(
+    fleet: Annotated[
+        list[str], typer.Option("--fleet", help="fleet.yaml or plan.yaml, or NAME=FILE; once per fleet.")
+    ],
+    trace: TraceOption = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policies",
+            help="Simulate every fleet so: 'routing=round-robin batching=vllm-v1', or 'own' for its own; "
+            "once per variant.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", readable=False, help="Folder for compare.html, compare.csv, compare.json."
+        ),
+    ] = None,
+    slo: SloOption = None,
+    rate: RateOption = None,
+    scale: ScaleOption = "superpose",
+    window: WindowOption = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    png: PngOption = False,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Simulate several fleets, or one under several policies, on the same requests: one table, one picture.
+
+    With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
+    """
+    from planner.api.inputs import read_catalog
+    from planner.api.simulating import compare
+    from planner.files.checked_files import check_output_directory
+    from planner.parallel.executors import Executor
+    from planner.studies.fleet_comparison import NAMES, comparison_lines
+
+    where = Executor(executor or "serial", address)
+    paths = [_named(text) for text in fleet]
+    if out is not None:
+        check_output_directory(out)
+        keep_inputs([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
+    with Progress() as progress:
+        variants = _variants(policies or [])
+        known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
+        has_traffic = traffic is not None
+        requests = read_requests(
+            trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=has_traffic
+        )
+        progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
+        result = compare(
+            paths,
+            requests,
+            slo,
+            policies=variants or None,
+            traffic=traffic,
+            catalog=known,
+            seed=seed,
+            executor=where,
+        )
+        if out is not None:
+            progress("drawing")
+            result.save(out, png=png)
+    if json_output:
+        print_json(result.to_dict(), requests.warnings)
+        return
+    comparison = result.comparison
+    names = [row.variant.name for row in comparison.rows]
+    print_rows(
+        [
+            {"": label, **dict(zip(names, cells, strict=True))}
+            for label, cells in comparison_lines(comparison)
+        ],
+        f"{len(comparison.requests)} requests of {comparison.requests.name}",
+    )
+    notes = (f"mind: {note}" for note in result.sentences())
+    written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
+    for sentence in (result.headline(), *notes, *written):
+        stdout_console(soft_wrap=True).print(sentence, markup=False)
+
+
+def _variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
+    if len(set(texts)) < len(texts):
+        raise InputError("--policies: one is given twice; name each once")
+    return {text: None if text == OWN else _parsed(text) for text in texts}
+
+
+def _named(text: str) -> tuple[str, Path]:
+    """NAME=FILE, or a file that is named by its own name without the ending."""
+    name, equals, path = text.partition("=")
+    if not equals or Path(text).exists():
+        return Path(text).stem, Path(text)
+    if not name.strip() or not path:
+        raise InputError(f"--fleet {text}: expected FILE or NAME=FILE")
+    return name.strip(), Path(path)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """'routing=round-robin batching=vllm-v1' as the policies of a fleet file."""
+    policies: dict[str, Any] = {}
+    here = f"--policies {text!r}"
+    for word in text.split() or [""]:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value or key in policies:
+            raise InputError(
+                f"{here}: expected different KEY=VALUE such as routing=round-robin, or {OWN!r}; "
+                f"found {word!r}"
+            )
+        try:
+            policies[key] = yaml_value(value)
+        except InputError as error:
+            raise InputError(f"{here}: {key}: {error}") from None
+    return policies

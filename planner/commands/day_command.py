@@ -1,0 +1,204 @@
+"""`plan day`: a day of traffic on pools that change, under controllers, beside the best that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    at_work,
+    keep_inputs,
+    print_json,
+    print_rows,
+    read_requests,
+    say_first,
+    stdout_console,
+)
+from planner.commands.what_if_command import SloArgument
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.studies.day_study import DayAnswer
+    from planner.studies.several_llms_day import JointAnswer
+
+
+StorageOption = Annotated[
+    str | None, typer.Option("--storage", help="Where weights lie: a row of catalogs/startup.yaml.")
+]
+BillingOption = Annotated[
+    str | None, typer.Option("--billing", help="second or hour: what is paid once it is begun.")
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", readable=False, help="Folder for day.html, tables, the winner's manifests."),
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        readable=False,
+        help="The traffic: CSV or JSONL, plain or .gz; with llms, where an entry has none of its own.",
+    ),
+]
+
+
+def day(
+    slo: SloArgument,
+    trace: TraceOption = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet",
+            readable=False,
+            help="plan.yaml, its folder, or fleet.yaml: what stands all day; with llms their folder.",
+        ),
+    ] = None,
+    controllers: Annotated[
+        str | None, typer.Option("--controllers", help="Their names, 'hpa,keda'; see docs/controllers.md.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", help="The grid on which the optimum changes sizes.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option("--train", help="'70 %': choose parameters on the first part, judge on the rest."),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help="Until a worker is ready; else by the LLM and --storage.")
+    ] = None,
+    storage: StorageOption = None,
+    billing: BillingOption = None,
+    out: FolderOption = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.1, help="Seconds for plan, tuning and optimum together.")
+    ] = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Run a day of traffic through pools that change: under what stands all day, controllers, the optimum.
+
+    Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
+    no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
+    """
+    from planner.api.day_api import DayResult, day
+    from planner.files.checked_files import check_output_directory
+    from planner.studies.day_page import NAMES
+
+    if out is not None:
+        check_output_directory(out)
+        keep_inputs([out / name for name in NAMES], slo, trace, fleet)
+    given = {"controllers": controllers, "every": every, "train": train, "start": start}
+    given |= {"storage": storage, "billing": billing}
+    with Progress() as progress, at_work(executor, address):
+        requests = (
+            None
+            if trace is None
+            else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
+        )
+        warnings = () if requests is None else requests.warnings
+        day_result = day(
+            slo,
+            requests,
+            standing=fleet,
+            terms={name: value for name, value in given.items() if value is not None},
+            catalog=catalog,
+            seed=seed,
+            time_limit_s=time_limit,
+            progress=progress,
+        )
+        written = () if out is None else day_result.save(out)
+    if json_output:
+        print_json(day_result.to_dict(), warnings)
+        return
+    if isinstance(day_result, DayResult):
+        print_answer(day_result.answer)
+    else:
+        print_joint_answer(day_result.answer)
+    if written:
+        stdout_console(soft_wrap=True).print(f"{len(written)} files in {out}", markup=False)
+
+
+def run_controller(
+    fleet: Path,
+    trace: Path | None,
+    slo: Path | None,
+    controller: str | None,
+    start: str | None,
+    catalog: Path | None,
+    seed: int,
+    out: Path | None,
+    drop_invalid: bool,
+    as_json: bool,
+) -> None:
+    """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
+    from planner.api.day_api import DayResult, day
+    from planner.files.checked_files import write_file
+    from planner.reports.output import requests_csv
+
+    if controller is None:
+        raise InputError("--start: is for --autoscale; name a controller too, or drop it")
+    if slo is None:
+        raise InputError(
+            "--autoscale: needs --slo, and goes with no --seeds, --closed-loop, --rate or --window: slo.yaml "
+            "says rate and window"
+        )
+    terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
+    with Progress() as progress:
+        requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
+        day_result = day(
+            slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress
+        )
+        if not isinstance(day_result, DayResult):
+            raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")
+        if out is not None:
+            write_file(out, requests_csv(day_result.answer.rows[-1].run.simulation))
+    if as_json:
+        print_json(day_result.to_dict(), requests.warnings)
+    else:
+        say_first(requests.warnings)
+        print_answer(day_result.answer)
+
+
+def print_answer(answer: DayAnswer) -> None:
+    from planner.studies import day_page
+
+    console = stdout_console(soft_wrap=True)
+    console.print(day_page.recommendation(answer), style="bold", markup=False)
+    for line in day_page.proof_lines(answer):
+        console.print(line, markup=False)
+    head, rows = day_page.day_table(answer)
+    print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    if answer.fleets:
+        fleets = [dict(zip(day_page.FLEETS_HEAD, row, strict=True)) for row in day_page.fleet_rows(answer)]
+        print_rows(fleets, "fleets that could stand")
+    for line in (*day_page.settings_lines(answer), *answer.warnings):
+        console.print(line, markup=False)
+
+
+def print_joint_answer(answer: JointAnswer) -> None:
+    from planner.studies import day_page, several_llms_day_page
+
+    console = stdout_console(soft_wrap=True)
+    console.print(several_llms_day_page.joint_recommendation(answer), style="bold", markup=False)
+    for line in several_llms_day_page.proof_lines(answer):
+        console.print(line, markup=False)
+    head, rows = several_llms_day_page.joint_table(answer)
+    print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    for name, one in answer.each.items():
+        for line in day_page.settings_lines(one):
+            console.print(f"{name}: {line}", markup=False)
+    for line in answer.warnings:
+        console.print(line, markup=False)

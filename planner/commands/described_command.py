@@ -1,0 +1,205 @@
+"""Questions without a file: `plan --rate 30 --input 1500 ...`, and `plan init`, which writes slo.yaml."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.command_output import CatalogOption, out_file
+from planner.errors import InputError, PlannerError
+
+USUAL_GPUS = "h100-80g"  # of options alone: an answer in seconds
+ANY = "any"
+_LIMIT = re.compile(
+    r"\s*(ttft|tpot|tbt|e2e)[ ._-]?(p\d{1,2}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked by options: text, or None where an option was not given. `limits` are by option."""
+
+    llm: str | None
+    rate: str | None
+    input: str | None
+    output: str | None
+    task: str | None
+    duration: str | None
+    gpus: str | None
+    safety: str | None
+    limits: Mapping[str, str | None]
+
+    def given(self) -> dict[str, str]:
+        """Those that were given, by their names on the command line."""
+        given_options = {
+            "llm": self.llm,
+            "rate": self.rate,
+            "input": self.input,
+            "output": self.output,
+            "task": self.task,
+            "duration": self.duration,
+            "gpus": self.gpus,
+            "safety": self.safety,
+            **self.limits,
+        }
+        return {name: value for name, value in given_options.items() if value is not None}
+
+    def document(self, *, has_trace: bool) -> dict[str, Any]:
+        """The same as slo.yaml. Raises InputError for what is missing."""
+        if self.llm is None:
+            raise InputError("--llm: is missing; name an LLM (plan catalog llms), or give --slo FILE")
+        limits = {name: value for name, value in self.limits.items() if value is not None}
+        if not limits:
+            raise InputError(
+                "--ttft-p95: no limit of any kind is given; say what is promised, such as --ttft-p95 800ms "
+                "--tpot-p95 50ms"
+            )
+        slo: dict[str, dict[str, str]] = {}
+        for name, value in limits.items():
+            metric, percentile = name.split("-")
+            slo.setdefault(metric, {})[percentile] = space_unit(value)
+        traffic_values = {
+            "input": self.input,
+            "output": self.output,
+            "task": self.task,
+            "duration": self.duration,
+        }
+        described = {key: value for key, value in traffic_values.items() if value is not None}
+        if has_trace and described:
+            raise InputError(
+                f"--{next(iter(described))}: describes traffic that --trace holds; drop one of the two"
+            )
+        if not has_trace and self.rate is None:
+            raise InputError("--rate: is missing; say how many requests/s, or give --trace FILE")
+        traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
+        traffic |= {
+            key: space_unit(value) if key == "duration" else parse_plain(value)
+            for key, value in described.items()
+        }
+        document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
+        if (gpus := USUAL_GPUS if self.gpus is None else self.gpus).strip().lower() != ANY:
+            document["fleet"] = {"gpus": names(gpus)}
+        if self.safety is not None:
+            document["safety"] = safety(self.safety)
+        return document
+
+
+def parse_plain(text: str) -> Any:
+    """A number, or keys and values such as '{p50: 900, p95: 5000}', as YAML has them."""
+    from planner.files.checked_files import yaml_value
+
+    return yaml_value(text)
+
+
+def space_unit(text: str) -> str:
+    """'800ms' as '800 ms'."""
+    return re.sub(r"^(\d*\.?\d+)([A-Za-z]+)$", r"\1 \2", text.strip())
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def safety(text: str) -> Any:
+    """'none', or the share of scenarios."""
+    return "none" if text.strip().lower() == "none" else {"kept_in": parse_plain(text)}
+
+
+# -- plan init ---------------------------------------------------------------------------------------------
+
+
+def init(
+    out: Annotated[Path, out_file("The file to write.")] = Path("slo.yaml"), catalog: CatalogOption = None
+) -> None:
+    """Ask five questions and write slo.yaml: the LLM, its traffic, the SLO, GPUs, safety.
+
+    Answers may be piped in, a line each; an empty one takes what stands in brackets.
+    """
+    from planner.api.inputs import read_catalog
+    from planner.api.questions import read_task
+    from planner.files.checked_files import check_output_file, to_yaml, write_file
+
+    if out.exists() or out.is_symlink():
+        raise InputError(
+            f"{out}: is there already, and is not written over; name another with -o, or remove it"
+        )
+    check_output_file(out)
+    known = read_catalog(catalog)
+    document: dict[str, Any] = {}
+
+    def ask(question: str, usual: str, read: Callable[[str], dict[str, Any]]) -> None:
+        """Until the answer can be read, and the whole question with it; of a pipe, once."""
+        while True:
+            answer = _answer(question, usual)
+            try:
+                found = {**document, **read(answer)}
+                read_task({"slo": {"ttft": {"p95": "1 s"}}, **found}, known)
+            except PlannerError as error:
+                if not sys.stdin.isatty():
+                    raise
+                typer.echo(f"  {error}", err=True)
+                continue
+            document.update(found)
+            return
+
+    ask("LLM: a name (plan catalog llms), or a path to its config.json", "meta-llama/Llama-3.1-70B", _llm)
+    ask(
+        f"traffic: requests/s and a task ({', '.join(known.tasks)}),\n"
+        "or requests/s, input tokens, output tokens",
+        "10 chat",
+        _traffic,
+    )
+    ask("SLO: limits, with commas between them", "ttft p95 2 s, tpot p95 100 ms", _slo)
+    ask("GPUs that may be rented, with commas between them (plan catalog gpus), or any", "any", _gpus)
+    ask(
+        "safety: the share of scenarios in which the SLO is kept, or none",
+        "0.9",
+        lambda text: {"safety": safety(text)},
+    )
+    command = f"plan --slo {out.name} -o out/"
+    write_file(out, f"# {command}\n{to_yaml(document)}")
+    typer.echo(f"written to {out}; now: {command}")
+
+
+def _answer(question: str, usual: str) -> str:
+    typer.echo(f"{question} [{usual}]: ", err=True, nl=False)
+    line = sys.stdin.readline()
+    if not line:
+        typer.echo("", err=True)
+        raise InputError(f"{question.partition(':')[0]}: no answer, the input has ended; give five lines")
+    return line.strip() or usual
+
+
+def _llm(text: str) -> dict[str, Any]:
+    return {"llm": text}
+
+
+def _traffic(text: str) -> dict[str, Any]:
+    words = text.replace(",", " ").split()
+    words = [word for word in words if word not in ("rps", "req/s", "requests/s", "tokens")]
+    if len(words) == 2:
+        return {"traffic": {"rate": parse_plain(words[0]), "task": words[1]}}
+    if len(words) == 3:
+        rate, inputs, outputs = map(parse_plain, words)
+        return {"traffic": {"rate": rate, "input": inputs, "output": outputs}}
+    raise InputError(f"traffic: expected '10 chat' or '10 1500 300', found {text[:100]!r}")
+
+
+def _slo(text: str) -> dict[str, Any]:
+    slo: dict[str, dict[str, str]] = {}
+    for part in text.split(","):
+        match = _LIMIT.fullmatch(part)
+        if match is None:
+            raise InputError(f"slo: expected limits such as 'ttft p95 2 s', found {part.strip()[:100]!r}")
+        slo.setdefault(match[1].lower(), {})[match[2].lower()] = space_unit(match[3])
+    return {"slo": slo}
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    return {} if text.strip().lower() == ANY else {"fleet": {"gpus": names(text)}}

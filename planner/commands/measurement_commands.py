@@ -1,0 +1,258 @@
+"""`plan import`, `plan fit`, `plan calibrate` and `plan profile`: from measurements to fits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    ExecutorOption,
+    JsonOption,
+    OutOption,
+    Progress,
+    SeedOption,
+    at_work,
+    keep_inputs,
+    out_file,
+    print_json,
+    print_mapping,
+    print_rows,
+)
+from planner.documents.catalog import read_catalog
+from planner.errors import InputError
+
+FactLlm = Annotated[str | None, typer.Option("--llm", help="The LLM, where the file does not say it.")]
+FactGpu = Annotated[str | None, typer.Option("--gpu", help="The GPU, where the file does not say it.")]
+FactTp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallelism, likewise.")]
+
+
+def import_measurements(
+    format: Annotated[str, typer.Argument(help="auto, or a format of docs/import.md.")],
+    out: OutOption,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", readable=False, help="What was measured; folders of results too."),
+    ] = None,
+    llm: FactLlm = None,
+    gpu: FactGpu = None,
+    tp: FactTp = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests kept in flight.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.0, help="Requests/s that arrived.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests of a run; a batch's size.")] = None,
+    input_tokens: Annotated[float | None, typer.Option(min=1.0, help="Mean prompt length.")] = None,
+    output_tokens: Annotated[float | None, typer.Option(min=1.0, help="Mean output length.")] = None,
+    length_spread: Annotated[
+        float | None, typer.Option(min=0.0, max=0.99, help="0.2: lengths lay within 20 % of their mean.")
+    ] = None,
+    duration: Annotated[str | None, typer.Option(help="Time between two scrapes, '10 min'.")] = None,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Turn a profile into a step table, or an end-to-end benchmark into a runs.json: see fit, calibrate."""
+    from planner import importers
+    from planner.files import checked_files
+    from planner.units import quantity
+
+    paths = measured or []
+    checked_files.check_output_file(out)
+    keep_inputs([out], *paths, *(file for path in paths if path.is_dir() for file in path.rglob("*.json*")))
+    duration_s = None if duration is None else quantity(duration, "s", where="--duration")
+    facts = importers.Facts(
+        llm,
+        gpu,
+        tp,
+        concurrency,
+        rate or None,
+        requests,
+        input_tokens,
+        output_tokens,
+        duration_s,
+        length_spread,
+    )
+    imported = importers.read(format, paths, facts, read_catalog(catalog))
+    checked_files.write_file(
+        out, imported.to_json() if isinstance(imported, importers.MeasuredRuns) else imported.to_csv()
+    )
+    summary = {"file": str(out)} | importers.summarise_import(imported)
+    if json_output:
+        print_json(summary)
+    else:
+        print_mapping({key: value for key, value in summary.items() if value}, "")
+
+
+def fit(
+    table: Annotated[Path, typer.Argument(readable=False, help="A step table, from import or profile.")],
+    out: OutOption,
+    llm: FactLlm = None,
+    gpu: FactGpu = None,
+    tp: FactTp = None,
+    host_overhead: Annotated[
+        str | None,
+        typer.Option(help="The engine's own part of each step, '2 ms'; default: what the table measured."),
+    ] = None,
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Try every family of models; take the best on held-out steps.")
+    ] = False,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Fit step times to a step table; the file goes into a catalog's latency/, or beside a fleet.yaml."""
+    from planner.calibrate.fitting import fit_table, fit_yaml
+    from planner.files import checked_files
+    from planner.importers import Facts
+    from planner.models.step_tables import read_step_table
+    from planner.units import quantity
+
+    checked_files.check_output_file(out)
+    keep_inputs([out], table)
+    overhead_s = None if host_overhead is None else quantity(host_overhead, "s", where="--host-overhead")
+    with Progress():
+        fitted = fit_table(
+            read_step_table(table),
+            Facts(llm, gpu, tp),
+            read_catalog(catalog),
+            where=str(table),
+            host_overhead_s=overhead_s,
+            choose_family=choose,
+        )
+        command = f"plan fit {table} -o {out}" + (" --choose" if choose else "")
+        checked_files.write_file(out, fit_yaml(fitted, command=command))
+    if json_output:
+        print_json({"file": str(out)} | fitted.as_dict())
+    else:
+        print_rows(
+            [
+                {
+                    "steps": regime,
+                    "count": e.steps,
+                    "mean error": f"{100 * e.mape_frac:.2f} %",
+                    "9 in 10 below": f"{100 * e.p90_frac:.2f} %",
+                }
+                for regime, e in fitted.errors.items()
+            ],
+            f"{fitted.llm} on {fitted.tp} x {fitted.gpu}: held-out errors",
+        )
+        if fitted.families:
+            print_rows(
+                [
+                    {"family": name} | {regime: f"{100 * e.mape_frac:.2f} %" for regime, e in errors.items()}
+                    for name, errors in fitted.families.items()
+                ],
+                "every family, mean error on held-out steps",
+            )
+        print_mapping({"written to": str(out), **({"notes": fitted.notes} if fitted.notes else {})}, "")
+
+
+def calibrate(
+    measured: Annotated[
+        list[Path], typer.Argument(readable=False, help="Step tables and runs.json of one engine.")
+    ],
+    out: OutOption,
+    base: Annotated[
+        Path | None, typer.Option("--fit", readable=False, help="The fit to correct; default: the catalog's.")
+    ] = None,
+    llm: FactLlm = None,
+    gpu: FactGpu = None,
+    tp: FactTp = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 256,
+    kv_tokens: Annotated[int | None, typer.Option(min=16, help="Its KV cache, from its log.")] = None,
+    catalog: CatalogOption = None,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Correct a fit by a few measured steps or end-to-end runs, and say how sure the result is."""
+    from planner.calibrate.fitting import calibrate_files, fit_yaml
+    from planner.files import checked_files
+    from planner.importers import Facts
+
+    checked_files.check_output_file(out)
+    keep_inputs([out], *measured, base)
+    with Progress() as progress, at_work(executor, address):
+        progress("calibrating")
+        fitted, result = calibrate_files(
+            measured,
+            Facts(llm, gpu, tp),
+            read_catalog(catalog),
+            base=base,
+            settings=(max_num_batched_tokens, max_num_seqs, kv_tokens),
+        )
+        command = " ".join(["plan calibrate", *map(str, measured), "-o", str(out)])
+        checked_files.write_file(out, fit_yaml(fitted, command=command))
+    if json_output:
+        print_json({"file": str(out)} | fitted.as_dict() | {"calibration": result.as_dict()})
+    else:
+        summary = result.as_dict()
+        errors = [
+            {"measured": name, "after": f"{100 * e:+.1f} %"} for name, e in summary.pop("errors").items()
+        ]
+        if errors:
+            print_rows(errors, "prediction against measurement, corrected")
+        print_mapping({"written to": str(out), **summary, "notes": fitted.notes}, "")
+
+
+def profile_steps(
+    config: Annotated[
+        Path, typer.Argument(readable=False, help="A Hugging Face config.json, or its folder.")
+    ],
+    out: Annotated[Path, out_file("The step table; a run goes on in it.")],
+    engine: Annotated[str, typer.Option("--engine", help="vllm, torch (operators alone) or auto.")] = "auto",
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Measure one rank's share, on one GPU.")] = 1,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of weights and KV cache.")] = "bfloat16",
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The catalog's name of this GPU.")] = None,
+    budget: Annotated[float, typer.Option("--budget", min=1, help="Seconds to measure for, in all.")] = 600.0,
+    max_num_batched_tokens: Annotated[int, typer.Option("--max-num-batched-tokens", min=2)] = 8192,
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=2)] = 256,
+    max_model_len: Annotated[int, typer.Option("--max-model-len", min=128)] = 32768,
+    eager: Annotated[bool, typer.Option("--eager", help="Without compilation and CUDA graphs.")] = False,
+    steps_only: Annotated[
+        bool,
+        typer.Option("--steps-only", help="Leave out what host and front end of vLLM add: engines.yaml."),
+    ] = False,
+    engines: Annotated[
+        int | None,
+        typer.Option(
+            "--engines", min=1, help="Engines that will share this machine; default 1, on a CPU one per core."
+        ),
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch.
+
+    With vLLM also what its host and front end add, into engines.yaml beside the table.
+    """
+    from planner.runtime.profiled import profile_engine
+    from profiling.measure import Subject, profile, summary
+    from profiling.vllm_install import is_installed
+
+    if out.suffix == ".gz":
+        raise InputError(f"{out}: a run goes on in its table, which cannot be packed; drop the .gz ending")
+    keep_inputs([out], config)
+    subject = Subject(engine, tp, dtype, gpu, max_num_batched_tokens, max_num_seqs, max_model_len, eager)
+    command = " ".join(["plan", *sys.argv[1:]])
+    known = read_catalog(catalog)
+    with Progress() as progress:
+        how: dict[str, Any] = {
+            "budget_s": budget,
+            "seed": seed,
+            "command": command,
+            "progress": progress,
+            "catalog": known,
+        }
+        if steps_only or engine == "torch" or not is_installed():
+            profile_summary = {"file": str(out)} | summary(profile(config, out, subject, **how))
+        else:
+            profiled = profile_engine(config, out, subject, engines=engines, **how)
+            profile_summary = {"file": str(out)} | summary(profiled.steps) | profiled.as_dict()
+    if json_output:
+        print_json(profile_summary)
+    else:
+        print_mapping(profile_summary, "profile")

@@ -1,0 +1,88 @@
+"""`plan pareto`: what each tightening of a limit costs, fleet by fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    at_work,
+    keep_inputs,
+    print_json,
+    print_rows,
+    stdout_console,
+)
+from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    pass
+
+NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")  # as studies.pareto_page has them
+
+
+def pareto(
+    slo: SloArgument,
+    over: Annotated[
+        str, typer.Option("--over", help="ttft, tbt, tpot, e2e (or ttft.p90), power, cost, rate.")
+    ],
+    trace: TraceArgument = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="One end of the range; default: half the question's limit.")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", help="The other end; default: twice as much.")] = None,
+    points: Annotated[int, typer.Option("--points", min=1, help="Plans to make at most.")] = 12,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", readable=False, help=f"Folder for {', '.join(NAMES)}.")
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Cost against a limit: every fleet found on the frontier, and the limit at which it stops holding.
+
+    Over cost, the objective is power (unless it is GPUs).
+    """
+    from planner.api.inputs import read_catalog
+    from planner.api.questions import read_task
+    from planner.files import checked_files
+    from planner.studies import pareto_frontier, pareto_page
+
+    unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")
+    ends = [
+        None if text is None else quantity(text, unit, where=name)
+        for text, name in ((first, "--from"), (last, "--to"))
+    ]
+    if out is not None:
+        checked_files.check_output_directory(out)
+        keep_inputs([out / name for name in NAMES], slo, trace)
+    with Progress() as progress, at_work(executor, address):
+        known = read_catalog(catalog)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        task = read_task(slo, known).task()
+        frontier = pareto_frontier.find_frontier(
+            study, task, over, first=ends[0], last=ends[1], points=points
+        )
+        document = pareto_frontier.frontier_document(frontier)
+        if out is not None:
+            checked_files.write_files(out, pareto_page.render_frontier(frontier))
+    if json_output:
+        print_json(document, study.trace.warnings)
+    else:
+        print_rows(
+            list[dict[str, Any]](pareto_page.frontier_table(frontier)), pareto_page.question_line(frontier)
+        )
+        stdout_console(soft_wrap=True).print(pareto_page.ended_line(frontier), markup=False)

@@ -1,0 +1,428 @@
+"""`plan`: the question, its traffic and a folder in; the plan's files and a short answer out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from planner.commands.command_output import (
+    Progress,
+    at_work,
+    keep_inputs,
+    print_json,
+    print_rows,
+    say_first,
+    slo_rows,
+    stdout_console,
+    stopped_after,
+)
+from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
+from planner.errors import InputError, PlannerError
+from planner.search.problem.stages import Stage
+
+if TYPE_CHECKING:
+    from planner.api.questions import TaskDocument
+    from planner.search.evidence.plan import Plan
+    from planner.search.oracle.resuming import Decided
+    from planner.search.problem.plan_problem import SearchProgress
+    from planner.search.several.several_llms import SharedPlan
+    from planner.traffic.trace import Trace
+
+
+REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
+UNFINISHED = ("best found", "not for production")  # what a plan that ends with exit code 4 is called
+QUESTION_FILE = "slo.yaml"  # the question, beside the answer, where it came from options
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of one run; `trace` may be missing where `slo` names one for every LLM, or describes the
+    traffic. Without `slo` the question is `asked`, and without `out` no file is written.
+    """
+
+    slo: Path | None
+    trace: Path | None
+    out: Path | None
+    catalog: Path | None
+    seed: int
+    time_limit_s: float
+    explain: bool
+    prove: bool
+    per_gpu: bool | None
+    drop_invalid: bool
+    png: bool
+    json_output: bool
+    question_options: Mapping[str, Any] | None = None
+    flags: tuple[str, ...] = ()  # The flags of the command line that ask the question.
+    verbose: bool = False
+    quiet: bool = False
+    resume: bool = False
+    executor: str | None = None
+    address: str | None = None
+    target: str | None = None
+
+    def command(self) -> str:
+        from planner.reports.words import command_line, flags
+
+        flag_texts = flags(
+            explain=self.explain,
+            prove=self.prove,
+            per_gpu=self.per_gpu,
+            no_per_gpu=self.per_gpu is False,
+            drop_invalid=self.drop_invalid,
+        )
+        return command_line(
+            self.slo,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            time_limit_s=self.time_limit_s,
+            flags=(*self.flags, *flag_texts, *(() if self.target is None else ("--target", self.target))),
+        )
+
+
+def plan_one(wish: PlanOptions) -> None:
+    """Plan one LLM; exit code 4 if the search did not come to its end in time."""
+    from planner.files.checked_files import reserve_folder
+
+    with (
+        nullcontext() if wish.out is None else reserve_folder(wish.out),
+        at_work(wish.executor, wish.address),
+    ):
+        _plan_one(wish)
+
+
+def _plan_one(wish: PlanOptions) -> None:
+    from planner.api.inputs import read_catalog, requests_of
+    from planner.api.planning import answer_question
+    from planner.api.questions import read_task
+    from planner.documents.log_columns import reading_of
+    from planner.files.checked_files import to_yaml, write_file
+    from planner.files.wants import missing_resource
+    from planner.parallel.interrupts import last_words
+    from planner.reports import output
+    from planner.search.evidence.long_traces import searched_requests
+    from planner.search.oracle.fleet_oracle import Answers
+    from planner.studies.what_if import Study
+
+    if wish.out is not None:
+        keep_inputs([wish.out / name for name in (*output.NAMES, QUESTION_FILE)], wish.slo, wish.trace)
+    with Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
+        known = read_catalog(wish.catalog)
+        question = read_task(wish.slo if wish.question_options is None else wish.question_options, known)
+        if wish.per_gpu is not None:
+            question = question.replace({"fleet.per_gpu": wish.per_gpu})
+        if wish.target is not None:
+            question = question.replace({"deploy": {"target": wish.target}})
+        described = question.task().described
+        how = reading_of(question.document, question.path)
+        with stopped_after(wish.time_limit_s, lambda: ": the traffic is not read yet"):
+            requests = requests_of(
+                wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how
+            )
+        say_first((*requests.warnings, *question.task().doubts))
+        progress(f"{len(requests)} requests of {requests.name}")
+        decided = _decided(wish, question, requests)
+        study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
+        searched = searched_requests(question.task(), requests, wish.time_limit_s)
+        study.taken_s = progress.taken_s()
+        study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
+        best = BestSoFar(wish.out)
+        try:
+            with last_words(best.save):
+                planned = answer_question(
+                    question, study, explain=wish.explain, prove=wish.prove, watch=best.see
+                )
+        except BaseException as error:
+            if (want := missing_resource(error)) is None:
+                raise
+            raise PlannerError(
+                f"this machine, or a limit on the process, does not give enough: the {want} is short; "
+                f"{best.save()}; give it more, or ask for less (traffic: window, --executor serial)"
+            ) from None
+        written: tuple[str, ...] = ()
+        if wish.out is not None:
+            progress(Stage("writing the report", "report"))
+            with last_words(interrupt_message(wish.out)):
+                written = replace(planned, command=wish.command()).save(wish.out, png=wish.png)
+            if wish.question_options is not None:
+                deploy = {} if wish.target is None else {"deploy": {"target": wish.target}}
+                write_file(wish.out / QUESTION_FILE, to_yaml({**wish.question_options, **deploy}))
+                written = (*written, QUESTION_FILE)
+        if decided is not None and planned.status not in UNFINISHED:
+            decided.remove()
+    if wish.json_output:
+        print_json(planned.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
+    else:
+        print_first_screen(planned.plan)
+        if wish.verbose or wish.explain:
+            _print_details(planned.plan, explain=wish.explain)
+        if wish.question_options is not None and "--gpus" not in wish.flags:
+            console = stdout_console(soft_wrap=True)
+            console.print(
+                "planned on h100-80g alone, as no GPUs were named: --gpus any tries all", markup=False
+            )
+        if wish.out is not None:
+            _print_written(wish.out, written)
+        print_next(wish.out, verbose=wish.verbose)
+    if planned.status in UNFINISHED:
+        raise typer.Exit(4)
+
+
+def report_s(requests: int) -> float:
+    """About how long it takes to simulate a plan and to write its files, for so many requests in them."""
+    return REPORT_S + REPORT_REQUEST_S * requests
+
+
+def _decided(wish: PlanOptions, question: TaskDocument, requests: Trace) -> Decided | None:
+    """Where the run keeps what it decides; with --resume what an earlier one has left there."""
+    from planner.search.oracle.resuming import Decided, question_digest
+
+    if wish.out is None:
+        if wish.resume:
+            raise InputError("--resume: name the folder of the run that is to go on with -o")
+        return None
+    run_settings = (
+        wish.prove,
+        wish.explain,
+        wish.per_gpu,
+        None if wish.catalog is None else str(wish.catalog),
+    )
+    decided = Decided(wish.out, question_digest(question.document, requests, wish.seed, *run_settings))
+    if wish.resume:
+        decided.load()
+    return decided
+
+
+class BestSoFar:
+    """The best fleet that a search has found, which an interrupt leaves in the folder `out`."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.out = out
+        self.standing: SearchProgress | None = None
+
+    def see(self, standing: SearchProgress) -> None:
+        if standing.fleet is not None:
+            self.standing = standing
+
+    def save(self) -> str:
+        """Write it down; what to say of it."""
+        if self.standing is None or self.standing.fleet is None:
+            return "no fleet was found yet"
+        from planner.documents.fleet_file import fleet_document
+        from planner.files.checked_files import to_yaml, write_file
+        from planner.reports.output import BEST_SO_FAR
+        from planner.reports.words import describe
+
+        fleet = self.standing.fleet()
+        message = f"the best fleet so far is {describe(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
+        if self.out is None:
+            return message
+        head = f"# The search was interrupted; not certified: {message}.\n"
+        write_file(self.out / BEST_SO_FAR, head + to_yaml(fleet_document(fleet)))
+        return f"{message}: {self.out / BEST_SO_FAR}"
+
+
+def interrupt_message(out: Path) -> Callable[[], str]:
+    """What an interrupt says while a plan is written into `out`: whether it is there, and its report."""
+    files = out / "plan.yaml", out / "report.html"
+
+    def file_numbers() -> list[int | None]:  # a file is never changed, another takes its place
+        return [path.stat().st_ino if path.exists() else None for path in files]
+
+    before = file_numbers()
+
+    def describe_written() -> str:
+        is_new = [now not in (None, then) for now, then in zip(file_numbers(), before, strict=True)]
+        if not is_new[0]:
+            return f"a plan was found, but is not in {out}"
+        return f"the plan is in {out}" + ("" if is_new[1] else f", without its report: `plan report {out}`")
+
+    return describe_written
+
+
+def plan_several(wish: PlanOptions) -> None:
+    """Plan all LLMs of `slo` together and write a folder for each; exit code as for one."""
+    from planner.api.inputs import read_catalog
+    from planner.api.planning import plan
+    from planner.api.results import SharedPlanResult
+    from planner.documents.several_llms_question import read_question
+    from planner.files.checked_files import reserve_folder
+    from planner.parallel.interrupts import last_words
+    from planner.reports.several_llms_report import NAMES
+
+    if wish.explain:
+        raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
+    if wish.resume:
+        raise InputError("--resume: is for one LLM; run without it, or plan each LLM by itself")
+    if wish.target is not None:
+        raise InputError(f"--target: is for one LLM; write deploy: {{target: {wish.target}}} beside llms")
+    if wish.prove:
+        raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
+    if wish.per_gpu:
+        raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
+    assert wish.slo is not None and wish.out is not None
+    with (
+        reserve_folder(wish.out),
+        at_work(wish.executor, wish.address),
+        Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress,
+    ):
+        known = read_catalog(wish.catalog)
+        question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
+        say_first(
+            dict.fromkeys(
+                line for part in question.parts for line in (*part.trace.warnings, *part.task.doubts)
+            )
+        )
+        folders = (wish.out, *(wish.out / part.name for part in question.parts))
+        for given in (wish.slo, *question.files):
+            keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
+        for part in question.parts:
+            progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
+        shared_plan = plan(
+            question, catalog=known, seed=wish.seed, time_limit_s=wish.time_limit_s, progress=progress
+        )
+        assert isinstance(shared_plan, SharedPlanResult)
+        progress("writing the reports")
+        with last_words(interrupt_message(wish.out)):
+            replace(shared_plan, command=wish.command()).save(wish.out, png=wish.png)
+    if wish.json_output:
+        print_json(shared_plan.to_dict() | {"directory": str(wish.out)})
+    else:
+        _print_several(shared_plan.shared, wish.out, verbose=wish.verbose)
+    if shared_plan.status in UNFINISHED:
+        raise typer.Exit(4)
+
+
+def _print_details(plan: Plan, *, explain: bool) -> None:
+    from planner.documents.facts import UncheckedLeftOut
+    from planner.reports import answer_sentences, words
+    from planner.reports.fact_sentences import alternative_note, router_text, sentence, sentences
+    from planner.reports.words import describe, excluded_text, level0_proof, unpriced_text
+
+    console = stdout_console(soft_wrap=True)
+    certificate = plan.certificate
+    for line in answer_sentences.futures_lines(plan):
+        console.print(line, markup=False)
+    if certificate.deploy is not None:
+        for under in certificate.routers:
+            assumed_sentence = f"planned for {under.target}, {router_text(under)}: {sentence(under)}"
+            console.print(assumed_sentence, markup=False)
+    if certificate.answers:
+        head, rows = answer_sentences.answer_rows(plan)
+        print_rows([dict(zip(head, row, strict=True)) for row in rows], "answers")
+    _print_tables(plan)
+    proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
+    has_level0 = math.isfinite(certificate.level0)
+    level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if has_level0 else "none found"
+    console.print(
+        f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
+        f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
+        f"(gap {100 * certificate.gap_frac:.1f} %); {certificate.simulations} simulations",
+        markup=False,
+    )
+    if not certificate.level0_exact:
+        fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
+        console.print(f"  {fails}; --prove simulates the others", markup=False)
+        for assumed_sentence in sentences(certificate.assumed):
+            console.print(f"  {assumed_sentence}", markup=False)
+    for alternative in plan.alternatives:
+        value = unpriced_text(alternative, certificate.unit) or (
+            f"{alternative.objective:.6g} {certificate.unit} "
+            f"({alternative_note(alternative, certificate.value)})"
+        )
+        if alternative.fleet is not None and alternative.label.startswith("only "):
+            value += f": {describe(alternative.fleet)}"
+        console.print(f"  {alternative.label}: {value}", markup=False)
+    for fact in certificate.assumptions:
+        if isinstance(fact, UncheckedLeftOut):
+            console.print(sentence(fact), markup=False)
+    for pool in plan.prefixes:
+        hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
+        simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)
+        console.print(
+            f"prefix caches of {pool.plan.pool.name}: {simulated} of input tokens hit in simulation, "
+            f"{planned} planned, once warm, {possible} possible from cold",
+            markup=False,
+        )
+    if plan.throughput is not None:
+        console.print(words.throughput_line(plan.throughput), markup=False)
+    count = 0 if plan.placement is None else len(plan.placement.nodes)
+    nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
+    console.print(
+        f"{plan.usd_per_million_tokens:.3g} USD per million tokens, "
+        f"{plan.usd_per_million_output_tokens:.3g} USD per million of output{nodes}",
+        markup=False,
+    )
+    for repeats in certificate.repeats:
+        if repeats.kept == repeats.runs or repeats.decision == "holds":  # else it is among the warnings
+            console.print(sentence(repeats), markup=False)
+    if explain:
+        print_rows(
+            [{"what binds, and what limits cost": line} for line in sentences(certificate.binding)], ""
+        )
+
+
+def _print_written(out: Path, written: tuple[str, ...]) -> None:
+    names = dict.fromkeys(f"{head}{slash}" for head, slash, _ in (name.partition("/") for name in written))
+    stdout_console(soft_wrap=True).print(f"written to {out}: {', '.join(names)}", markup=False)
+
+
+def _print_tables(plan: Plan) -> None:
+    from planner.reports.output import verdict_document
+    from planner.reports.words import commitment_rows
+
+    by_gpu = "USD/h by the GPU" if plan.bill.idle_gpus else "USD/h"
+    has_drafts = any(pool.type.speculation for pool in plan.fleet.pools)
+    has_ranks = any(pool.type.dp > 1 for pool in plan.fleet.pools)
+    rows = [
+        {
+            "pool": pool.name,
+            "role": pool.role,
+            "workers": pool.count,
+            "GPU": pool.type.gpu.name,
+            "TP": f"{pool.type.tp} EP" if pool.type.ep else f"{pool.type.tp}",
+            **({"DP": pool.type.dp} if has_ranks else {}),
+            "PP": pool.type.pp,
+            "tokens/step": pool.type.max_num_batched_tokens,
+            **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),
+            by_gpu: round(pool.count * pool.type.price_usd_per_h, 2),
+        }
+        for pool in plan.fleet.pools
+    ]
+    print_rows(rows, "fleet")
+    print_rows(slo_rows(verdict_document(plan.verdict), plan.slo), "SLO")
+    if plan.certificate.commitments:
+        head, terms = commitment_rows(plan)
+        print_rows([dict(zip(head, row, strict=True)) for row in terms], "the same fleet by other terms")
+
+
+def _print_several(shared_plan: SharedPlan, out: Path, *, verbose: bool) -> None:
+    print_shared_screen(shared_plan)
+    if verbose:
+        _print_shared_details(shared_plan)
+    folders = ", ".join(f"{name}/" for name in shared_plan.plans)
+    stdout_console(soft_wrap=True).print(
+        f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
+        markup=False,
+    )
+
+
+def _print_shared_details(shared_plan: SharedPlan) -> None:
+    from planner.reports.several_llms_report import answer_rows, fleet_rows, limit_rows, proof_lines
+
+    for title, (head, rows) in (
+        ("fleets", fleet_rows(shared_plan)),
+        ("answers", answer_rows(shared_plan)),
+        ("shared limits", limit_rows(shared_plan)),
+    ):
+        if rows:
+            print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
+    for line in proof_lines(shared_plan):
+        stdout_console(soft_wrap=True).print(line, markup=False)

@@ -1,0 +1,235 @@
+"""`plan prefixes`: what the prompts of a trace share, and where to keep it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.commands.command_output import (
+    TRACE_HELP,
+    CatalogOption,
+    DropOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    keep_inputs,
+    print_json,
+    print_mapping,
+    print_rows,
+    read_requests,
+    stdout_console,
+)
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.search.oracle.prefix_placing import PoolPrefixes
+    from planner.studies.prefix_study import PlacedPrefixes
+    from planner.traffic.prefixes import PrefixSummary
+
+MOST_ROWS = 20
+
+
+def plan_prefixes(
+    trace: Annotated[Path | None, typer.Argument(readable=False, help=TRACE_HELP)] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet", readable=False, help="fleet.yaml or plan.yaml: place prefixes on its workers."
+        ),
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="Which pool, if several prefill.")] = None,
+    tree: Annotated[
+        Path | None,
+        typer.Option(
+            "--tree", readable=False, help="Instead of a trace: prefixes with known rates (docs/prefixes.md)."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", readable=False, help="Folder for the plan, hit curve and warm-up lists."),
+    ] = None,
+    catalog: CatalogOption = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in, in all.")
+    ] = 120.0,
+    seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """What the prompts of a trace share; with a fleet, which worker should keep which prefix.
+
+    Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
+    instead of a trace, a tree of prefixes whose rates are known.
+    """
+    from planner.api.inputs import read_catalog, read_fleet
+    from planner.files.checked_files import check_output_directory, write_files
+    from planner.search.oracle.prefix_placing import prefill_pool
+    from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
+    from planner.traffic.trace import spread_stamps
+
+    if tree is not None and trace is None and fleet is None and pool is None and out is None:
+        _place(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
+        return
+    if tree is not None or trace is None:
+        raise InputError("plan prefixes: give a trace, or --tree FILE without --fleet, --pool and --out")
+    if out is not None:
+        check_output_directory(out)
+        keep_inputs([out / name for name in NAMES], trace, fleet)
+    with Progress() as progress:
+        machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
+        if machines is not None:
+            prefill_pool(machines, pool)  # A wrong pool ends the command before a long trace is read.
+        requests = spread_stamps(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
+        placement = study_prefixes(
+            requests, machines, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
+        )
+        written = render_prefixes(placement) if out is not None else {}
+    if out is not None:
+        write_files(out, written, outdated=NAMES)
+    if json_output:
+        print_json(prefix_document(placement), requests.warnings)
+        return
+    _print_summary(placement.summary)
+    if placement.placed is not None:
+        _print_plan(placement.placed)
+        for each in placement.placed.simulated:
+            _print_simulated(each)
+    if out is not None:
+        stdout_console().print(f"written to {out}: {', '.join(written)}", markup=False)
+
+
+def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:
+    """The prefixes of a tree on replicas, written down in one object or two tables."""
+    import numpy as np
+
+    from planner.documents.prefix_tree import place_tree, read_tree, tree_document
+
+    prefix_tree = read_tree(tree)
+    with Progress() as progress:
+        progress(f"placing {len(prefix_tree.names)} prefixes")
+        placement = place_tree(prefix_tree, time_limit_s=time_limit_s, rng=np.random.default_rng(seed))
+    document = tree_document(prefix_tree, placement)
+    if json_output:
+        print_json(document)
+        return
+    rows = [
+        {
+            "prefix": row["name"],
+            "requests/s": row["rate_rps"],
+            "on replicas": ", ".join(map(str, row["replicas"])) or "none",
+            "routed there, requests/s": ", ".join(f"{rate:.4g}" for rate in row["routed_rps"]),
+            "hits": "-" if row["hit_frac"] is None else f"{100 * row['hit_frac']:.1f} %",
+        }
+        for row in document["nodes"]
+    ]
+    print_rows(rows, f"prefixes on {document['replicas']} replicas, {document['status']}")
+    print_mapping(
+        {
+            "work per second of each": ", ".join(f"{load:.4g} s" for load in document["load"]),
+            "of the busiest": f"{document['largest_load']:.4g} s; no less than {document['bound']:.4g} s in "
+            f"any way, {document['relaxed_bound']:.4g} s by memory alone",
+            "without caches": f"{document['load_without_caches']:.4g} s",
+        },
+        "load",
+    )
+
+
+def _print_summary(summary: PrefixSummary) -> None:
+    sharing = summary.sharing
+
+    def spread(name: str, unit: float = 1.0) -> str:
+        value = getattr(summary, name)
+        return "-" if value.mean is None else f"{value.mean * unit:.4g} (sd {value.sd * unit:.4g})"
+
+    print_mapping(
+        {
+            "requests": summary.requests,
+            "blocks": f"{sharing.blocks} of {sharing.block_tokens} tokens, "
+            f"{sharing.distinct_blocks} distinct ({summary.distinct_tokens / 1e6:.4g} M tokens)",
+            "tokens an endless cache spares": f"{100 * sharing.token_hit_frac:.1f} %",
+            "blocks that hit (Mooncake)": f"{100 * sharing.block_hit_frac:.1f} %",
+            "mean hit of a request": f"{100 * sharing.request_hit_frac:.1f} %",
+            "tokens another request has too (Preble)": f"{100 * sharing.shared_token_frac:.1f} %; "
+            f"per prompt {spread('shared_frac', 100)} %",
+            "key portion of a prompt (Preble)": f"{spread('key_frac', 100)} %",
+            "requests of a shared key portion": spread("key_requests"),
+            "tree": f"{summary.nodes} nodes, {summary.roots} roots, {summary.largest_depth} deep, at most "
+            f"{summary.largest_branching} children; {summary.shared_nodes} shared ones hold "
+            f"{summary.shared_node_tokens / 1e6:.4g} M tokens",
+            "hottest prefix": f"{summary.hottest_node_requests} requests",
+            "seconds until a block is used again": {f"p{p}": gap for p, gap in summary.reuse_gap_s.items()},
+            f"distinct tokens in {summary.window_s:g} s": f"{spread('working_set_tokens')}, at most "
+            f"{summary.largest_working_set_tokens:.4g}",
+        },
+        summary.name,
+    )
+    rows = [
+        {"cache tokens": f"{tokens:,}", "tokens that hit": f"{100 * frac:.1f} %"}
+        for tokens, frac in summary.hit_frac.items()
+    ]
+    rows.append({"cache tokens": "endless", "tokens that hit": f"{100 * summary.infinite_hit_frac:.1f} %"})
+    rows += [
+        {
+            "cache tokens": f"endless, round robin over {workers} workers",
+            "tokens that hit": f"{100 * frac:.1f} %",
+        }
+        for workers, frac in summary.round_robin_hit_frac.items()
+    ]
+    print_rows(rows, "one LRU cache for all requests")
+
+
+def _print_plan(placed: PlacedPrefixes) -> None:
+    from planner.reports.prefix_values import placed_rows
+    from planner.studies.prefix_study import ESTIMATE
+
+    placement, prompts, needed = placed.plan, placed.prompts, placed.workers_needed
+    pool, replication = placement.pool, placement.replication
+    rows = [
+        {
+            "prefix": row["prefix"],
+            "after": row["after"],
+            "tokens": row["tokens"],
+            "requests/s": row["requests_per_s"],
+            "replicas": row["replicas"],
+            "its requests that hit": f"{100 * row['hit_frac']:.1f} %",
+        }
+        for row in placed_rows(placement)
+    ]
+    if rows:
+        shown = f", the hottest {MOST_ROWS} of {len(rows)}" if len(rows) > MOST_ROWS else ""
+        print_rows(rows[:MOST_ROWS], f"stable prefixes on {pool.count} workers of {pool.name}{shown}")
+    stable, session = 100 * placement.stable_hit_frac, 100 * placement.session_hit_frac
+    print_mapping(
+        {
+            "tokens for prefixes per worker": f"{placement.memory_tokens:,}, of which sessions keep "
+            f"{replication.session_tokens.min():,.0f} or more",
+            "expected hit ratio": f"{stable + session:.1f} % of input tokens: {stable:.1f} % stable, "
+            f"{session:.1f} % in sessions",
+            "prefill work saved": f"{100 * placement.prefill_saved_frac:.1f} %",
+            "work per second of the busiest worker": f"{replication.largest_load:.4g} s; "
+            f"{placement.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s "
+            "in any way "
+            f"(gap {100 * replication.gap_frac:.1f} %)",
+            "workers for the same load": f"{needed} instead of {pool.count}, "
+            f"{(pool.count - needed) * pool.type.gpus} GPUs fewer",
+            "warm-up": f"{len(prompts)} prompts of {sum(one.tokens for one in prompts):,} tokens in all",
+        },
+        ESTIMATE,
+    )
+
+
+def _print_simulated(pool_prefixes: PoolPrefixes) -> None:
+    planned, load = pool_prefixes.plan.replication.load, pool_prefixes.simulated_load
+    print_mapping(
+        {
+            "hit ratio": f"{100 * pool_prefixes.simulated_hit_frac:.1f} % of input tokens; planned, "
+            "once warm, "
+            f"{100 * pool_prefixes.plan.hit_frac:.1f} %; possible from cold "
+            f"{100 * pool_prefixes.possible_hit_frac:.1f} %",
+            "work per second of the busiest worker": f"{max(load):.4g} s; planned {planned.max():.4g} s",
+            "of the idlest": f"{min(load):.4g} s; planned {planned.min():.4g} s",
+        },
+        f"simulated, caches cold at the start: {pool_prefixes.plan.pool.name}",
+    )

@@ -1,0 +1,167 @@
+"""`plan replan`: from a running fleet to one that holds today, moving as little as pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    at_work,
+    keep_inputs,
+    out_file,
+    print_json,
+    print_rows,
+    stdout_console,
+)
+from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.domain import OWNED
+from planner.errors import InputError
+from planner.units import quantity, show_s
+
+MOST_USD = 1e9
+
+
+def replan(
+    current: Annotated[
+        Path,
+        typer.Option("--current", readable=False, help="plan.yaml, its folder, or the fleet.yaml that runs."),
+    ],
+    slo: SloArgument,
+    trace: TraceArgument = None,
+    horizon: Annotated[str, typer.Option("--horizon", help="How long the new fleet is to run.")] = "24 h",
+    start_cost: Annotated[
+        float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
+    ] = 1.0,
+    stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
+    out: Annotated[Path | None, out_file("Write the new fleet as a fleet.yaml.")] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Keep what runs while it holds; else the smallest change that pays over the horizon.
+
+    Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
+    """
+    from planner.api.inputs import plan_file, read_catalog, read_fleet, read_trace
+    from planner.api.questions import read_task
+    from planner.documents.fleet_file import fleet_document
+    from planner.files import checked_files
+    from planner.studies.replanning import change_document, compare_traffic
+    from planner.studies.replanning import replan as solve
+    from planner.traffic.trace import spread_stamps
+
+    for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
+        if not 0 <= usd < MOST_USD:
+            raise InputError(f"{name}: expected USD per worker, 0 to {MOST_USD:g}, found {usd:g}")
+    horizon_h = quantity(horizon, "s", where="--horizon") / 3600
+    file = plan_file(current)
+    if out is not None:
+        checked_files.check_output_file(out)
+        keep_inputs([out], file, slo, trace)
+    with Progress() as progress, at_work(executor, address):
+        known = read_catalog(catalog)
+        running = read_fleet(file, known)
+        task = read_task(slo, known).task()
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        answer = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
+        planned_on = file.parent / "requests.csv"
+        moved = (
+            compare_traffic(
+                spread_stamps(read_trace(planned_on), seed=0), study.traffic_request(task).requests
+            )
+            if planned_on.exists()
+            else None
+        )
+        if out is not None:
+            checked_files.write_file(out, checked_files.to_yaml(fleet_document(answer.best.fleet)))
+    answer_document = change_document(answer, moved)
+    if json_output:
+        print_json(answer_document, study.trace.warnings)
+    else:
+        _print(answer_document, str(planned_on))
+
+
+def _print(document: dict[str, Any], planned_on: str) -> None:
+    console = stdout_console(soft_wrap=True)
+    if document["drift"] is None:
+        console.print(f"there is no {planned_on}: what the fleet was planned on is not known", markup=False)
+    else:
+        rows = [
+            {
+                "traffic": row["what"],
+                "planned on": f"{row['before']:.4g}",
+                "today": f"{row['after']:.4g}",
+                "D": "-" if row["d"] is None else f"{row['d']:.3f}",
+                "p": "-" if row["p"] is None else f"{row['p']:.2g}",
+                "drift": "yes" if row["is_drift"] else "no",
+            }
+            for row in document["drift"]
+        ]
+        print_rows(rows, "drift (medians; D is the share of requests by which the distributions differ)")
+    head = "keep what runs" if document["keeps"] else f"change to {document['fleet']}"
+    console.print(head, style="bold", markup=False)
+    moves = document["moves"]
+    print_rows([dict(move) for move in moves], "workers")
+    if any(move["worker"].split()[1].endswith(OWNED) and move["after"] < move["before"] for move in moves):
+        console.print("owned workers that stop are switched off, not sold: their electricity is saved")
+    rows = [
+        {
+            "limit": line["limit"],
+            "promised": show_s(line["limit_s"]),
+            "what runs": "-" if line["running_s"] is None else show_s(line["running_s"]),
+            "then": "never" if line["simulated_s"] is None else show_s(line["simulated_s"]),
+        }
+        for line in document["slo"]
+    ]
+    print_rows(rows, "SLO on today's traffic")
+    rows = [
+        {
+            "way": way["way"],
+            "USD/h": f"{way['cost_usd_per_h']:.2f}",
+            "starts and stops, USD": f"{way['migration_usd']:.2f}",
+            f"USD in {document['horizon_h']:g} h": f"{way['total_usd']:.2f}",
+            "SLO": "kept" if way["holds"] else "MISSED",
+            **({} if way["futures"] is None else {"kept in scenarios": f"{way['kept']} of {way['futures']}"}),
+        }
+        for way in document["ways"]
+    ]
+    print_rows(rows, "ways to go on")
+    answers = answer_rows(document["answers"])
+    if answers:
+        print_rows(answers, "the plan from scratch")
+    over = ", ".join(document["searched_over"])
+    if document["is_exact"]:
+        proof = "exact"
+    elif document["is_exhausted"]:
+        assumed = document["left_out_by_a_larger_one"]
+        proof = (
+            f"found by search ({assumed} fleets left out because a larger one fails, which is an assumption)"
+        )
+    else:
+        proof = "NOT exhausted"
+    console.print(f"{proof} over all counts of {over}; {document['simulations']} simulations", markup=False)
+
+
+def answer_rows(answers: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What each of the three answers costs, and in how many scenarios it is kept."""
+    return [
+        {
+            "answer": each["name"].replace("-", " "),
+            "USD/h": "none found" if each["cost_usd_per_h"] is None else f"{each['cost_usd_per_h']:.2f}",
+            "kept in scenarios": "-" if each["kept"] is None else f"{each['kept']} of {each['futures']}",
+        }
+        for each in answers
+    ]

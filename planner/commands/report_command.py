@@ -1,0 +1,59 @@
+"""`plan report`: the report of a plan that is already written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.commands.command_output import (
+    CatalogOption,
+    JsonOption,
+    PngOption,
+    Progress,
+    keep_inputs,
+    print_json,
+    stdout_console,
+)
+from planner.documents.catalog import read_catalog
+
+
+def write_report(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", readable=False, help="The folder of a plan, or its plan.yaml.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", readable=False, help="Folder for report.html; without, the plan's own."),
+    ] = None,
+    png: PngOption = False,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Simulate a written plan again, see that its figures come out, and draw its report.
+
+    plan report out/ --png
+    """
+    from planner.files import checked_files
+    from planner.reports import figures, output
+    from planner.reports.report import render
+    from planner.search.evidence.written_plan import read_plan
+
+    folder = out or (plan if plan.is_dir() else plan.parent)
+    checked_files.check_output_directory(folder)
+    keep_inputs([folder / "report.html"], plan)
+    with Progress() as progress:
+        plan_read, command = read_plan(plan, read_catalog(catalog))
+        progress("drawing")
+        pictures = output.pictures(figures.every(plan_read)) if png else {}
+        written: dict[str, str | bytes] = {"report.html": render(plan_read, command=command), **pictures}
+        checked_files.write_files(folder, written)
+    if json_output:
+        print_json(output.to_json(plan_read) | {"directory": str(folder), "files": list(written)})
+        return
+    stdout_console().print(
+        "simulated again, the figures of certificate.json come out; "
+        f"written to {folder}: {', '.join(written)}",
+        markup=False,
+    )

@@ -1,0 +1,161 @@
+"""`plan schedule`: reserved, on-demand and spot workers per window for demand that changes over the week."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.commands.command_output import (
+    CatalogOption,
+    DropOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    folder_or_csv,
+    keep_inputs,
+    print_json,
+    print_rows,
+    read_requests,
+    stdout_console,
+)
+from planner.errors import InputError
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.reports.schedule_page import ScheduleAnswer
+
+
+MarketArgument = Annotated[
+    Path,
+    typer.Argument(
+        readable=False, help="schedule.yaml: prices, capacity, limits; or plan.yaml, or its folder."
+    ),
+]
+DemandOption = Annotated[
+    Path | None,
+    typer.Option("--demand", readable=False, help="CSV: a row per window, a column of requests/s per LLM."),
+]
+TraceOption = Annotated[
+    list[str] | None, typer.Option("--trace", help="LLM=FILE, once per LLM, in place of --demand.")
+]
+QuestionOption = Annotated[
+    Path | None,
+    typer.Option("--slo", readable=False, help="With plan.yaml its question, for its stock and its limits."),
+]
+WindowOption = Annotated[str, typer.Option("--window", help="Length of a window.")]
+GapOption = Annotated[
+    float, typer.Option("--gap", min=0.0, max=1.0, help="Stop this close to the bound, as a share.")
+]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, help="Seconds after which the best schedule is given.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        parser=folder_or_csv,
+        metavar="DIR|FILE.csv",
+        help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
+    ),
+]
+
+
+def schedule(
+    market: MarketArgument,
+    demand: DemandOption = None,
+    trace: TraceOption = None,
+    slo: QuestionOption = None,
+    window: WindowOption = "1 h",
+    gap: GapOption = 0.005,
+    time_limit: TimeLimitOption = 60.0,
+    out: OutOption = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Schedule workers over a day or a week: reserved for the base, on demand and spot for the rest.
+
+    Of plan.yaml the fleet is scheduled, at its prices: in the smallest equal parts that it has.
+
+    Compares with a fleet for the peak and with Aladdin's linear rule. With --trace, and in schedule.yaml a
+    fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a
+    limit is too tight.
+    4: the gap was not closed in time.
+    """
+    from planner.api.scheduling import read_market, schedule
+    from planner.documents.planned_market import PART, is_planned
+    from planner.files.checked_files import check_output_directory, check_output_file
+    from planner.reports.schedule_page import NAMES
+
+    window_s = quantity(window, "s", where="--window")
+    if window_s < 1:
+        raise InputError(f"--window: expected at least 1 s, found {window!r}")
+    if (demand is None) == (not trace):
+        raise InputError(
+            "the demand is missing: give --demand FILE, or --trace LLM=FILE for every LLM, not both"
+        )
+    paths = _named(trace or [])
+    if out is not None:
+        is_csv = out.suffix == ".csv"
+        (check_output_file if is_csv else check_output_directory)(out)
+        keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, slo, *paths.values())
+    with Progress() as progress:
+        sold = read_market(market, slo=slo, catalog=catalog)
+        traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
+        mind = [PART] if is_planned(market) else []
+        warnings = mind + [line for read in traces.values() for line in read.warnings]
+        answer = schedule(
+            sold,
+            demand or traces,
+            window=window,
+            gap_frac=gap,
+            time_limit_s=time_limit,
+            catalog=catalog,
+            seed=seed,
+            progress=progress,
+        )
+        if out is not None:
+            progress("drawing the charts")
+            answer.save(out)
+    if json_output:
+        print_json(answer.to_dict(), warnings)
+    else:
+        _print(answer.answer)
+        for line in mind:
+            stdout_console(soft_wrap=True).print(f"Mind: {line}", markup=False)
+    if not answer.is_optimal:
+        raise typer.Exit(4)
+
+
+def _named(traces: list[str]) -> dict[str, Path]:
+    """LLM=FILE of each."""
+    file_by_llm: dict[str, Path] = {}
+    for text in traces:
+        llm, _, file = text.partition("=")
+        if not (llm and file):
+            raise InputError(f"--trace: expected LLM=FILE, found {text!r}")
+        file_by_llm[llm] = Path(file)
+    return file_by_llm
+
+
+def _print(answer: ScheduleAnswer) -> None:
+    from planner.reports import schedule_page as report
+
+    for title, (head, rows) in (
+        ("GPUs", report.gpu_rows(answer)),
+        (f"workers over {answer.demand.rate_rps.shape[1]} windows", report.worker_rows(answer)),
+    ):
+        print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
+    console = stdout_console(soft_wrap=True)
+    cheapest = answer.found
+    console.print(
+        f"{cheapest.cost_usd_per_h:.2f} USD/h on average, bound {cheapest.bound_usd_per_h:.2f} "
+        f"(gap {100 * cheapest.gap_frac:.2f} %)",
+        markup=False,
+    )
+    for line in (*report.compared_lines(answer), *report.simulated_lines(answer)):
+        console.print(line, markup=False)

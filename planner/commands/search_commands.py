@@ -1,0 +1,200 @@
+"""`plan goodput` and `plan search`: the highest rate of a fleet, and the papers' searches over fleets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.commands.command_output import (
+    CatalogOption,
+    DropOption,
+    JsonOption,
+    Progress,
+    RateOption,
+    ScaleOption,
+    SeedOption,
+    WindowOption,
+    keep_inputs,
+    out_file,
+    print_json,
+    print_mapping,
+    print_rows,
+    read_requests,
+    stopped_after,
+    traffic_option,
+)
+from planner.commands.what_if_command import SloArgument, TraceArgument
+from planner.errors import InputError
+from planner.units import show_s
+
+if TYPE_CHECKING:
+    from planner.api.simulating import GoodputResult
+
+
+class Arrivals(StrEnum):
+    trace = "trace"
+    poisson = "poisson"
+
+
+class Formulation(StrEnum):
+    distserve = "distserve"
+    vidur = "vidur"
+    splitwise = "splitwise"
+
+
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", min=1, max=1000, help="A rate counts if it holds with each of these seeds.")
+]
+ToleranceOption = Annotated[
+    float,
+    typer.Option("--tolerance", min=1e-4, max=1.0, help="How close to the rate that fails, as a share."),
+]
+
+
+TimeOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, help="Seconds after which the search is given up.")
+]
+LONGEST_S = 1800.0
+
+
+def find_goodput(
+    fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
+    slo: SloArgument,
+    trace: TraceArgument = None,
+    arrivals: Annotated[
+        Arrivals, typer.Option("--arrivals", help="The trace's own, rescaled, or Poisson of its lengths.")
+    ] = Arrivals.trace,
+    scale: ScaleOption = "superpose",
+    window: WindowOption = None,
+    seeds: SeedsOption = 3,
+    tolerance: ToleranceOption = 0.02,
+    catalog: CatalogOption = None,
+    drop_invalid: DropOption = False,
+    time_limit: TimeOption = LONGEST_S,
+    json_output: JsonOption = False,
+) -> None:
+    """Find the highest rate at which a fleet keeps an SLO, in steady state.
+
+    The rate in the SLO's traffic section is not used. Exit code 3: no rate is kept. 4: not found in time.
+    """
+    from planner.api.inputs import read_catalog, read_fleet
+    from planner.api.simulating import goodput
+
+    holds_at_rate: dict[float, bool] = {}
+    with Progress() as progress, stopped_after(time_limit, lambda: _bracket(holds_at_rate)):
+        known = read_catalog(catalog)
+        engines = read_fleet(fleet, known)
+        traffic = traffic_option(None, scale, window)
+        requests = read_requests(trace, slo, known, drop_invalid=drop_invalid)
+        progress(f"searching the goodput of {engines.workers} workers")
+
+        def watch(rate_rps: float, holds: bool | None) -> None:
+            if holds is None:
+                progress(f"{rate_rps:.4g} requests/s")
+            else:
+                holds_at_rate[rate_rps] = holds
+
+        result = goodput(
+            engines,
+            requests,
+            slo,
+            traffic="poisson" if arrivals == Arrivals.poisson else traffic,
+            seeds=seeds,
+            tolerance_frac=tolerance,
+            catalog=known,
+            watch=watch,
+        )
+    if json_output:
+        print_json(result.to_dict(), requests.warnings)
+    else:
+        _print_goodput(result)
+
+
+def _print_goodput(result: GoodputResult) -> None:
+    document = result.to_dict()
+    print_mapping(
+        {
+            "goodput": f"{document['rate_rps']:.4g} requests/s on {document['gpus']} GPUs, "
+            f"{document['gpu_rate_rps']:.3g} per GPU",
+            "fails at": f"{result.fails_rps:.4g} requests/s",
+            "cost": f"{document['usd_per_1000_requests']:.3g} USD per 1000 requests",
+        },
+        "",
+    )
+    for sentence in result.sentences():
+        print_mapping({"mind": sentence}, "")
+    rows = [
+        {"limit": limit.name, "promised": show_s(limit.limit_s), "simulated": show_s(value)}
+        for limit, value in result.found.values_s.items()
+    ]
+    print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']} requests")
+
+
+def _bracket(holds_at_rate: dict[float, bool]) -> str:
+    """Between which rates it lies, as far as they were tried."""
+    kept = [rate for rate, holds in holds_at_rate.items() if holds]
+    failed = [rate for rate, holds in holds_at_rate.items() if not holds]
+    parts = [f"{max(kept):.4g} requests/s hold"] if kept else []
+    parts += [f"{min(failed):.4g} do not"] if failed else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def search(
+    formulation: Annotated[Formulation, typer.Argument(help="distserve, vidur or splitwise.")],
+    slo: SloArgument,
+    trace: TraceArgument = None,
+    rate: RateOption = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="distserve: an instance may lie on so many nodes.")
+    ] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="vidur: GPUs of the deployment.")] = 8,
+    seeds: SeedsOption = 1,
+    out: Annotated[Path | None, out_file("Write the best fleet to this fleet.yaml.")] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
+    time_limit: TimeOption = LONGEST_S,
+    json_output: JsonOption = False,
+) -> None:
+    """Search fleets as the papers do, on the planner's fits, and in steady state.
+
+    distserve: Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked.
+    vidur: requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers.
+    splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
+    With `objective: throughput` and limits of power or cost: the most each design carries within that.
+    Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
+    """
+    from planner.api.inputs import read_catalog
+    from planner.api.questions import read_task
+    from planner.documents.fleet_file import fleet_document
+    from planner.files.checked_files import check_output_file, to_yaml, write_file
+    from planner.papers.searches import PaperQuestion, search_as
+    from planner.traffic.trace import spread_stamps
+
+    if out is not None:
+        check_output_file(out)
+        keep_inputs([out], slo, trace)
+    with Progress() as progress, stopped_after(time_limit, str):
+        known = read_catalog(catalog)
+        task = read_task(slo, known).task()
+        requests = spread_stamps(
+            read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid), seed=seed
+        )
+        if rate is not None and task.objective == "throughput":
+            raise InputError(f"--rate: objective throughput looks for the rate, found {rate:g}; drop one")
+        rate_rps = rate or task.rate_rps or requests.rate_rps
+        progress(f"searching as {formulation.value} does")
+        answer = search_as(
+            formulation.value, PaperQuestion(task, known, requests, rate_rps, nodes, gpus, seeds)
+        )
+    if out is not None:
+        if answer.best is None:
+            raise InputError(f"{out}: no fleet keeps the SLO, so there is none to write")
+        write_file(out, to_yaml(fleet_document(answer.best)))
+    if json_output:
+        print_json({"formulation": formulation.value} | answer.document, requests.warnings)
+    else:
+        print_rows(answer.rows, f"{formulation.value}: {task.llm}")

@@ -1,0 +1,252 @@
+"""`plan simulate`: a fleet on a trace, request by request."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    Progress,
+    RateOption,
+    ScaleOption,
+    SeedOption,
+    SloOption,
+    TraceOption,
+    WindowOption,
+    keep_inputs,
+    out_file,
+    print_json,
+    print_mapping,
+    print_rows,
+    read_requests,
+    say_first,
+    seconds_cell,
+    slo_rows,
+    traffic_option,
+)
+from planner.commands.day_command import run_controller
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.files.document_values import show_value
+
+MOST_TENANTS = 20  # Tenants in the table; --json has all.
+AutoscaleOption = Annotated[
+    str | None,
+    typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
+]
+StartOption = Annotated[
+    str | None, typer.Option("--start", help="With --autoscale: until a worker is ready.")
+]
+
+
+def simulate(
+    fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
+    trace: TraceOption = None,
+    out: Annotated[Path | None, out_file("Write one row per request to this CSV.")] = None,
+    slo: SloOption = None,
+    closed_loop: Annotated[
+        int,
+        typer.Option(
+            "--closed-loop", min=0, help="Keep this many requests in flight instead of arrival times."
+        ),
+    ] = 0,
+    rate: RateOption = None,
+    scale: ScaleOption = "superpose",
+    window: WindowOption = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    autoscale: AutoscaleOption = None,
+    start: StartOption = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on.")
+    ] = 1,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
+
+    With --slo the traffic section of that file applies, unless --rate or --window say otherwise: `--window
+    whole` takes the trace as it is, such as the requests.csv of a plan. With --seeds every figure comes with
+    its 95 % interval, and -o writes the first seed's requests. With --autoscale the counts of the fleet are
+    those at the beginning; `plan day` compares controllers.
+    """
+    from planner.api.inputs import read_catalog, read_fleet
+    from planner.api.simulating import simulate
+    from planner.documents.doubtful import of_slo
+    from planner.files.checked_files import check_output_file
+    from planner.parallel.executors import Executor
+    from planner.reports.fact_sentences import sentences
+    from planner.reports.words import rejected_text
+    from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
+
+    where = Executor(executor or "processes", address)
+    if seeds == 1 and (executor or address):
+        raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
+    if out is not None:
+        check_output_file(out)
+        keep_inputs([out], fleet, trace, slo)
+    if autoscale is not None or start is not None:
+        checked_slo = None if seeds > 1 or closed_loop or rate or window else slo
+        run_controller(
+            fleet, trace, checked_slo, autoscale, start, catalog, seed, out, drop_invalid, json_output
+        )
+        return
+    with Progress() as progress:
+        known = read_catalog(catalog)
+        engines = read_fleet(fleet, known)
+        traffic = traffic_option(rate, scale, window)
+        read = read_requests(
+            trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
+        )
+        if engines.engine is not None and engines.engine.is_nearest:
+            say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
+        say_first(
+            sentences((*image_warnings(engines, read), *uncounted_prefix_warnings(engines.policies, read)))
+        )
+        many = "" if seeds == 1 else f"{seeds} seeds of "
+        progress(f"simulating {many}{len(read)} requests on {engines.workers} workers")
+        run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
+        result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
+        answer = result.to_dict()
+        say_first(() if result.slo is None else of_slo(result.slo))
+        if out is not None:
+            result.save(out)
+    if json_output:
+        print_json(answer, read.warnings)
+    elif seeds == 1:
+        title = f"{answer['requests']} requests on {engines.workers} workers"
+        _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, engines))
+    else:
+        _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
+
+
+def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
+    """A row for people of what `--json` has under pools."""
+
+    def share(key: str) -> str:
+        return "-" if pool[key] is None else f"{100 * pool[key]:.1f} %"
+
+    batch = "-" if pool["decodes_mean"] is None else f"{pool['decodes_mean']:.1f} ({pool['decodes_p99']:.0f})"
+    return {
+        "pool": pool["pool"],
+        "in a step": share("busy_frac"),
+        "MFU": share("mfu_frac"),
+        "bandwidth": share("bandwidth_frac"),
+        "KV cache (most)": f"{share('kv_mean_frac')} ({share('kv_most_frac')})",
+        "decodes in a step (p99)": batch,
+    }
+
+
+def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str, rejected: str) -> None:
+    from planner.reports.fact_sentences import queue_text
+
+    rows = []
+    for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s"):
+        if summary[name]:
+            rows.append(
+                {"metric": name[:-2], **{key: seconds_cell(value) for key, value in summary[name].items()}}
+            )
+    print_rows(rows, title)
+    print_rows([_use_cells(pool) for pool in summary["pools"]], "")
+    counts = {
+        key: summary[key] for key in ("finished", "rejected", "unfinished", "preemptions") if summary[key]
+    }
+    rates = {key: round(summary[key], 3) for key in ("requests_per_s", "output_tokens_per_s") if summary[key]}
+    watts = {"expected_w": round(summary["power"]["expected_w"], 1)} if summary["power"] else {}
+    hit_frac = summary["token_hit_frac"]
+    hits = {} if hit_frac is None else {"prompt tokens found cached": f"{100 * hit_frac:.1f} %"}
+    if (reload_frac := summary["token_reload_frac"]) is not None:
+        hits |= {
+            "prompt tokens found in CPU memory": f"{100 * reload_frac:.1f} %",
+            "prompt tokens computed": f"{100 * (1 - hit_frac - reload_frac):.1f} %",
+            "waited for loads": seconds_cell(summary["reload_s"]),
+        }
+    print_mapping(counts | rates | hits | watts, "")
+    if rejected:
+        print_mapping({"rejected": rejected}, "")
+    if costs := summary.get("tenant_costs"):
+        dearest = costs[:MOST_TENANTS]
+        print_rows(
+            [
+                row | {"tenant": _plain(row["tenant"]), "share_frac": f"{100 * row['share_frac']:.1f} %"}
+                for row in dearest
+            ],
+            f"cost by tenant, of {len(costs)}",
+        )
+    if summary["slo"]:
+        lines = slo_rows(summary["slo"], promise)
+        print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
+        if not summary["slo"]["is_steady"]:
+            slo_summary = summary["slo"]
+            print_mapping(
+                {"steady": f"no: {queue_text(slo_summary['patient_frac'], slo_summary['patience_s'])}"}, ""
+            )
+
+
+def _plain(name: str) -> str:
+    """A name out of a trace, as a terminal may have it."""
+    from rich.markup import escape
+
+    return escape(name if name.isprintable() else show_value(name))
+
+
+def _print_seeds(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
+    many = len(summary["seeds"])
+    rows = [
+        {"metric": name[:-2], **{key: _interval_cell(value) for key, value in summary[name].items()}}
+        for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
+        if name in summary
+    ]
+    print_rows(rows, f"{title}: mean ± 95 % interval over the seeds")
+    counts = {
+        key: f"{summary[key]['least']:.6g} to {summary[key]['most']:.6g}"
+        for key in ("requests", "rejected", "unfinished", "preemptions", "output_tokens_per_s", "expected_w")
+        if summary[key]["most"]
+    }
+    print_mapping(counts, "")
+    if summary["slo"]:
+        lines = [
+            {
+                "limit": line["limit"],
+                "promised": seconds_cell(line["limit_s"]),
+                "simulated": _interval_cell(line["simulated_s"]),
+                "within": f"{100 * line['kept_frac']['mean']:.2f} %",
+                "kept by": f"{line['kept_by']} of {many} seeds",
+            }
+            for line in summary["slo"]["lines"]
+        ]
+        if promise is not None and promise.attainment_frac is not None:
+            share = summary["slo"]["attainment_frac"]
+            lines.append(
+                {
+                    "limit": "attainment",
+                    "promised": f"{100 * promise.attainment_frac:g} %",
+                    "simulated": f"{100 * share['mean']:.2f} %, {100 * share['least']:.2f} at least",
+                    "within": "all limits at once",
+                    "kept by": "",
+                }
+            )
+        print_rows(lines, f"SLO: kept by {summary['slo']['kept_by']} of {many} seeds")
+        if summary["slo"]["steady"] < many:
+            print_mapping(
+                {"steady": f"{summary['slo']['steady']} of {many}; the backlog of the others grows"}, ""
+            )
+    for note in summary["notes"]:
+        print_mapping({"mind": note}, "")
+
+
+def _interval_cell(value: dict[str, float | None]) -> str:
+    if value["mean"] is None or value["high"] is None:
+        return "-"
+    half_s = value["high"] - value["mean"]
+    return f"{seconds_cell(value['mean'])} ± {seconds_cell(float(f'{half_s:.2g}'))}"

@@ -1,0 +1,200 @@
+"""`plan trace`: a log or a trace described, and written as a trace."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    DropOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    keep_inputs,
+    out_file,
+    print_json,
+    print_mapping,
+    say_first,
+)
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.importers.metered_traffic import Described
+    from planner.traffic.logs.log_reading import LogOptions, Read
+    from planner.traffic.trace import Trace
+
+
+def describe_trace(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            readable=False,
+            help="A trace, or logs of one clock: CSV, JSON, JSONL, Parquet, text; docs/traces.md.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        out_file("Write the trace: .csv, or .jsonl; of metrics the traffic they describe: .yaml."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--map", help="Which column is what: arrival=created_at,input=prompt_tokens,output=..."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="Of a log, where its content does not tell it.")
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--tz", help="Of dates without a zone: Europe/Berlin. Default: UTC.")
+    ] = None,
+    hash_ids: Annotated[
+        bool, typer.Option("--hash-ids", help="Replace names of tenants by salted hashes.")
+    ] = False,
+    salt: Annotated[
+        str | None,
+        typer.Option(
+            "--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."
+        ),
+    ] = None,
+    every: Annotated[
+        str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
+    ] = "300 s",
+    is_described: Annotated[
+        bool, typer.Option("--describe", help="Print it as `traffic:` of slo.yaml, from which more is drawn.")
+    ] = False,
+    seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Describe a trace or a log: counts, lengths, rates, bursts, prefixes, dropped rows by reason.
+
+    plan trace gateway.csv --map arrival=created_at,input=prompt_tokens,output=completion_tokens -o trace.csv
+
+    Prompts are never kept. Metrics of Prometheus and an export of OpenAI's usage are no requests; they become
+    described traffic: plan trace metrics.json -o slo.yaml.
+    """
+    from planner.importers.metered_traffic import described_traffic
+
+    if salt is not None and not hash_ids:
+        raise InputError("--salt: is for --hash-ids; add that, or drop the salt")
+    if out is not None:
+        keep_inputs([out], *files)
+    with Progress() as progress:
+        if (
+            columns is None
+            and (described := described_traffic(files, every=every, format=format)) is not None
+        ):
+            _describe_metrics(described, files, out, json_output=json_output)
+            return
+        how = _how(columns, format, timezone, salt if salt or not hash_ids else secrets.token_hex(16))
+        read_traffic = _read(files, how, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
+        say_first(read_traffic.trace.warnings)
+        progress(f"read {len(read_traffic.trace)} requests")
+        _write(read_traffic, out)
+    if is_described:
+        _print_description(read_traffic.trace, as_json=json_output)
+        return
+    _print(read_traffic, files, json_output=json_output)
+
+
+def _how(columns: str | None, format: str | None, timezone: str | None, salt: str | None) -> LogOptions:
+    from planner.traffic.logs.log_columns_map import parse_columns
+    from planner.traffic.logs.log_reading import NAMES, LogOptions
+    from planner.traffic.logs.times import zone_of
+
+    if timezone is not None:
+        zone_of(timezone)
+    if format is not None and format not in NAMES:
+        raise InputError(
+            f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}"
+        )
+    column_map = None if columns is None else parse_columns(columns)
+    return LogOptions(column_map, format, timezone, None if salt is None else salt.encode())
+
+
+def _read(files: list[Path], how: LogOptions, *, seed: int, drop_invalid: bool, may_ask: bool) -> Read:
+    """Read; where the columns are not certain, a person at a terminal is asked whether the guess is right."""
+    from planner.traffic.logs.log_columns_map import parse_columns
+    from planner.traffic.logs.times import UnsureError
+    from planner.traffic.trace_reading import read_files
+
+    try:
+        return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
+    except UnsureError as error:
+        if not (may_ask and error.guess and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        typer.echo(str(error), err=True)
+        if not typer.confirm(f"Read it so: {error.guess}?", err=True):
+            raise
+        how = replace(how, columns=parse_columns(error.guess))
+        return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
+
+
+def _write(read_traffic: Read, out: Path | None) -> None:
+    from planner.files.checked_files import write_file, write_parts
+    from planner.traffic.csv_rows import to_csv
+    from planner.traffic.json_lines import to_jsonl
+
+    if out is None:
+        return
+    ending = Path(out.name.removesuffix(".gz")).suffix
+    if ending not in (".csv", ".jsonl"):
+        raise InputError(f"-o {out}: expected a name that ends in .csv or .jsonl")
+    if ending == ".jsonl":
+        write_file(out, to_jsonl(read_traffic.trace, with_llm=True))
+    else:
+        write_parts(out, to_csv(read_traffic.trace))
+
+
+def _print(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
+    from planner.traffic.workload import describe
+
+    summary: dict[str, Any] = describe(read_traffic.trace).as_dict()
+    if read_traffic.format != "trace":
+        summary["format"] = read_traffic.format
+        if read_traffic.columns is not None:
+            summary["map"] = read_traffic.columns.document()
+    if json_output:
+        print_json(summary, read_traffic.trace.warnings)
+    else:
+        print_mapping(summary, ", ".join(map(str, files)))
+
+
+def _print_description(requests: Trace, *, as_json: bool) -> None:
+    """The description that fits a trace, as slo.yaml has it."""
+    from planner.documents.traffic_description import description_document
+    from planner.files.checked_files import to_yaml
+    from planner.traffic.described_of import described_of
+
+    document = {"traffic": description_document(described_of(requests))}
+    if as_json:
+        print_json(document, requests.warnings)
+    else:
+        typer.echo(to_yaml(document), nl=False)
+
+
+def _describe_metrics(
+    description: Described, files: list[Path], out: Path | None, *, json_output: bool
+) -> None:
+    from planner.files.checked_files import write_file
+
+    say_first(description.warnings)
+    text = description.yaml(", ".join(os.path.basename(file) for file in files))  # noqa: PTH119
+    if out is not None:
+        if out.suffix not in (".yaml", ".yml"):
+            raise InputError(
+                f"-o {out}: metrics are no requests; name a .yaml, for the traffic they describe"
+            )
+        write_file(out, text)
+    if json_output:
+        print_json(description.summary(), description.warnings)
+    elif out is None:
+        typer.echo(text, nl=False)
+    else:
+        print_mapping(description.summary(), str(out))

@@ -1,0 +1,68 @@
+"""`plan ui`: the planner in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.commands.command_output import CatalogOption
+from planner.errors import InputError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+BLUE = "#0072b2"
+# where the page is dark: those of the report (reports/page.css)
+LIGHT_BLUE, DARK_PAGE, DARK_CARD, DARK_INK = "#56b4e9", "#12161c", "#1a2029", "#e6eaf0"
+INK = "#0d1117"  # so dark that captions, drawn at 60 %, keep a contrast of 4.5
+
+
+def show_ui(
+    folder: Annotated[
+        Path, typer.Option("--folder", readable=False, help="Where plans and uploaded traces are kept.")
+    ] = Path("plans"),
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
+    catalog: CatalogOption = None,
+) -> None:
+    """Open the planner in a browser: plan, what if, compare, schedule, prefixes, validation.
+
+    Listens on this machine alone. There is no password: whoever reaches another --host may use it, and see
+    what is kept in the folder.
+    """
+    if importlib.util.find_spec("streamlit") is None:
+        raise InputError("plan ui needs Streamlit: pip install 'fleetplan[ui]'")
+    from planner.api.inputs import read_catalog
+
+    pages = import_module("ui.store")  # by its name: the pages stand above the commands
+    pages.Store(folder)
+    read_catalog(catalog)
+    if host not in LOOPBACK:
+        typer.echo(f"plan: listening on {host} without a password", err=True)
+    app = Path(pages.__file__ or "").parent / "serving.py"
+    settings = {
+        "server.address": host,
+        "server.port": port,
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "theme.light.primaryColor": BLUE,
+        "theme.dark.primaryColor": LIGHT_BLUE,
+        "theme.dark.backgroundColor": DARK_PAGE,
+        "theme.dark.secondaryBackgroundColor": DARK_CARD,
+        "theme.dark.textColor": DARK_INK,
+        "theme.light.textColor": INK,
+        "theme.headingFontSizes": '["1.9rem", "1.35rem", "1.15rem"]',
+        "theme.metricValueFontSize": "1.4rem",
+        "theme.paddingTop": "1rem",
+    }
+    os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
+    if catalog is not None:
+        os.environ["FLEETPLAN_UI_CATALOG"] = str(catalog.resolve())
+    options = [f"--{key}={value}" for key, value in settings.items()]
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(app), *options])

@@ -1,0 +1,153 @@
+"""`plan watch`: does the plan still hold?"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    CatalogOption,
+    JsonOption,
+    Progress,
+    SloOption,
+    print_json,
+    stdout_console,
+)
+from planner.errors import InputError
+from planner.units import quantity
+
+if TYPE_CHECKING:
+    from planner.api.watch_api import MetricsSource, WatchResult
+    from planner.studies.plan_watch import Planned
+
+EXIT_CODES = {"inside": 0, "drifted": 6, "outgrown": 5, "missed": 5}
+LEAST_EVERY_S = 1.0
+NEW_FLEET = "replanned-fleet.yaml"
+
+
+def watch(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or its folder.")],
+    prometheus: Annotated[
+        list[str],
+        typer.Option("--prometheus", help="Address of a Prometheus, or a file of a range; files add up."),
+    ],
+    slo: SloOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once; the exit code says how it stands.")
+    ] = False,
+    every: Annotated[str, typer.Option("--every", help="Time between two looks.")] = "5 min",
+    window: Annotated[str, typer.Option("--window", help="How far back to look.")] = "24 h",
+    step: Annotated[str, typer.Option("--step", help="Length of the windows that are tested.")] = "1 min",
+    model: Annotated[str | None, typer.Option("--model", help="The label model_name, of several.")] = None,
+    match: Annotated[
+        str, typer.Option("--match", help="Labels to ask for, as in PromQL: 'namespace=\"prod\"'.")
+    ] = "",
+    export: Annotated[
+        str | None,
+        typer.Option("--export", help="Serve gauges for Prometheus: ':9109' here, '0.0.0.0:9109' to all."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            readable=False,
+            help="Folder for alert rules, a dashboard, watch.json and, with --slo, replanned-fleet.yaml.",
+        ),
+    ] = None,
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Hold live metrics of vLLM against a plan: what drifted, since when, and how far the plan still holds.
+
+    With --slo, the plan's question, a drift triggers a new search, which says what it would change; with
+    --out its fleet is written as replanned-fleet.yaml. Exit code of --once: 0 inside the plan (or less to
+    do), 6 drifted but the plan still holds, 5 the SLO is missed, or there is more traffic than the plan
+    carries.
+    """
+    from planner.api.watch_api import MetricsSource, read_planned
+    from planner.files.checked_files import check_output_directory
+
+    if out is not None:
+        check_output_directory(out)
+    every_s = quantity(every, "s", where="--every")
+    if every_s < LEAST_EVERY_S:
+        raise InputError(f"--every: expected at least {LEAST_EVERY_S:g} s, found {every!r}")
+    source = MetricsSource(
+        tuple(prometheus),
+        quantity(window, "s", where="--window"),
+        quantity(step, "s", where="--step"),
+        model,
+        match,
+    )
+    if export is not None and (once or not source.is_server):
+        raise InputError(
+            "--export: goes with looking again and again at a server; leave --once and files out"
+        )
+    with Progress() as progress:
+        progress("reading the plan")
+        known = read_planned(plan, catalog)
+    if once or not source.is_server:
+        looked = _look(known, source, slo, catalog, out=out, json_output=json_output)
+        raise typer.Exit(EXIT_CODES[looked.status])
+    _again_and_again(known, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
+
+
+def _again_and_again(
+    plan: Planned, source: MetricsSource, slo: Path | None, every_s: float, export: str | None, **how: Any
+) -> None:
+    from planner.runtime.prometheus_server import PrometheusError
+    from planner.runtime.watch_exporter import Exporter
+
+    exporter = None if export is None else Exporter(export)
+    next_s, looked = time.monotonic(), None
+    while True:
+        try:
+            looked = _look(plan, source, slo, is_line=True, before=looked, **how)
+            if exporter is not None:
+                exporter.show(looked.found)
+        except PrometheusError as error:  # The server may answer the next time.
+            typer.echo(f"plan: {error}", err=True)
+        next_s = max(next_s + every_s, time.monotonic())
+        time.sleep(max(next_s - time.monotonic(), 0.0))
+
+
+def _look(
+    plan: Planned,
+    source: MetricsSource,
+    slo: Path | None,
+    catalog: Path | None,
+    *,
+    out: Path | None,
+    json_output: bool,
+    is_line: bool = False,
+    before: WatchResult | None = None,
+) -> WatchResult:
+    from planner.api import watch_api
+    from planner.documents.fleet_file import fleet_document
+    from planner.files import checked_files
+    from planner.manifests import monitoring
+
+    with Progress() as progress:
+        looked = watch_api.look_once(plan, source, slo, catalog=catalog, progress=progress, before=before)
+    document = looked.to_dict()
+    if out is not None:
+        written = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
+        if looked.again is not None and not looked.again.keeps:
+            written[NEW_FLEET] = checked_files.to_yaml(fleet_document(looked.again.best.fleet))
+        written |= monitoring.files(plan.written.fleet.llm.name)
+        checked_files.write_files(out, written, outdated=[NEW_FLEET])
+    if json_output and is_line:
+        print(json.dumps(document, allow_nan=False), flush=True)  # noqa: T201
+    elif json_output:
+        print_json(document)
+    else:
+        console = stdout_console(soft_wrap=True)
+        console.print(looked.headline(), style="bold", markup=False)
+        for line in looked.sentences():
+            console.print(line, markup=False)
+    return looked

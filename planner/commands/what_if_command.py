@@ -1,0 +1,275 @@
+"""`plan what-if`: the plan before and after a change; `plan sensitivity`: the changes worth asking about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    TRACE_HELP,
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    at_work,
+    print_json,
+    print_rows,
+    read_requests,
+    stdout_console,
+)
+from planner.documents.catalog import read_catalog
+from planner.errors import InfeasibleError, InputError
+from planner.units import show_s
+
+if TYPE_CHECKING:
+    from planner.studies.what_if import Moved, Study, WhatIfAnswer
+
+SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
+TraceArgument = Annotated[
+    Path | None,
+    typer.Option("--trace", readable=False, help=f"{TRACE_HELP} None where slo.yaml describes the traffic."),
+]
+TimeOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, help="Seconds for each plan; then the best so far counts.")
+]
+
+
+def what_if(
+    slo: SloArgument,
+    trace: TraceArgument = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--change", help="KEY=VALUE in slo.yaml, 'slo.ttft.p90=1 s'; KEY= takes it out."),
+    ] = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Plan before and after changes of slo.yaml, and see what moves.
+
+    The fleet of before is asked the changed question too. Exit code 3: after the changes no fleet is left.
+    """
+    from planner.documents.task import parse_task, read_document
+    from planner.studies import what_if
+
+    if not changes:
+        raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
+    with Progress() as progress, at_work(executor, address):
+        known = read_catalog(catalog)
+        document = read_document(slo, known)
+        task = parse_task(document, known, where=str(slo))
+        for text in changes:
+            document = what_if.change_question(document, text)
+        changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        before = study.ask(task)
+        moved = what_if.ask_again(study, before, changed, ", ".join(changes))
+        bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
+    if json_output:
+        print_json(
+            {
+                "before": what_if.document(before) | {"bound": bounds[0]},
+                "after": moved.answer and what_if.document(moved.answer) | {"bound": bounds[1]},
+                **{
+                    key: value
+                    for key, value in what_if.moved_document(moved, before).items()
+                    if key != "answer"
+                },
+            },
+            study.trace.warnings,
+        )
+    else:
+        print_rows(moved_rows(before, moved, bounds), moved.label)
+        stdout_console(soft_wrap=True).print(verdict_on(moved), markup=False)
+    if moved.answer is None:
+        raise typer.Exit(InfeasibleError.exit_code)
+
+
+def sensitivity(
+    slo: SloArgument,
+    trace: TraceArgument = None,
+    by: Annotated[str, typer.Option("--by", help="How far things may be wrong.")] = "10 %",
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 120.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
+    from planner.documents.task import read_task
+    from planner.files.document_values import read_share
+    from planner.reports.fact_sentences import sentence
+    from planner.studies import what_if
+
+    by_frac = read_share(by, "--by")
+    if not 0 < by_frac < 1:
+        raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
+    with Progress() as progress, at_work(executor, address):
+        known = read_catalog(catalog)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        before = study.ask(read_task(slo, known))
+        moves = what_if.sensitivity(study, before, by_frac=by_frac)
+        room = what_if.headroom(study, before)
+    if json_output:
+        moved_documents = [what_if.moved_document(moved, before) for moved in moves]
+        document = {"plan": what_if.document(before), "headroom": asdict(room), "changes": moved_documents}
+        print_json(document, study.trace.warnings)
+    else:
+        print_moves(before, moves)
+        stdout_console(soft_wrap=True).print(sentence(room), markup=False)
+        stdout_console(soft_wrap=True).print(robustness(before, moves, by_frac), markup=False)
+
+
+def robustness(before: WhatIfAnswer, moves: list[Moved], by_frac: float) -> str:
+    """Is the plan robust, and what would a robust one cost?"""
+    from planner.studies.what_if import difference
+
+    was = before.problem.task.robust
+    worst = next(
+        moved
+        for moved in moves
+        if moved.task.robust.step_times_frac > was.step_times_frac
+        and moved.task.robust.traffic_frac > was.traffic_frac
+    )
+    percent = f"{100 * by_frac:g} %"
+    if worst.kept:
+        return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"
+    return (
+        f"not robust to steps {percent} longer and up to {percent} more traffic at once; a plan that is, "
+        f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {difference(worst, before)}"
+    )
+
+
+def study_of(
+    slo: Path,
+    trace: Path | None,
+    known: Any,
+    seed: int,
+    time_limit_s: float,
+    progress: Progress,
+    *,
+    drop_invalid: bool,
+) -> Study:
+    from planner.studies.what_if import Study
+
+    requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid)
+    progress(f"{len(requests)} requests of {requests.name}")
+    return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
+
+
+def print_moves(before: WhatIfAnswer, moves: list[Moved]) -> None:
+    """One row per changed question."""
+    from planner.studies.what_if import difference, document
+
+    table = [
+        {
+            "if": moved.label,
+            "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
+            "the best then": difference(moved, before),
+            **_made(None if moved.answer is None else document(moved.answer), before),
+            "fleet": "-" if moved.answer is None else document(moved.answer)["fleet"],
+        }
+        for moved in moves
+    ]
+    answers_text = "".join(f"; {name} {text}" for name, text in _answers(document(before)["answers"]).items())
+    print_rows(table, f"the plan: {document(before)['fleet']}, {amount_text(before)}{answers_text}")
+
+
+def _made(robust_document: dict[str, Any] | None, before: WhatIfAnswer) -> dict[str, str]:
+    """What the best is on paper, and in how many scenarios it is kept; nothing without safety."""
+    if not before.answers:
+        return {}
+    answers = {} if robust_document is None else {each["name"]: each for each in robust_document["answers"]}
+    cells = {"on paper, USD/h": "-", "kept in scenarios": "-"}
+    if (paper := answers.get("on-paper")) is not None and paper["cost_usd_per_h"] is not None:
+        cells["on paper, USD/h"] = f"{paper['cost_usd_per_h']:.2f}"
+    if (made := answers.get("production")) is not None and made["futures"]:
+        cells["kept in scenarios"] = f"{made['kept']} of {made['futures']}"
+    return cells
+
+
+def amount_text(answer: WhatIfAnswer) -> str:
+    from planner.search.problem.options import OBJECTIVE_UNITS
+
+    return f"{answer.value:.6g} {OBJECTIVE_UNITS[answer.problem.task.objective]}"
+
+
+def moved_rows(before: WhatIfAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
+    """What of the plan moves: one row per figure, before and after."""
+    from planner.studies.what_if import document
+
+    columns = [
+        _figures(document(answer), bound)
+        for answer, bound in zip((before, moved.answer), bounds, strict=False)
+        if answer is not None
+    ]
+    if len(columns) == 1:
+        columns.append(dict.fromkeys(columns[0], "no fleet"))
+    names = dict.fromkeys([*columns[0], *columns[1]])
+    return [
+        {
+            "": name,
+            "before": columns[0].get(name, "-"),
+            "after": columns[1].get(name, "-"),
+            "moved": "" if columns[0].get(name) == columns[1].get(name) else "*",
+        }
+        for name in names
+    ]
+
+
+def _figures(document: dict[str, Any], bound: float) -> dict[str, str]:
+    from planner.reports.words import level0_proof
+
+    lines = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]} | {
+        f"{line['limit']}, simulated": "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
+        for line in document["slo"]
+    }
+    return {
+        "fleet": document["fleet"],
+        "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in document["workers"]),
+        "USD/h": f"{document['cost_usd_per_h']:.2f}",
+        **_answers(document["answers"]),
+        "USD per million tokens": f"{document['usd_per_million_tokens']:.3g}",
+        "kW": f"{document['power_w'] / 1e3:.1f}",
+        "GPUs": str(document["gpus"]),
+        "requests/s": f"{document['rate_rps']:.4g}",
+        **lines,
+        "bound": f"{bound:.4g}",
+        "level 0": level0_proof(is_exact=document["level0_exact"], is_exhausted=document["level0_exhausted"]),
+    }
+
+
+def _answers(answers: list[dict[str, Any]]) -> dict[str, str]:
+    """What the answers beside production cost, and in how many scenarios each is kept."""
+    text_by_name = {}
+    for answer in answers:
+        name = answer["name"].replace("-", " ")
+        if answer["name"] != "production":
+            cost = answer["cost_usd_per_h"]
+            text_by_name[f"{name}, USD/h"] = "none found" if cost is None else f"{cost:.2f}"
+        if answer["kept"] is not None:
+            text_by_name[f"{name}, kept in"] = f"{answer['kept']} of {answer['futures']} scenarios"
+    return text_by_name
+
+
+def verdict_on(moved: Moved) -> str:
+    """What becomes of the fleet of before."""
+    if moved.answer is None:
+        return f"after the change no fleet is left: {moved.why}"
+    if moved.kept is None:
+        return "the fleet of before is not among those that may be used after the change"
+    holds = "still holds" if moved.kept else "no longer holds"
+    under = f", with {moved.under} in place of its own policies" if moved.under else ""
+    return f"the fleet of before {holds} after the change{under}"

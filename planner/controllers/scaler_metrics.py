@@ -1,0 +1,82 @@
+"""The metrics that a scaler may follow, as vLLM exports them, and what a reading says of them.
+
+Names after vLLM 0.11 to 0.19 (`vllm/v1/metrics/loggers.py`). What waits without any worker is counted by the
+gateway, not by an engine; it stands with the queue of the pools at the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from planner.errors import InputError
+from planner.files.document_values import nearest_names, show_value
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerMetric:
+    """One gauge of a pool: the names it is exported under, what it counts, a usual target per worker."""
+
+    name: str
+    exported: tuple[str, ...]
+    words: str
+    target: float
+    total: Callable[[MetricsReading, int], float]  # over the ready workers of a pool
+    is_share: bool = False
+
+
+def _kv(reading: MetricsReading, pool: int) -> float:
+    ready = int(reading.ready[pool])
+    return float(reading.kv_frac[pool]) * ready if ready else 0.0
+
+
+METRICS: Mapping[str, ScalerMetric] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            ScalerMetric(
+                "queue",
+                ("vllm:num_requests_waiting",),
+                "prompts that wait for a seat",
+                5.0,
+                lambda reading, pool: float(reading.waiting[pool]),
+            ),
+            ScalerMetric(
+                "running",
+                ("vllm:num_requests_running",),
+                "requests that hold a seat",
+                32.0,
+                lambda reading, pool: float(reading.running[pool]),
+            ),
+            ScalerMetric(
+                "concurrency",
+                ("vllm:num_requests_waiting", "vllm:num_requests_running"),
+                "both: all requests at the workers",
+                32.0,
+                lambda reading, pool: float(reading.waiting[pool] + reading.running[pool]),
+            ),
+            ScalerMetric(
+                "kv",
+                ("vllm:kv_cache_usage_perc",),
+                "share of the KV blocks in use, 0 to 1",
+                0.7,
+                _kv,
+                is_share=True,
+            ),
+        )
+    }
+)
+_BY_EXPORT = {row.exported[0]: row.name for row in METRICS.values() if len(row.exported) == 1}
+
+
+def read_metric(value: object, where: str) -> str:
+    """A metric's name, ours or the exported one; raises InputError for what no engine exports."""
+    if isinstance(value, str) and (value in METRICS or value in _BY_EXPORT):
+        return _BY_EXPORT.get(value, value)
+    known = (*METRICS, *_BY_EXPORT)
+    hint = nearest_names(value, known, 1)
+    advice = f"did you mean {hint[0]!r}? " if hint else ""
+    metric_words = ", ".join(f"{row.name} ({' + '.join(row.exported)})" for row in METRICS.values())
+    raise InputError(f"{where}: no engine exports {show_value(value)}; {advice}Exported: {metric_words}")

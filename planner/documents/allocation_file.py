@@ -1,0 +1,164 @@
+"""What `plan allocate` reads, buckets of requests and the rates that types of workers sustain; its answer.
+
+    {"buckets": [{"name": "short", "rate_rps": 12.0}, {"name": "long", "rate_rps": 0.5}],
+     "types": [{"name": "a100", "cost_usd_per_h": 3.67, "stock": null, "rate_rps": [6.0, 0.4]}],
+     "slice_factor": null}
+
+Mélange's own configuration is read too (Griggs et al. 2024, arXiv:2404.14527).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.files.checked_files import read_json
+from planner.files.document_values import Section, check_number, refused_value
+from planner.solvers.allocation import Allocation, Instance
+
+MELANGE_KEYS = (
+    "gpu_info",
+    "workload_distribution",
+    "total_request_rate",
+    "slice_factor",
+    "availability",
+    "bucket_index",
+    "bucket_upper_bounds",
+)
+MOST_WORKERS = 1e6  # of one type for one bucket; a rate this small is a way of writing 0
+SHARES_OFF = 1e-3  # of Mélange's shares, which are written rounded
+MELANGE_NONE_RPS = 1e-3  # it divides by rates, so a type that cannot serve a bucket has this one, or less
+
+
+def read_instance(path: Path) -> Instance:
+    """The instance in a JSON file; raises InputError naming file and field."""
+    return parse_instance(read_json(path), where=str(path))
+
+
+def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> Instance:
+    """The same from a mapping."""
+    if "gpu_info" in document:
+        document = _of_melange(document, where)
+    file = Section.from_document(document, where, ("buckets", "types", "slice_factor"))
+    buckets = _parse_entries(file, "buckets", ("name", "rate_rps"))
+    types = _parse_entries(file, "types", ("name", "cost_usd_per_h", "stock", "rate_rps"))
+    instance = Instance(
+        _parse_names(buckets),
+        _parse_names(types),
+        np.array([bucket.number("rate_rps", least=0.0) for bucket in buckets]),
+        np.array([_parse_rates(row, len(buckets)) for row in types]).T,
+        np.array([row.number("cost_usd_per_h", least=0.0) for row in types]),
+        tuple(row.whole_number("stock", None, least=0) for row in types),
+        file.whole_number("slice_factor", None),
+    )
+    for i, j in np.argwhere(instance.rate_rps[:, None] > MOST_WORKERS * instance.sustained_rps).tolist():
+        if instance.sustained_rps[i, j] > 0:
+            raise InputError(
+                f"{where}: type {instance.types[j]!r} sustains {instance.sustained_rps[i, j]:g} requests/s "
+                f"of {instance.buckets[i]!r}, which would take more than {MOST_WORKERS:g} workers; write 0 "
+                "if it cannot serve them"
+            )
+    return instance
+
+
+def allocation_document(instance: Instance, allocation: Allocation) -> dict[str, Any]:
+    """The answer as one object: counts of the types used, shares of the buckets with traffic."""
+    shares = {
+        bucket: {name: float(x) for name, x in zip(instance.types, row, strict=True) if x > 0}
+        for bucket, row in zip(instance.buckets, allocation.share, strict=True)
+    }
+    return {
+        "status": "optimal" if allocation.is_optimal else "best found",
+        "cost_usd_per_h": allocation.cost_usd_per_h,
+        "bound_usd_per_h": allocation.bound_usd_per_h,
+        "counts": {
+            name: count for name, count in zip(instance.types, allocation.counts, strict=True) if count
+        },
+        "shares": {bucket: share for bucket, share in shares.items() if share},
+    }
+
+
+def _parse_entries(file: Section, key: str, known: tuple[str, ...]) -> list[Section]:
+    written = file.get(key)
+    if not isinstance(written, list) or not written:
+        raise refused_value(file.path_of(key), "expected a list with at least one entry", written)
+    entries = []
+    for i, row in enumerate(written):
+        if not isinstance(row, dict):
+            raise refused_value(f"{file.path_of(key)}[{i}]", "expected an object", row)
+        entries.append(Section.from_document(row, f"{file.path_of(key)}[{i}]", known))
+    return entries
+
+
+def _parse_names(entries: list[Section]) -> tuple[str, ...]:
+    names: list[str] = []
+    for row in entries:
+        name = row.text("name")
+        if name in names:
+            raise InputError(f"{row.path_of('name')}: {name!r} is given twice")
+        names.append(name)
+    return tuple(names)
+
+
+def _parse_rates(row: Section, buckets: int) -> list[float]:
+    rates = row.get("rate_rps")
+    if not isinstance(rates, list) or len(rates) != buckets:
+        raise refused_value(
+            row.path_of("rate_rps"),
+            f"expected a list of {buckets} rates, one per bucket and 0 where it cannot serve",
+            rates,
+        )
+    return [check_number(rate, f"{row.path_of('rate_rps')}[{i}]", least=0.0) for i, rate in enumerate(rates)]
+
+
+def _of_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Mélange's configuration in our form: its grid of buckets row by row, named by row and column."""
+    config = Section.from_document(document, where, MELANGE_KEYS)
+    total_rps = config.number("total_request_rate", least=0.0)
+    shares = _parse_grid(config.get("workload_distribution"), config.path_of("workload_distribution"))
+    if abs((total := sum(shares.values())) - 1) > SHARES_OFF:
+        raise InputError(
+            f"{config.path_of('workload_distribution')}: shares of total_request_rate must sum to 1, "
+            "found a sum "
+            f"of {total:.6g}"
+        )
+    gpus, stock = config.get("gpu_info"), config.get("availability", {})
+    if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
+        raise InputError(
+            f"{where}: gpu_info, availability: expected an object per GPU and, of these, how many there are"
+        )
+    types = []
+    for name, written in gpus.items():
+        here = f"{config.path_of('gpu_info')}: {name}"
+        if not isinstance(written, dict):
+            raise refused_value(here, "expected an object", written)
+        row = Section.from_document(written, here, ("cost", "tputs"))
+        rates = _parse_grid(row.get("tputs"), row.path_of("tputs")).values()
+        types.append(
+            {
+                "name": name,
+                "cost_usd_per_h": row.get("cost"),
+                "stock": stock.get(name),
+                "rate_rps": [rate if rate > MELANGE_NONE_RPS else 0 for rate in rates],
+            }
+        )
+    return {
+        "buckets": [{"name": name, "rate_rps": share * total_rps} for name, share in shares.items()],
+        "types": types,
+        "slice_factor": config.get("slice_factor"),
+    }
+
+
+def _parse_grid(written: object, where: str) -> dict[str, float]:
+    """The numbers of a list of lists, by "row, column"."""
+    if not isinstance(written, list) or not all(isinstance(row, list) for row in written):
+        raise refused_value(where, "expected a list of lists of numbers", written)
+    return {
+        f"{i}, {j}": check_number(value, f"{where}[{i}][{j}]", least=0.0)
+        for i, row in enumerate(written)
+        for j, value in enumerate(row)
+    }

@@ -1,0 +1,197 @@
+"""`engine:` of slo.yaml and fleet.yaml, and the rows of catalogs/engines.yaml it takes its constants from.
+
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+
+Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by
+default. That is also what a file without the key means; `engine: none` takes step times as they are.
+Of `sglang` and `trtllm` nobody checked constants or scheduler: vLLM's are simulated, and the plan says so.
+Constants of one's own (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
+planner/models/engine.py says what they are. `speculative`: planner/documents/speculative.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.errors import InputError
+from planner.files.document_values import Section, check_one_of, is_number, refused_value
+from planner.fleet import Policies
+from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, HostTime
+from planner.units import show_exactly
+
+NONE = "none"  # step times as they are
+KEYS = (
+    "name",
+    "version",
+    "async_scheduling",
+    "host",
+    "rest",
+    "front_end",
+    "tokens_per_s",
+    "basis",
+    "nearest",
+    "checked",
+    "images",
+    "speculative",
+)
+ROW_KEYS = ("engine", "from", "to", "checked", "async_scheduling", "host", "rest", "front_end", "error")
+HOST_KEYS = ("step", "sequence", "log2_tp")
+MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}  # beyond, it is a slip of the pen
+FIRST_ASYNC = "0.10"  # with --async-scheduling
+AMBIGUOUS = (0.1, 0.2, 0.3)  # 0.10 without quotes is the number 0.1
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """Constants of an engine's versions `first` to `last`, both with all their patch releases."""
+
+    engine: str
+    first: str
+    last: str
+    async_scheduling: bool
+    host: HostTime
+    rest: HostTime
+    front_end_s: float
+    source: str
+    is_checked: bool = True
+
+    def version_distance(self, version: str) -> int:
+        """How far the version is from these, patch releases aside: 0 if it is one of them."""
+        wanted, first, last = (
+            major * 10_000 + minor for major, minor, *_ in map(number_of, (version, self.first, self.last))
+        )
+        return max(first - wanted, wanted - last, 0)
+
+
+def number_of(version: str) -> Version:
+    return tuple(int(part) for part in version.split("."))
+
+
+def parse_row(row: Section) -> EngineRow:
+    """A row of catalogs/engines.yaml, but for where it comes from."""
+    first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
+    if number_of(last) < number_of(first):
+        raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
+    row.plain_text("error")
+    return EngineRow(
+        _parse_name(row.get_required("engine"), row.path_of("engine")),
+        first,
+        last,
+        row.flag("async_scheduling"),
+        _parse_host(row.subsection("host", HOST_KEYS)),
+        _parse_host(row.subsection("rest", HOST_KEYS)),
+        _parse_seconds(row, "front_end"),
+        row.plain_text("source"),
+        row.flag("checked", True),
+    )
+
+
+def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
+    """What our manifests deploy, None where the catalog has no row of it.
+
+    Nobody asked for its version, so it is no warning that no row is of it.
+    """
+    if not (known := [row for row in rows if row.engine == "vllm"]):
+        return None
+    engine = parse_engine({}, known, "engine")
+    return None if engine is None else replace(engine, is_nearest=False)
+
+
+def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine | None:
+    """The engine asked for, None for "none"; raises InputError in one line."""
+    if value == NONE:
+        return None
+    section = Section.from_document({"name": value} if isinstance(value, str) else value, where, KEYS)
+    name = _parse_name(section.get("name", "vllm"), section.path_of("name"))
+    known = [row for row in rows if row.engine == name]
+    if not known:
+        raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
+    newest = DEPLOYED_VERSION if name == "vllm" else max((row.last for row in known), key=number_of)
+    version = _parse_version(section.get("version", newest), section.path_of("version"))
+    row = min(known, key=lambda each: each.version_distance(version))
+    basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
+    if row.version_distance(version):
+        basis = f"nearest row: {name} {version} has no constants of its own, taken are {basis}"
+    async_scheduling = section.flag("async_scheduling", row.async_scheduling)
+    if name == "vllm" and async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
+        where = section.path_of("async_scheduling")
+        raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
+    return Engine(
+        name,
+        version,
+        async_scheduling,
+        _parse_host(section.subsection("host", HOST_KEYS), row.host),
+        _parse_host(section.subsection("rest", HOST_KEYS), row.rest),
+        _parse_seconds(section, "front_end", row.front_end_s),
+        section.text("basis", "constants of your own" if "host" in section else basis),
+        section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
+        section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
+        section.flag("checked", row.is_checked),
+    )
+
+
+def engine_document(engine: Engine) -> dict[str, Any]:
+    """The mapping that `parse_engine` reads as the same engine, whatever the catalog says by then."""
+    return {
+        "name": engine.name,
+        "version": engine.version,
+        "async_scheduling": engine.async_scheduling,
+        "host": _host_document(engine.host),
+        "rest": _host_document(engine.rest),
+        "front_end": show_exactly(engine.front_end_s, "s"),
+        **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
+        "basis": engine.basis,
+        **({"nearest": True} if engine.is_nearest else {}),
+        **({} if engine.is_checked else {"checked": False}),
+    }
+
+
+def engine_of_fleet(
+    document: Mapping[str, Any], rows: Iterable[EngineRow], where: str, *, batching: str
+) -> Engine | None:
+    """Of a fleet.yaml or plan.yaml. Where none is named it is the one our manifests deploy, if the fleet
+    batches as that does. Any plan says what it deploys, but only with constants what it was planned with.
+    """
+    asked = document.get("engine")
+    if "status" in document and not (isinstance(asked, Mapping) and "host" in asked):
+        return None
+    if asked is None:
+        return default_engine(rows) if batching == Policies().batching else None
+    return parse_engine(asked, rows, where)
+
+
+def _host_document(host: HostTime) -> dict[str, str]:
+    return {key: show_exactly(getattr(host, f"{key}_s"), "s") for key in HOST_KEYS}
+
+
+def _parse_host(section: Section, default: HostTime | None = None) -> HostTime:
+    if default is None:
+        return HostTime(*(_parse_seconds(section, key) for key in HOST_KEYS))
+    return HostTime(*(_parse_seconds(section, key, getattr(default, f"{key}_s")) for key in HOST_KEYS))
+
+
+def _parse_seconds(section: Section, key: str, default: float | None = None) -> float:
+    value_s = section.at_least(key, "s") if default is None else section.at_least(key, "s", default)
+    if value_s > MOST_S[key]:
+        raise refused_value(section.path_of(key), f"must be at most {MOST_S[key]:g} s", section.get(key))
+    return value_s
+
+
+def _parse_name(value: object, where: str) -> str:
+    return check_one_of(value, tuple(NAMES), where)
+
+
+def _parse_version(value: object, where: str) -> str:
+    if value in AMBIGUOUS and is_number(value):
+        raise InputError(f"{where}: {value} may mean {value} or {value}0; write it in quotes, such as '0.10'")
+    written = str(value) if is_number(value) else value
+    if not isinstance(written, str) or not _VERSION.fullmatch(written.removeprefix("v")):
+        raise refused_value(where, "expected a version such as 0.15.1", value)
+    return written.removeprefix("v")

@@ -1,0 +1,676 @@
+"""fleet.yaml, read and written; and read from the plan.yaml of a plan, which holds a fleet.
+
+    llm: meta-llama/Llama-3.1-70B
+    workers:
+      - {name: pre, role: prefill, gpu: h100-80g, tp: 4, count: 7, latency: fit.yaml, kv_tokens: 400000}
+      - {name: dec, role: decode, gpu: a100-80g, tp: 8, count: 3, max_num_seqs: 256}
+    policies: {batching: vllm-v1, max_num_batched_tokens: 2048, routing: jsq, decode_routing: jsq}
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}
+    lora: {max_loras: 8, max_rank: 16, adapters: 100}      # lora.py
+    network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
+    pinned: [{workers: [pre-0, pre-3], block_tokens: 512, block_ids: [0, 1]}]  # routing: pinned-prefix
+    events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
+
+Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
+itself; without it the catalog's is used. `prices`, `sold_as` and `electricity` (paid.py) replace the
+catalog's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from planner.documents.catalog import Catalog
+from planner.documents.engine_file import NONE, engine_document, engine_of_fleet
+from planner.documents.fits import (
+    FIT_KEYS,
+    Form,
+    Split,
+    latency_document,
+    parse_form,
+    parse_latency,
+    parse_simulated,
+    read_fit,
+)
+from planner.documents.gpu_payment import KEYS as PAID_KEYS
+from planner.documents.gpu_payment import Paid, paid_document, parse_paid
+from planner.documents.kv_offload_settings import check_offloaded, kv_offload_document, parse_kv_offload
+from planner.documents.lora_settings import lora_document, parse_lora
+from planner.documents.network import KEYS as NETWORK_KEYS
+from planner.documents.network import network_document, parse_network
+from planner.documents.speculative import (
+    check_scheduling,
+    engine_with_drafts,
+    find_drafter,
+    only_choice,
+    parse_speculative,
+    speculative_document,
+    speculative_of_engine,
+)
+from planner.domain import KV_BLOCK_TOKENS, Gpu
+from planner.errors import InputError
+from planner.files.checked_files import read_yaml
+from planner.files.document_values import (
+    Section,
+    Wording,
+    check_mapping,
+    check_rows,
+    refuse_unknown,
+    refused_value,
+)
+from planner.fleet import (
+    MAX_NUM_SEQS,
+    Disturbance,
+    Fleet,
+    Network,
+    PinnedPrefix,
+    Policies,
+    Pool,
+    Role,
+    WorkerType,
+)
+from planner.models.all2all import RANKS, Ranks, all2all_of, nodes_of_ranks
+from planner.models.latency import StepLatency
+from planner.models.llm import Llm
+from planner.models.lora import Lora, LoraSlots, lora_slots
+from planner.models.memory import worker_memory
+from planner.models.parallelism import add_pipeline
+from planner.models.saturation import saturating_tokens
+from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
+from planner.policies import BY_FIELD
+from planner.units import show_exactly
+
+Document = Mapping[str, Any]
+
+FLEET_KEYS = (
+    "llm",
+    "workers",
+    "policies",
+    "engine",
+    "lora",
+    "network",
+    "events",
+    "pinned",
+    *PAID_KEYS,
+    "max_model_len",
+)
+PLAN_KEYS = (
+    "status",
+    "cost_usd_per_h",
+    "bill",
+    "power_w",
+    "power",
+    "gpus",
+    "slo",
+    "simulated",
+    "simulated_attainment_frac",
+    "objective",
+    "traffic",
+    "latency",
+    "prices_note",
+    "usd_per_million",
+    "throughput",
+    "placement",
+    "prefixes",
+    "deploy",
+    "routers",
+)
+WORKER_KEYS = (
+    "name",
+    "role",
+    "gpu",
+    "tp",
+    "pp",
+    "ep",
+    "dp",
+    "count",
+    "latency",
+    "kv_tokens",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "speculative",
+)
+POLICY_SECONDS = {
+    "longest_wait": "queue_window_s",
+    "heartbeat": "heartbeat_s",
+    "flip_after": "flip_after_s",
+    "flip_restart": "flip_restart_s",
+    "repurpose_after": "repurpose_after_s",
+    "ttft": "ttft_s",
+    "tbt": "tbt_s",
+    "eviction_notice": "eviction_notice_s",
+    "share_window": "share_window_s",
+    "load_period": "load_period_s",
+}
+POLICY_COUNTS = {
+    "queue_batch": "queue_batch",
+    "reserve_tokens": "reserve_tokens",
+    "patience": "patience_steps",
+    "prediction_buckets": "prediction_buckets",
+    "decode_batch_tokens": "decode_batch_tokens",
+    "decode_batch": "decode_batch",
+    "heavy_tokens": "heavy_tokens",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
+    "seed": "seed",
+    "quantum_tokens": "quantum_tokens",
+    "worker_quantum_tokens": "worker_quantum_tokens",
+    "priority_groups": "priority_groups",
+    "balance_requests": "balance_requests",
+}
+POLICY_SHARES = {
+    "prediction_accuracy": "prediction_accuracy_frac",
+    "predictor_slowdown": "predictor_slowdown_frac",
+    "watermark": "watermark_frac",
+    "headroom": "headroom_frac",
+    "context_weight": "context_weight",
+    "explore_decode": "explore_decode_frac",
+    "cache_threshold": "cache_threshold_frac",
+}
+POLICY_NUMBERS = {
+    "extend_weight": "extend_weight",
+    "output_weight": "output_weight",
+    "balance_ratio": "balance_ratio",
+    "replicate_ratio": "replicate_ratio",
+}
+POLICY_KEYS = (
+    *BY_FIELD,
+    *POLICY_SECONDS,
+    *POLICY_COUNTS,
+    *POLICY_SHARES,
+    *POLICY_NUMBERS,
+    "max_num_batched_tokens",
+    "prefix_cache",
+    "kv_offload",
+    "tenant_weights",
+    "vidur_restarts",
+)
+PINNED_KEYS = ("workers", "block_tokens", "block_ids")
+EVENT_KEYS = ("at", "down", "up", "slow", "factor")
+MAX_NUM_BATCHED_TOKENS = 2048
+MAX_WORKERS = 10_000
+MOST_STEP_TOKENS, MOST_SEQS, MOST = 2**20, 2**14, 10**9  # memory of the simulator
+WORDING = Wording(
+    one_of="must be one of {}",
+    flag="must be true or false",
+    whole="must be a whole number of at least {}",
+    most="must be at most {}",
+    number="expected numbers",
+    numbers="expected numbers",
+)
+FIT_WORDING = replace(WORDING, missing="")
+
+
+def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None) -> Fleet:
+    """The fleet in `path`; raises InputError naming the file, the worker and the field.
+
+    `policies` (keys of the section) take the place of what the file's section says.
+    """
+    return parse_fleet(read_yaml(path), path, catalog, policies=policies)
+
+
+def parse_fleet(
+    document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
+) -> Fleet:
+    """The same of a mapping; `path` names it in errors, and files are looked for beside it."""
+    where = str(path)
+    if isinstance(document.get("llms"), dict):
+        folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
+        raise InputError(f"{where}: sums up the plans of several LLMs; name the plan of one: {folders}")
+    if policies:
+        own = Section.from_document(document.get("policies"), f"{where}: policies")
+        document = {**document, "policies": {**own.values, **policies}}
+        if policies.get("batching", Policies().batching) != Policies().batching:
+            document |= {"engine": NONE}  # it is another program's
+    refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
+    return fleet_of(document, path, catalog, budget_is_given="max_num_batched_tokens" in (policies or {}))
+
+
+def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_given: bool = False) -> Fleet:
+    """The fleet that a document describes; `path` names it in errors, and files are looked for beside it.
+
+    With `budget_is_asked` no worker may state its own max_num_batched_tokens.
+    """
+    file = Section.from_document(document, path, wording=WORDING)
+    llm = _find_llm(document, path, catalog)
+    decided, given_tokens = _parse_policies(file.subsection("policies", POLICY_KEYS))
+    paid = parse_paid(file, catalog)
+    if decided.kv_offload is not None:
+        check_offloaded(llm, f"{file.path_of('policies')}: kv_offload")
+    rows_of_engines = catalog.engines.values()
+    engine = engine_of_fleet(document, rows_of_engines, file.path_of("engine"), batching=decided.batching)
+    speculative = speculative_of_engine(document.get("engine"))
+    choices = parse_speculative(speculative, llm, catalog, f"{file.path_of('engine')}: speculative")
+    check_scheduling(document.get("engine"), choices, file.path_of("engine"))
+    speculation = only_choice(choices, f"{file.path_of('engine')}: speculative")
+    lora = parse_lora(file.get("lora"), file.path_of("lora"))
+    network = parse_network(file.subsection("network", NETWORK_KEYS))
+    written = check_rows(file.get("workers"), file.path_of("workers"), "workers", least=1)
+    pools: list[Pool] = []
+    for number, worker in enumerate(written):
+        row = Section.from_document(
+            check_mapping(worker, f"{path}: workers[{number}]", "gpu: h100-80g"),
+            f"{path}: workers[{number}]",
+            WORKER_KEYS,
+            wording=WORDING,
+        )
+        if budget_is_given and "max_num_batched_tokens" in row:
+            raise InputError(
+                f"{row.path_of('max_num_batched_tokens')}: this worker states its own "
+                f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the "
+                "two"
+            )
+        own = speculation
+        if "speculative" in row:
+            where = row.path_of("speculative")
+            own = only_choice(parse_speculative(row.get("speculative"), llm, catalog, where), where)
+        budget_tokens = given_tokens
+        if budget_tokens is None and decided.batching == "distserve" and row.get("role") == "prefill":
+            budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
+        budget_tokens = budget_tokens or MAX_NUM_BATCHED_TOKENS
+        pool = _parse_pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network)
+        pool = replace(pool, type=replace(pool.type, engine=engine_with_drafts(engine, own)))
+        if any(pool.name == other.name for other in pools):
+            raise InputError(
+                f"{row.path_of('name')}: {pool.name!r} is given twice; give each pool its own name"
+            )
+        pools.append(pool)
+    if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
+        raise InputError(f"{file.path_of('workers')}: {workers} in all, must be at most {MAX_WORKERS}")
+    try:
+        fleet = Fleet(llm, tuple(pools), decided, network)
+    except InputError as error:
+        raise InputError(f"{file.path_of('workers')}: {error}") from None
+    return replace(fleet, disturbances=_parse_events(file, pools), pinned=_parse_pinned(file, fleet))
+
+
+def fleet_document(fleet: Fleet) -> dict[str, Any]:
+    """The fleet in fleet.yaml's schema; read_fleet gives an equal fleet back, to the last bit.
+
+    Step times and prices are written out, so that a later catalog does not change what a plan says.
+    """
+    pools = fleet.running_pools
+    return {
+        "llm": fleet.llm.name,
+        "workers": [
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "gpu": pool.type.gpu.name,
+                "tp": pool.type.tp,
+                **({"pp": pool.type.pp} if pool.type.pp > 1 else {}),
+                **({"ep": True} if pool.type.ep else {}),
+                **({"dp": pool.type.dp} if pool.type.dp > 1 else {}),
+                "count": pool.count,
+                "kv_tokens": pool.type.kv_tokens,
+                "max_num_seqs": pool.type.max_num_seqs,
+                "max_num_batched_tokens": pool.type.max_num_batched_tokens,
+                **_drafts_document(pool.type),
+                "latency": latency_document(pool.type.latency, pool.type.form),
+            }
+            for pool in pools
+        ],
+        "policies": _policies_document(fleet.policies),
+        "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
+        **({} if (lora := fleet.lora) is None else {"lora": lora_document(lora)}),
+        "network": network_document(fleet.network),
+        **_pinned_document(fleet),
+        **paid_document(pool.type.gpu for pool in pools),
+    }
+
+
+def _pinned_document(fleet: Fleet) -> dict[str, Any]:
+    names = fleet.worker_names
+    rows = [
+        {
+            "workers": [names[w] for w in prefix.workers],
+            "block_tokens": prefix.block_tokens,
+            "block_ids": list(prefix.block_ids),
+        }
+        for prefix in fleet.pinned
+    ]
+    return {"pinned": rows} if rows else {}
+
+
+def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
+    """The prefixes that workers hold from the start on: those of a plan with routing pinned-prefix."""
+    number_of = {name: w for w, name in enumerate(fleet.worker_names)}
+    prefixes = []
+    for i, row in enumerate(check_rows(file.get("pinned", []), file.path_of("pinned"), "prefixes")):
+        where = f"{file.path_of('pinned')}[{i}]"
+        section = Section.from_document(row, where, PINNED_KEYS, wording=WORDING)
+        workers, ids = section.get("workers"), section.get("block_ids")
+        if not isinstance(workers, list) or not workers or any(name not in number_of for name in workers):
+            raise refused_value(
+                section.path_of("workers"), f"expected some of {', '.join(list(number_of)[:5])}", workers
+            )
+        if not isinstance(ids, list) or not ids or any(type(block) is not int for block in ids):
+            raise refused_value(section.path_of("block_ids"), "expected block ids of a trace", ids)
+        tokens = section.whole_number("block_tokens", KV_BLOCK_TOKENS, most=MOST_STEP_TOKENS)
+        prefixes.append(PinnedPrefix(tuple(ids), tokens, tuple(number_of[name] for name in workers)))
+    return tuple(prefixes)
+
+
+def _drafts_document(worker: WorkerType) -> dict[str, Any]:
+    return {} if worker.speculation is None else {"speculative": speculative_document(worker.speculation)}
+
+
+def read_max_model_len(path: Path) -> int | None:
+    """Tokens of the longest request the plan in `path` serves; None where the file does not say."""
+    file = Section.from_document(read_yaml(path), path, wording=WORDING)
+    return file.whole_number("max_model_len", None, most=MOST)
+
+
+def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
+    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under it, and
+    whether the plan is kept there, which older ones do not say.
+    """
+    listed = check_rows(read_yaml(path).get("routers", []), f"{path}: routers")
+    keys = ("target", "router", "simulated", "slo", "kept")
+    return [
+        (
+            *(row.text(keys[0]), row.text(keys[1]), row.text(keys[2]), row.text(keys[3])),
+            row.flag("kept", False) if "kept" in row else None,
+        )
+        for row in (Section.from_document(each, f"{path}: routers", keys) for each in listed)
+    ]
+
+
+def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
+    name = document.get("llm")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
+    beside = path.parent / name
+    try:
+        is_beside = name.lower() not in catalog.llm_aliases and not Path(name).exists() and beside.exists()
+    except OSError:  # a name no file can have
+        is_beside = False
+    try:
+        return catalog.llm(str(beside) if is_beside else name)
+    except InputError as error:
+        raise InputError(f"{path}: llm: {error}") from None
+
+
+def _parse_pool(
+    row: Section,
+    number: int,
+    llm: Llm,
+    catalog: Catalog,
+    paid: Paid,
+    budget_tokens: int,
+    directory: Path,
+    speculation: Speculation | None,
+    lora: Lora | None,
+    network: Network,
+) -> Pool:
+    default = row.get("role", "mixed")
+    name = row.text("name", f"{default}-{number}")
+    if "name" in row:
+        row = replace(row, where=f"{row.where} ({name})")
+    role = cast(Role, row.one_of("role", get_args(Role), "mixed"))
+    if not isinstance(row.get("gpu"), str):
+        raise refused_value(row.path_of("gpu"), "expected a name of catalogs/gpus.yaml", row.get("gpu"))
+    try:
+        gpu = catalog.gpu(row.get("gpu"))
+    except InputError as error:
+        raise InputError(f"{row.path_of('gpu')}: {error}") from None
+    gpu = paid.paid_gpu(gpu)
+    tp = _parse_tp(row, llm, gpu)
+    tokens = row.whole_number("max_num_batched_tokens", budget_tokens, most=MOST_STEP_TOKENS)
+    width = 1 if speculation is None else speculation.most_tokens
+    seats = row.whole_number("max_num_seqs", min(MAX_NUM_SEQS, max(tokens // width, 1)), most=MOST_SEQS)
+    pp = row.whole_number("pp", 1, most=MOST)
+    if pp > llm.layers:
+        raise InputError(f"{row.path_of('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
+    dp = _parse_dp(row, llm, gpu, tp)
+    if dp > 1 and lora is not None:
+        raise InputError(f"{row.path_of('dp')}: ranks are not simulated with lora; drop one of the two")
+    ep = _parse_ep(row, llm, gpu, (tp, dp), catalog)
+    beside = find_drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
+    sampled = seats if speculation is None else SAMPLED_ROWS * seats
+    slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
+    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots)
+    ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), network.bandwidth_bytes_per_s)
+    try:
+        latency, form = _step_times(
+            row.get("latency"), llm, gpu, (tp, ep, dp, ranks.all2all), catalog, directory, ranks
+        )
+        if "latency" not in row:
+            latency = add_pipeline(latency, llm, gpu, tp, pp)
+    except InputError as error:
+        raise InputError(f"{row.path_of('latency')}: {error}") from None
+    count = row.whole_number("count", 1, most=MOST)
+    shortest_s, key = (1.0, "") if form is None else form.shortest_s(tokens + seats, seats, kv_tokens)
+    if not shortest_s > 0:
+        raise InputError(
+            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes "
+            "would take "
+            f"{shortest_s:.3g} s, must be > 0 and never fall with the context"
+        )
+    try:
+        worker_type = WorkerType(
+            gpu,
+            tp,
+            latency,
+            kv_tokens,
+            tokens,
+            seats,
+            pp,
+            form,
+            speculation=speculation,
+            ep=ep,
+            dp=dp,
+            lora=slots,
+        ).with_llm(llm)
+        return Pool(name, role, worker_type, count)
+    except InputError as error:
+        raise InputError(f"{row.where}: {error}") from None
+
+
+def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path) -> int | None:
+    """DistServe's L_m by the step times of a pool; None where its GPU cannot be read, which is said later."""
+    try:
+        gpu = catalog.gpu(str(row.get("gpu")))
+        split: Split = (_parse_tp(row, llm, gpu), False, 1, "")
+        return saturating_tokens(*_step_times(row.get("latency"), llm, gpu, split, catalog, directory, RANKS))
+    except InputError:
+        return None
+
+
+def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
+    """Data-parallel ranks."""
+    dp = row.whole_number("dp", 1, most=MOST)
+    if dp > 1 and not llm.is_mixture:
+        raise InputError(
+            f"{row.path_of('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for "
+            "as many "
+            "workers"
+        )
+    if dp > 1:
+        try:
+            nodes_of_ranks(llm, gpu, tp, dp)
+        except InputError as error:
+            raise InputError(f"{row.path_of('dp')}: {error}") from None
+    return dp
+
+
+def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalog: Catalog) -> bool:
+    """Whether every GPU has whole experts; unsaid, as the step times of the catalog are meant. `degrees`: TP
+    and data-parallel ranks.
+    """
+    tp, dp = degrees
+    if dp > 1:
+        if not row.flag("ep", True):
+            raise InputError(
+                f"{row.path_of('ep')}: slices of experts over data-parallel ranks are not modelled, "
+                "must be true "
+                f"with dp {dp}"
+            )
+        return True
+    usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
+    if (ep := row.flag("ep", usual)) and not (llm.is_mixture and tp > 1):
+        obstacle = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
+        raise InputError(f"{row.path_of('ep')}: needs a mixture of experts on several GPUs, found {obstacle}")
+    return ep
+
+
+def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
+    tp = row.whole_number("tp", 1, most=MOST)
+    if tp > gpu.gpus_per_node:
+        raise InputError(f"{row.path_of('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
+    if not llm.splits_over(tp):
+        raise InputError(
+            f"{row.path_of('tp')}: must divide the {llm.heads} heads of {llm.name}, and its "
+            f"{llm.kv_heads} KV "
+            f"heads or be a multiple of them, found {tp}"
+        )
+    return tp
+
+
+def _kv_tokens(
+    row: Section,
+    llm: Llm,
+    gpu: Gpu,
+    degrees: tuple[int, int, int],
+    tokens: int,
+    seats: int,
+    beside: Drafter,
+    slots: LoraSlots | None,
+) -> int:
+    """Of the worker, or of each of its ranks; `degrees` are TP, PP and ranks."""
+    tp, pp, dp = degrees
+    if (kv_tokens := row.whole_number("kv_tokens", None, most=MOST)) is not None:
+        if kv_tokens < KV_BLOCK_TOKENS:
+            raise InputError(
+                f"{row.path_of('kv_tokens')}: must hold one block of 16 tokens, found {kv_tokens}"
+            )
+        return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+    use = worker_memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp)
+    use = beside.add_to_memory(use, llm, tp)
+    use = use if slots is None else slots.add_to_memory(use)
+    if use.kv_tokens == 0:
+        missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
+        raise InputError(
+            f"{row.where}: {llm.name} does not fit {tp * pp * dp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB "
+            f"per GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); "
+            "raise tp, or take a larger GPU"
+        )
+    return use.kv_tokens
+
+
+def _step_times(
+    value: object, llm: Llm, gpu: Gpu, split: Split, catalog: Catalog, directory: Path, ranks: Ranks
+) -> tuple[StepLatency, Form | None]:
+    """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the
+    simulator is to take instead.
+    """
+    tp, ep, dp, all2all = split
+    if value is None:
+        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), None
+    if isinstance(value, Mapping) and "form" in value:
+        form = parse_form(Section.from_document(value, "latency", wording=FIT_WORDING))
+        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), form
+    if isinstance(value, Mapping):
+        fit = Section.from_document(value, "fit", FIT_KEYS, wording=FIT_WORDING)
+        return catalog.with_spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)
+    if not isinstance(value, str):
+        raise InputError(f"expected a file such as fit.yaml, found {value!r}")
+    path = directory / value
+    try:
+        file, fit = read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
+    except (OSError, ValueError):  # a name no file can have
+        raise InputError(f"{value[:80]!r} is no name of a file") from None
+    served, fitted = file.get("llm"), file.get("gpu")
+    if isinstance(served, str) and _without_name(catalog.llm(served)) != _without_name(llm):
+        raise InputError(f"{path} is a fit of {served}, the fleet serves {llm.name}")
+    on = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
+    if on not in (gpu.name, gpu.base):
+        raise InputError(f"{path} is a fit on {fitted}, this worker has {gpu.name}")
+    latency = catalog.with_spread(parse_latency(fit, basis=f"fit {path}"), llm)
+    simulated = parse_simulated(fit)
+    if on == gpu.name:
+        return latency, simulated
+    slowdowns = gpu.prefill_slowdown, gpu.decode_slowdown
+    return latency.with_power_cap(*slowdowns), simulated and simulated.with_power_cap(*slowdowns)
+
+
+def _without_name(llm: Llm) -> Llm:
+    return replace(llm, name="", context_tokens=1)
+
+
+def _parse_policies(section: Section) -> tuple[Policies, int | None]:
+    """The policies, and the token budget of workers that name none, if there is one."""
+    chosen: dict[str, Any] = {
+        name: section.one_of(name, tuple(known)) for name, known in BY_FIELD.items() if name in section
+    }
+    for name, field in POLICY_SECONDS.items():
+        if name in section:
+            chosen[field] = section.positive(name, "s")
+    for name, field in POLICY_COUNTS.items():
+        if name in section:
+            chosen[field] = section.whole_number(name, least=0, most=MOST)
+    for name, field in POLICY_SHARES.items():
+        if name in section:
+            chosen[field] = section.share(name)
+    for name, field in POLICY_NUMBERS.items():
+        if name in section:
+            chosen[field] = section.number(name, above=0.0)
+    if section.get("headroom") == 0:
+        raise InputError(f"{section.path_of('headroom')}: of 0 no request would ever be packed; must be > 0")
+    for name in ("vidur_restarts", "prefix_cache"):
+        chosen[name] = section.flag(name, False)
+    chosen["kv_offload"] = parse_kv_offload(section)
+    weights = section.subsection("tenant_weights")
+    chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
+    return Policies(**chosen), section.whole_number("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
+
+
+def _policies_document(policies: Policies) -> dict[str, Any]:
+    """The main choices, and whatever else is not as it is by default."""
+    default = Policies()
+    document: dict[str, Any] = {
+        name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")
+    }
+    for name in ("queue", "admission"):
+        if getattr(policies, name) != getattr(default, name):
+            document[name] = getattr(policies, name)
+    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES | POLICY_NUMBERS).items():
+        value = getattr(policies, field)
+        if value != getattr(default, field):
+            document[name] = show_exactly(value, "s") if name in POLICY_SECONDS else value
+    if policies.vidur_restarts:
+        document["vidur_restarts"] = True
+    if policies.tenant_weights:
+        document["tenant_weights"] = dict(policies.tenant_weights)
+    if policies.kv_offload is not None:
+        document["kv_offload"] = kv_offload_document(policies.kv_offload)
+    return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
+
+
+def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ...]:
+    """What happens to the fleet: {at: 60 s, down: dec-0}, {at: 90 s, up: dec-0}, {at: 10 s, slow: pre-1,
+    factor: 1.5}; slow: link slows the link. Workers are named as in the results: pool, dash, number.
+    """
+    where = file.path_of("events")
+    names = [name for pool in pools for name in pool.worker_names]
+    events = []
+    for number, row in enumerate(
+        check_rows(file.get("events", []), where, "events such as {at: 60 s, down: dec-0}")
+    ):
+        section = Section.from_document(row, f"{where}[{number}]", EVENT_KEYS, wording=WORDING)
+        kinds = [kind for kind in ("down", "up", "slow") if kind in section]
+        if len(kinds) != 1 or "at" not in section or ("factor" in section) != (kinds == ["slow"]):
+            raise refused_value(section.where, "needs at, and one of down, up, slow (with factor)", row)
+        name = section.get(kinds[0])
+        time_s, factor = section.at_least("at", "s"), section.number("factor", 1.0, above=0.0)
+        if kinds == ["slow"] and name == "link":
+            events.append(Disturbance(time_s, "link", factor=factor))
+            continue
+        if name not in names:
+            few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise InputError(f"{section.where}: no worker is called {name!r}; the workers are {few}")
+        kind = cast(Literal["down", "up", "slow"], kinds[0])
+        events.append(Disturbance(time_s, kind, names.index(name), factor))
+    return tuple(events)

@@ -1,0 +1,64 @@
+"""How GPUs are come by: `fleet: {owned: {a100-80g: 24}, sold_as: {h100-80g: gpu}}`.
+
+What is owned takes no new money; what is needed beyond it is rented at its price, as far as the stock goes.
+The stock of `fleet: gpus` counts both. Without `gpus` any number may be rented beside them; a GPU that `gpus`
+does not name is not rented at all. `sold_as`: whether whole nodes are sold, instead of the catalog's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.documents.catalog import SOLD_AS, Catalog
+from planner.errors import InputError
+from planner.files.document_values import Section, check_one_of, check_whole_number
+
+MOST_OWNED = 2**20
+
+
+def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
+    """How many of each are owned, by the row's name; raises InputError in one line."""
+    owned: dict[str, int] = {}
+    section = fleet.subsection("owned")
+    for written_name, given in section.values.items():
+        name = catalog.gpu(str(written_name)).name
+        if name in owned:
+            raise InputError(f"{section.path_of(written_name)} is {name}, which is given twice; keep one")
+        owned[name] = check_whole_number(given, section.path_of(written_name), least=0)
+        if owned[name] > MOST_OWNED:
+            raise InputError(
+                f"{section.path_of(written_name)}: found {given}, at most {MOST_OWNED} are possible here"
+            )
+    return {name: count for name, count in owned.items() if count}
+
+
+def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
+    """By the row's name whether whole nodes are sold, where slo.yaml says so; raises InputError."""
+    section = fleet.subsection("sold_as")
+    sold_whole: dict[str, bool] = {}
+    for written_name, given in section.values.items():
+        name = catalog.gpu(str(written_name)).name
+        if name in sold_whole:
+            raise InputError(f"{section.path_of(written_name)} is {name}, which is given twice; keep one")
+        sold_whole[name] = check_one_of(given, SOLD_AS, section.path_of(written_name)) == "node"
+    return sold_whole
+
+
+def with_owned(
+    stock: Mapping[str, int | None], owned: Mapping[str, int], fleet: Section
+) -> dict[str, int | None]:
+    """The stock, owned GPUs among it; raises InputError where it is given and has less than is owned."""
+    for name, count in owned.items():
+        there = stock.get(name, count)
+        if there is not None and there < count:
+            raise InputError(
+                f"{fleet.path_of('gpus')}: {name}: found {there}, and {count} are owned; gpus counts "
+                "these too: "
+                f"expected {count} or more, or drop {name} there to rent none"
+            )
+    return {**stock, **{name: stock.get(name, count) for name, count in owned.items()}}
+
+
+def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
+    """What may be rented beside what is owned: the rows of which there is more."""
+    return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -1,0 +1,73 @@
+"""How the GPUs of a fleet are paid, as fleet.yaml says it: `prices`, `sold_as` and `electricity`, by GPU.
+
+    prices: {h100-80g: 2.99 usd/h, a100-80g@owned: 0 usd/h}
+    sold_as: {h100-80g: node, a100-80g@owned: node}
+    electricity: {a100-80g@owned: 0.156 usd/kWh}       # of what the GPU draws, with the site's share (PUE)
+
+What is not said is the catalog's; there is no electricity there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from planner.documents.catalog import SOLD_AS, Catalog
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.files.document_values import Section, errors_as
+from planner.units import show_exactly
+
+KEYS = ("prices", "sold_as", "electricity")
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """What a file says, by the name of the GPU: USD/h, whether whole nodes are sold, USD/kWh."""
+
+    prices_usd_per_h: Mapping[str, float]
+    sold_whole: Mapping[str, bool]
+    energy_usd_per_kwh: Mapping[str, float]
+
+    def paid_gpu(self, gpu: Gpu) -> Gpu:
+        """The GPU paid in this way."""
+        return replace(
+            gpu,
+            price_usd_per_h=self.prices_usd_per_h.get(gpu.name, gpu.price_usd_per_h),
+            is_sold_whole=self.sold_whole.get(gpu.name, gpu.is_sold_whole),
+            energy_usd_per_kwh=self.energy_usd_per_kwh.get(gpu.name, gpu.energy_usd_per_kwh),
+        )
+
+
+def parse_paid(file: Section, catalog: Catalog) -> Paid:
+    """Raises InputError naming the file and the key."""
+    return Paid(
+        _by_gpu(file.subsection("prices"), catalog, lambda part, key: part.at_least(key, "usd_per_h")),
+        _by_gpu(file.subsection("sold_as"), catalog, lambda part, key: part.one_of(key, SOLD_AS) == "node"),
+        _by_gpu(file.subsection("electricity"), catalog, lambda part, key: part.at_least(key, "usd_per_kwh")),
+    )
+
+
+def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
+    """What `parse_paid` reads; electricity only where it is paid beside the price."""
+    gpus = tuple(gpus)
+    energy = {gpu.name: gpu.energy_usd_per_kwh for gpu in gpus if gpu.energy_usd_per_kwh}
+    return {
+        "prices": {gpu.name: show_exactly(gpu.price_usd_per_h, "usd/h") for gpu in gpus},
+        "sold_as": {gpu.name: "node" if gpu.is_sold_whole else "gpu" for gpu in gpus},
+        **(
+            {"electricity": {name: show_exactly(each, "usd/kWh") for name, each in energy.items()}}
+            if energy
+            else {}
+        ),
+    }
+
+
+def _by_gpu(part: Section, catalog: Catalog, read: Callable[[Section, str], Read]) -> dict[str, Read]:
+    values: dict[str, Read] = {}
+    for name in part.values:
+        with errors_as(InputError, part.where):
+            values[catalog.gpu(str(name)).name] = read(part, name)
+    return values

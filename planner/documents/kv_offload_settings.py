@@ -1,0 +1,55 @@
+"""`policies: kv_offload` of slo.yaml, fleet.yaml and plan.yaml: CPU memory behind the prefix caches.
+
+    policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s}}
+
+Both are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py). With
+`shared: true` they are of one store that all workers have, and of its link.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.errors import InputError
+from planner.files.document_values import Section
+from planner.models.kv_layout import kv_layout
+from planner.models.kv_offload import KvOffload
+from planner.models.llm import Llm
+from planner.units import show_exactly
+
+NONE = "none"
+KEYS = ("size", "bandwidth", "shared")
+
+
+def parse_kv_offload(policies: Section) -> KvOffload | None:
+    """Of a section `policies`: None where nothing, or "none", is said. Raises InputError with the key, what
+    was found and is valid.
+    """
+    value = policies.get("kv_offload", None)
+    if value is None or value == NONE:
+        return None
+    section = Section.from_document(value, policies.path_of("kv_offload"), KEYS)
+    if not policies.flag("prefix_cache", False):
+        raise InputError(f"{section.where}: keeps what leaves prefix caches; add prefix_cache: true")
+    return KvOffload(
+        section.positive("size", "bytes"),
+        section.positive("bandwidth", "bytes_per_s"),
+        section.flag("shared", False),
+    )
+
+
+def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
+    """The mapping that `parse_kv_offload` reads as the same."""
+    return {
+        "size": show_exactly(offload.size_bytes, "GB"),
+        "bandwidth": show_exactly(offload.bandwidth_bytes_per_s, "GB/s"),
+        **({"shared": True} if offload.is_shared else {}),
+    }
+
+
+def check_offloaded(llm: Llm, where: str) -> None:
+    """Raise InputError for an LLM whose KV in CPU memory is not simulated."""
+    if kv_layout(llm, 1).beside.is_any:
+        raise InputError(
+            f"{where}: {llm.name} has layers with windows or states, which is not simulated; leave it out"
+        )

@@ -1,0 +1,134 @@
+"""The shape of an LLM out of a Hugging Face config.json, refused where our formulas do not describe it.
+
+llm = llm_from_config(Path("checkpoints/mine"))      # the folder, or the file in it
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from planner.documents.llm_attention import WORDING, attention_of, first_count, layer_count, layer_kinds
+from planner.documents.llm_encoder import encoder_parameters
+from planner.documents.llm_feed_forward import feed_forward_of
+from planner.documents.llm_formats import QUANTISED, Formats, read_config, read_formats
+from planner.documents.llm_keys import refuse_unmodelled
+from planner.documents.llm_row import of_groups
+from planner.errors import CatalogError
+from planner.files.document_values import Section, errors_as
+from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
+
+_TIED = (  # where config.json leaves it out
+    "opt",
+    "bloom",
+    "gpt2",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "cohere",
+    "cohere2",
+    "starcoder2",
+)
+_DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+def llm_from_config(path: Path) -> Llm:
+    """The shape in a Hugging Face config.json, or in the folder that holds one.
+
+    Raises CatalogError for a key that is missing, for one that speaks of a structure we do not model, and for
+    formats of weights that we do not know. How weights are quantised stands in the config or, as ModelOpt
+    leaves it, in hf_quant_config.json beside it. Where all layers are alike there are no `groups`.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    with errors_as(CatalogError):
+        return _parse_config(file, read_config(file))
+
+
+def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
+    where, text = str(file), _language_half(config)
+    formats = read_formats(file, text)
+    refuse_unmodelled(text, where)
+    shape = Section.from_document(text, where, wording=WORDING)
+    hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    groups = _group_layers(shape, formats)
+    name = str(file.parent if file.name == "config.json" else file)
+    whole: dict[str, Any] = {
+        "name": name,
+        "hidden": hidden,
+        "vocab": first_count(shape, "vocab_size"),
+        "context_tokens": first_count(
+            shape, "max_position_embeddings", "seq_length", "n_positions", "max_seq_len", "model_max_length"
+        ),
+        "tied_embeddings": shape.flag("tie_word_embeddings", str(shape.get("model_type", "")) in _TIED),
+        "kv_dtype_bytes": formats.kv_dtype_bytes,
+        "encoder_parameters": encoder_parameters(config, where, hidden),
+        "draft_parameters": _draft_parameters(shape, groups, hidden),
+    }
+    if plain := _fields_if_uniform(groups, formats):
+        return Llm(**whole, **plain)
+    return Llm(**whole, **of_groups(groups, hidden, where), head_weights=formats.format_if_named("lm_head"))
+
+
+def _language_half(config: dict[str, Any]) -> dict[str, Any]:
+    """Of an LLM with eyes: quantised and its embeddings tied as the whole where it does not say."""
+    half = config.get("text_config")
+    if not isinstance(half, dict) or "num_hidden_layers" in config:
+        return config
+    keys = (*QUANTISED, "torch_dtype", "dtype", "tie_word_embeddings")
+    return {key: config[key] for key in keys if key in config} | half
+
+
+def _group_layers(shape: Section, formats: Formats) -> tuple[LayerGroup, ...]:
+    """Layers that are alike, in the order of their first one."""
+    layers = layer_count(shape)
+    counts: Counter[tuple[Any, Any]] = Counter()
+    for layer, kind in enumerate(layer_kinds(shape, layers)):
+        attention = attention_of(shape, layer, kind, formats)
+        counts[attention, feed_forward_of(shape, layer, formats)] += 1
+    return tuple(LayerGroup(number, *alike) for alike, number in counts.items())
+
+
+def _fields_if_uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict[str, Any] | None:
+    """The fields of an LLM whose layers are all alike and plain, None for others."""
+    attention, block = groups[0].attention, groups[0].feed_forward
+    if len(groups) > 1 or not isinstance(attention, GroupedAttention) or block is None:
+        return None
+    weights = block.weights
+    plain = GroupedAttention(
+        attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim, weights=weights
+    )
+    has_shared = block.shared_width or block.inner
+    if attention != plain or has_shared or formats.format_if_named("lm_head") != "bf16":
+        return None
+    return {
+        "layers": groups[0].count,
+        "gated_ffn": block.is_gated,
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "ffn": block.width,
+        "experts": block.experts,
+        "experts_per_token": block.experts_per_token,
+        "weights": weights,
+        "dtype_bytes": WEIGHT_BYTES[weights],
+    }
+
+
+def _draft_parameters(shape: Section, groups: tuple[LayerGroup, ...], hidden: int) -> float:
+    """Of the layers that predict further tokens: each has the largest attention and block of the LLM's, and a
+    matrix that joins a token and what the LLM made of the one before.
+    """
+    layers = next((shape.whole_number(key) for key in _DRAFTS if shape.get(key)), 0)
+    if not layers:
+        return 0.0
+    attention = max(group.attention.parameters(hidden) for group in groups if group.attention is not None)
+    block = max((_all_parameters(group.feed_forward, hidden) for group in groups), default=0.0)
+    return layers * (attention + block + 2 * hidden * hidden)
+
+
+def _all_parameters(block: FeedForward | None, hidden: int) -> float:
+    if block is None:
+        return 0.0
+    return block.experts * block.expert_parameters(hidden) + block.shared_parameters(hidden)

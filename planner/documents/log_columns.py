@@ -1,0 +1,59 @@
+"""How a log is read, in slo.yaml beside the other keys of `traffic`: the map that `plan trace` found is kept.
+
+traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
+          timezone: Europe/Berlin, format: columns}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.files.checked_files import read_yaml
+from planner.files.document_values import Section, check_mapping, check_one_of, check_text
+
+if TYPE_CHECKING:
+    from planner.traffic.logs.log_reading import LogOptions
+
+KEYS = ("map", "timezone", "format")
+
+
+def parse_reading(section: Section) -> LogOptions | None:
+    """Of the section `traffic`; None where it says nothing, and the file tells all."""
+    if not any(key in section for key in KEYS):
+        return None
+    from planner.traffic.logs.log_columns_map import parse_columns  # which load pandas
+    from planner.traffic.logs.log_reading import NAMES, LogOptions
+    from planner.traffic.logs.times import zone_of
+
+    columns = zone = name = None
+    if "map" in section:
+        such_as = "{arrival: created_at, input: prompt_tokens, output: completion_tokens}"
+        columns = parse_columns(
+            check_mapping(section.get("map"), section.path_of("map"), such_as), section.path_of("map")
+        )
+    if "timezone" in section:
+        zone = check_text(section.get("timezone"), section.path_of("timezone"))
+        zone_of(zone, section.path_of("timezone"))
+    if "format" in section:
+        name = check_one_of(section.get("format"), NAMES, section.path_of("format"))
+    return LogOptions(columns, name, zone)
+
+
+def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:
+    """What slo.yaml, as a mapping, says of the log; the rest of it is not looked at."""
+    traffic = document.get("traffic")
+    return (
+        parse_reading(Section.from_document(traffic, f"{where}: traffic"))
+        if isinstance(traffic, Mapping)
+        else None
+    )
+
+
+def read_reading(slo: Path | None) -> LogOptions | None:
+    """The same of a file; nothing of none, or of what can be read but once, such as a pipe."""
+    if slo is None or not os.path.isfile(slo):  # noqa: PTH113 - silent about any name
+        return None
+    return reading_of(read_yaml(slo), slo)

@@ -1,0 +1,155 @@
+"""A folder that `plan -o DIR` wrote: plan.yaml, certificate.json and the traffic, read and held together.
+
+What was simulated is not in these files: planner/search/evidence/written_plan.py simulates it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.certificate import (
+    Alternative,
+    Certificate,
+    Status,
+    Throughput,
+    dataclass_of,
+    read_alternative,
+    read_certificate,
+    read_warnings,
+    value_of,
+)
+from planner.documents.facts import Price, Warned
+from planner.documents.fleet_file import fleet_of, read_fleet
+from planner.documents.robustness_facts import Made
+from planner.documents.slo import parse_slo
+from planner.domain import Limit, Slo
+from planner.errors import InputError
+from planner.files.checked_files import read_json
+from planner.fleet import Fleet
+from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
+
+Section = Mapping[str, Any]
+Read = TypeVar("Read")
+
+TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
+REST = {"status": Status, "prices": str, "command": str, "max_model_len": int}
+NEAR_FRAC = 1e-9  # figures are written with ten digits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenPlan:
+    """What stands in the files of a plan; `simulated_s` are its percentiles, None where not finite."""
+
+    folder: Path
+    status: Status
+    command: str
+    fleet: Fleet
+    slo: Slo
+    trace: Trace
+    traffic_note: str
+    certificate: Certificate
+    alternatives: tuple[Alternative, ...]
+    warnings: tuple[Warned, ...]
+    throughput: Throughput | None
+    simulated_s: tuple[float | None, ...]
+    max_model_len: int
+    prices: tuple[Price, ...]
+    made: Made | None = None  # older files do not say it
+
+    def check_percentile(self, limit: Limit, line: int, value_s: float) -> None:
+        """Raises InputError where a percentile is not the one that was written."""
+        written_s = self.simulated_s[line] if line < len(self.simulated_s) else None
+        if not _is_near(value_s, written_s):
+            raise InputError(_of_two(self.folder, f"{limit.name} at {value_s:.10g} s", f"{written_s} s"))
+
+
+def read_written(path: Path, catalog: Catalog) -> WrittenPlan:
+    """The files in a folder, or beside plan.yaml if `path` is that.
+
+    Raises InputError where a file is missing, or is not of the same plan as the others.
+    """
+    path = path / "plan.yaml" if path.is_dir() else path
+    folder = path.parent
+    fleet = read_fleet(path, catalog)
+    written = read_json(folder / "certificate.json")
+    return _as_written(folder, lambda: _read_plan(path, fleet, written, catalog))
+
+
+def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> WrittenPlan:
+    folder = path.parent
+    traffic = {
+        key: value_of(kind, written["traffic"][key], f"traffic: {key}") for key, kind in TRAFFIC.items()
+    }
+    rest = {key: value_of(kind, written[key], key) for key, kind in REST.items()}
+    slo = parse_slo(written["slo"], where=f"{path}: slo")
+    trace = replace(
+        _read_traffic(folder), name=traffic["trace"], dropped=traffic["dropped"], notes=traffic["notes"]
+    )
+    if len(trace) != traffic["requests"]:
+        raise InputError(_of_two(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
+    certificate = read_certificate(written["certificate"], written["facts"])
+    if certificate.seed < 0:
+        raise ValueError(f"certificate: seed is {certificate.seed}")
+    return WrittenPlan(
+        folder,
+        rest["status"],
+        rest["command"],
+        fleet,
+        slo,
+        trace,
+        traffic["note"],
+        certificate,
+        tuple(_read_alternative(row, fleet.llm.name, path, catalog) for row in written["alternatives"]),
+        read_warnings(written["warnings"], written["facts"]["warnings"]),
+        dataclass_of(Throughput, written["throughput"], "throughput") if "throughput" in written else None,
+        tuple(
+            value_of(float | None, line["simulated_s"], "simulated: lines")
+            for line, _ in zip(written["simulated"]["lines"], slo.limits, strict=True)
+        ),
+        rest["max_model_len"],
+        value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
+        dataclass_of(Made, written["made"], "made") if written.get("made") else None,
+    )
+
+
+def _as_written(folder: Path, read: Callable[[], Read]) -> Read:
+    try:
+        return read()
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"{folder / 'certificate.json'}: is not as this version of the planner writes it "
+            f"({type(error).__name__}: {error}); plan again"
+        ) from None
+
+
+def _of_two(folder: Path, simulated: str, written: str) -> str:
+    return (
+        f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
+        "they are not of one plan, or of another version of the planner; plan again"
+    )
+
+
+def _read_traffic(folder: Path) -> Trace:
+    more = folder / "traffic.jsonl"
+    return read_trace(more if more.exists() else folder / "requests.csv", seed=None)
+
+
+def _read_alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
+    of_fleet = row["fleet"]
+    return read_alternative(
+        row, None if of_fleet is None else fleet_of({"llm": llm, **of_fleet}, path, catalog)
+    )
+
+
+def _is_near(value: float, written: float | None) -> bool:
+    if written is None:
+        return not np.isfinite(value)
+    return math.isclose(value, written, rel_tol=NEAR_FRAC)

@@ -1,0 +1,114 @@
+"""How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
+
+The search finds them (search/around.py), certificate.json holds them as `around`, and the report draws them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain import Limit
+
+Strain = Literal["traffic", "steps", "prompts"]
+Part = Literal["workers", "traffic", "prompts", "losses", "ends"]
+# The first screen says whether the plan's fleet carries this much more traffic.
+MORE_FRAC = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """When and by which version a plan was made."""
+
+    date: str  # 2026-11-22
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Share of requests (of gaps, for a limit on TBT) within a limit, over the scenarios: in the worst one,
+    in the worst one of those that must be kept, in the median one, and in the best one.
+    """
+
+    limit: Limit
+    least_frac: float
+    needed_frac: float
+    median_frac: float
+    most_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class AtWorkers:
+    """A fleet with `counts` workers per pool of the plan: the scenarios in which it keeps the SLO and each
+    limit."""
+
+    counts: tuple[int, ...]
+    kept: int
+    shares: tuple[Share, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class MoreTraffic:
+    """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic: on the traffic as written and, if
+    scenarios are wanted, in the test and in enough of those that a search sees. `kept` of `futures` scenarios
+    decided; 0 of 0 if the traffic as written did.
+    """
+
+    is_carried: bool
+    kept: int = 0
+    futures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadroomFact:
+    """The plan's fleet holds with up to `frac` more of a strain, on the traffic as written; then it
+    misses."""
+
+    strain: Strain
+    frac: float
+    missed: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The plan's fleet on the traffic as written, without one worker of a pool of `workers`; spare workers
+    and spot workers are all there.
+    """
+
+    pool: str
+    workers: int
+    holds: bool
+    missed: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTurns:
+    """If the price of a GPU rises by more than this (falls, if below 0), another fleet is cheaper than the
+    plan."""
+
+    gpu: str
+    more_frac: float
+    instead: str  # label of the answer or alternative
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """`futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0 scenarios
+    stand for the traffic as written. `more_traffic` is None if not simulated. `left_out` names what time did
+    not suffice for.
+    """
+
+    futures: int
+    may_miss: int
+    pools: tuple[str, ...]
+    at_workers: tuple[AtWorkers, ...]
+    more_traffic: MoreTraffic | None
+    holds: tuple[HeadroomFact, ...]
+    losses: tuple[Lost, ...]
+    prices: tuple[PriceTurns, ...]
+    simulations: int
+    left_out: tuple[Part, ...] = ()

@@ -1,0 +1,275 @@
+"""The question of several LLMs on one stock: slo.yaml with `llms:`, read into one `Part` for each of them.
+
+    llms:                                  # or a list of such entries, each with a name
+      chat:
+        llm: meta-llama/Llama-3.1-70B
+        slo: {ttft: {p90: 2 s}}            # or preset; and traffic, policies, spare, robust as for one LLM;
+        safety: {kept_in: 0.95}            # its own, in place of what stands beside llms
+        trace: chat.csv                    # beside this file, or
+        model: chat-prod                   # the value of the column `model` of --trace whose rows these are
+      code: {llm: meta-llama/Llama-3.1-8B, preset: vidur, traffic: {rate: 40}}
+    fleet: {gpus: {a100-80g: 64, h100-80g: 32}}
+    objective: cost
+    limits: {power: 80 kW}
+    safety: {kept_in: 0.9}                 # of every LLM that does not say itself what it must stand
+
+What stands beside `llms` is shared. Two entries may serve the same LLM. Without `model` an entry takes the
+rows that name the entry, else those that name its LLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.documents.log_columns import reading_of
+from planner.documents.task import PlanQuestion, parse_task, with_config
+from planner.errors import InputError, TraceError
+from planner.files.checked_files import read_yaml
+from planner.files.document_values import check_text, refuse_unknown
+from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
+
+SHARED = ("fleet", "objective", "limits", "deploy", "day")
+
+OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
+
+FOR_ALL = ("safety",)  # of each LLM, and beside `llms` of those that do not say it themselves
+
+TRACE = ("trace", "model")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # the name of a folder anywhere
+
+_TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manifests")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlmQuestion:
+    """One of the LLMs: what is asked for it, within limits that are those of all, and its own requests.
+
+    Stamps of a coarse clock are not spread yet: each draw of the traffic does so by its seed.
+    """
+
+    name: str
+    task: PlanQuestion
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeveralLlmsQuestion:
+    """The parts in the order of the file; `notes` are what a reader must know of the traces in `files`."""
+
+    parts: tuple[LlmQuestion, ...]
+    notes: tuple[str, ...]
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that, with the
+    safety of all where it does not say its own.
+    """
+
+    name: str
+    own: Mapping[str, Any]
+    task: PlanQuestion
+    trace: Path | None
+    model: str | None
+
+
+def read_question(
+    path: Path, trace: Path | None, catalog: Catalog, *, drop_invalid: bool = False
+) -> SeveralLlmsQuestion:
+    """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
+    return question_of(read_yaml(path), path, trace, catalog, drop_invalid=drop_invalid)
+
+
+def question_of(
+    document: Mapping[str, Any],
+    path: Path,
+    common: Path | Trace | None,
+    catalog: Catalog,
+    *,
+    own: Mapping[str, Trace] | None = None,
+    drop_invalid: bool = False,
+) -> SeveralLlmsQuestion:
+    """The same of a mapping, as if `path` held it, and of traces that are read: `common`, or each entry's."""
+    entry_list, own = parse_entries(document, path, catalog), own or {}
+    refuse_unknown(own, [entry.name for entry in entry_list], "trace")
+    sources = {entry.name: own.get(entry.name, entry.trace) for entry in entry_list}
+    return _with_traces(entry_list, sources, path, common, catalog, drop_invalid=drop_invalid)
+
+
+def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
+    """The entries of `llms`, each checked with what is shared; `path` opens every error message."""
+    for key in document:
+        if key in (*OWN, *TRACE) and key not in FOR_ALL:
+            raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
+    refuse_unknown(document, ("llms", *SHARED, *FOR_ALL), str(path))
+    if document.get("objective") == "throughput":
+        raise InputError(
+            f"{path}: objective: throughput raises the rate of one LLM; with llms give each its rate"
+        )
+    shared = {key: document[key] for key in (*SHARED, *FOR_ALL) if key in document}
+    if isinstance(fleet := shared.get("fleet"), Mapping) and "per_gpu" in fleet:
+        raise InputError(f"{path}: fleet: per_gpu: is for one LLM; leave it out, or plan each LLM by itself")
+    # alone with some LLM first, so that what is wrong with it is not said of an entry
+    parse_task(
+        {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)
+    )
+    return [
+        _parse_entry(name, given, shared, path, catalog)
+        for name, given in _named_entries(document.get("llms"), f"{path}: llms")
+    ]
+
+
+def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The entries with their names, of a mapping or of a list; a name is that of a folder of the answer."""
+    if isinstance(given, list):
+        rows = [(_own_name(row), row) for row in given]
+    elif isinstance(given, Mapping):
+        rows = [(str(name), row) for name, row in given.items()]
+    else:
+        rows = []
+    if not rows:
+        raise InputError(f"{where}: expected an entry per LLM such as chat: {{llm: ...}}, found {given!r}")
+    seen: set[str] = set()
+    for name, row in rows:
+        if not isinstance(row, Mapping):
+            raise InputError(f"{where}: {name}: expected keys and values such as llm: ..., found {row!r}")
+        if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
+            raise InputError(
+                f"{where}: {name!r} names a folder of the answer; take letters, digits, dots and dashes, and "
+                f"none of {', '.join(_TAKEN)}"
+            )
+        if name.lower() in seen:
+            raise InputError(f"{where}: two entries are named {name}; give each a name of its own")
+        seen.add(name.lower())
+    keep = (lambda key: key != "name") if isinstance(given, list) else (lambda key: True)
+    return [(name, {key: value for key, value in row.items() if keep(key)}) for name, row in rows]
+
+
+def _own_name(row: Any) -> str:
+    """Of an entry of a list: its name, else the last part of its LLM's."""
+    if not isinstance(row, Mapping):
+        return str(row)
+    name = row.get("name", str(row.get("llm", "")).rstrip("/").rpartition("/")[2])
+    return str(name)
+
+
+def _parse_entry(
+    name: str, given: Mapping[str, Any], shared: Mapping[str, Any], path: Path, catalog: Catalog
+) -> Entry:
+    where = f"{path}: llms: {name}"
+    for key in given:
+        if key in SHARED:
+            raise InputError(f"{where}: {key} is shared by all LLMs; write it beside llms")
+    refuse_unknown(given, (*OWN, *TRACE), where)
+    for key in TRACE:
+        if key in given:
+            check_text(given[key], f"{where}: {key}")
+    own = {key: value for key, value in given.items() if key in OWN}
+    if "robust" not in own:  # which stands in place of safety
+        own = {key: shared[key] for key in FOR_ALL if key in shared} | own
+    beside = {key: value for key, value in shared.items() if key in SHARED}
+    task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
+    if task.prices_targets:
+        raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
+    if task.described is not None:
+        raise InputError(
+            f"{where}: traffic: describes requests, which is for one LLM; here give a trace, or plan it alone"
+        )
+    trace = path.parent / given["trace"] if "trace" in given else None
+    return Entry(name, own, task, trace, given.get("model"))
+
+
+def _with_traces(
+    entry_list: list[Entry],
+    sources: Mapping[str, Path | Trace | None],
+    path: Path,
+    common: Path | Trace | None,
+    catalog: Catalog,
+    *,
+    drop_invalid: bool,
+) -> SeveralLlmsQuestion:
+    """`sources` says which trace each entry has of its own: a file, one that is read, or none."""
+    without = [name for name, source in sources.items() if source is None]
+    if without and common is None:
+        raise InputError(
+            f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give "
+            "--trace FILE with a column `model`"
+        )
+    if common is not None and not without:
+        named = common.name if isinstance(common, Trace) else common
+        raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
+    read: dict[Path | Trace, Trace] = {}
+    taken: dict[tuple[Path | Trace, str | None], str] = {}
+    parts = []
+    for entry in entry_list:
+        source = sources[entry.name] or common
+        assert source is not None
+        if source not in read:
+            read[source] = (
+                source
+                if isinstance(source, Trace)
+                else read_trace(source, seed=None, drop_invalid=drop_invalid, how=reading_of(entry.own, path))
+            )
+        is_own = sources[entry.name] is not None
+        name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
+        if not is_own and (source, name) in taken:
+            same = f"the rows to {name!r}" if name is not None else "all rows"
+            raise InputError(
+                f"{path}: llms: {taken[source, name]} and {entry.name} both take {same} of {source.name}; "
+                "tell them apart with model:, or give each its trace:"
+            )
+        if not is_own:
+            taken[source, name] = entry.name
+        parts.append(
+            LlmQuestion(entry.name, entry.task, read[source] if name is None else read[source].of_llm(name))
+        )
+    files = tuple(source for source in read if isinstance(source, Path))
+    return SeveralLlmsQuestion(tuple(parts), _note_left_over(read, common, taken), files)
+
+
+def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
+    """Which of the trace's LLMs an entry means; None: all of it."""
+    if entry.model is None and (is_own or not trace.llms):
+        return None
+    names_in_trace = ", ".join(repr(name) for name in trace.llms[:8])
+    if not trace.llms:
+        raise TraceError(f"{where}: model: {trace.name} has no column `model`; drop it, or add the column")
+    wanted = [entry.model] if entry.model is not None else [entry.name, str(entry.own["llm"]), entry.task.llm]
+    for want in wanted:
+        for name in trace.llms:
+            if name.lower() == want.lower():
+                return name
+    if entry.model is None:
+        for name in trace.llms:
+            if catalog.llm_aliases.get(name.lower()) == entry.task.llm:
+                return name
+    raise TraceError(
+        f"{where}: {trace.name} has no row for {wanted[0]!r}: its column `model` holds "
+        f"{names_in_trace}; name one of "
+        "them with model:"
+    )
+
+
+def _note_left_over(
+    read: Mapping[Path | Trace, Trace],
+    common: Path | Trace | None,
+    taken: Mapping[tuple[Path | Trace, str | None], str],
+) -> tuple[str, ...]:
+    """What of --trace is nobody's."""
+    if common is None or (common, None) in taken:
+        return ()
+    trace = read[common]
+    left = [name for name in trace.llms if (common, name) not in taken]
+    if not left:
+        return ()
+    rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in left)
+    named = ", ".join(repr(name) for name in left[:5])
+    return (f"{rows} requests of {trace.name} to {named} are not planned: no entry of llms takes them",)

@@ -1,0 +1,168 @@
+"""catalogs/startup.yaml: where weights and images come from, and what engines take to start.
+
+facts = read_startup()
+facts.start(llm, worker_type, "object-store").start_s
+facts.warm(llm, worker_type).start_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from planner.domain import Gpu, row_of
+from planner.errors import CatalogError, InputError
+from planner.files.checked_files import read_yaml, repository_dir
+from planner.files.document_values import Section, errors_as, nearest_names, refused_value
+from planner.fleet import WorkerType
+from planner.models.llm import Llm
+from planner.models.startup import EngineStart, Image, StartTime, Storage, start_time
+
+FILE = "startup.yaml"
+WARM = "page-cache"  # where the weights are on a node that has run the same LLM
+KEYS = ("storage", "image", "engine")
+COMMON = ("measured", "source", "date")
+ENGINE_SECONDS = {
+    "boot": "boot_s",
+    "trace_per_layer": "trace_layer_s",
+    "compile_per_layer": "compile_layer_s",
+    "cached_per_layer": "cached_layer_s",
+    "profile": "profile_s",
+    "capture_per_layer": "capture_layer_s",
+}
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class StartupFacts:
+    """The rows by name. Of engines the row of the worker's GPU is taken; where none is, the first, and the
+    start says that it is estimated.
+    """
+
+    storages: Mapping[str, Storage]
+    images: Mapping[str, Image]
+    engines: Mapping[str, EngineStart]
+
+    def find_storage(self, name: str) -> Storage:
+        """Raises CatalogError for a row that is not there, with the nearest ones."""
+        return _find_row(self.storages, "storage", name)
+
+    def find_image(self, name: str) -> Image:
+        return _find_row(self.images, "image", name)
+
+    def start_time(
+        self,
+        llm: Llm,
+        worker: WorkerType,
+        storage: str,
+        *,
+        image: str | None = None,
+        is_compiled: bool = False,
+        node_s: float = 0.0,
+    ) -> StartTime:
+        """Of a worker with weights from a row of storage; without an `image` the node has it."""
+        engine, other_gpu = self._find_engine(worker.gpu)
+        time = start_time(
+            llm,
+            worker.gpus,
+            engine,
+            self.find_storage(storage),
+            pp=worker.pp,
+            image=None if image is None else self.find_image(image),
+            is_compiled=is_compiled,
+            node_s=node_s,
+        )
+        if not other_gpu:
+            return time
+        return replace(time, estimated=(*time.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))
+
+    def warm_start_time(self, llm: Llm, worker: WorkerType) -> StartTime:
+        """On a node that has run the same LLM: image, weights and what was compiled are there."""
+        return self.start_time(llm, worker, WARM, is_compiled=True)
+
+    def _find_engine(self, gpu: Gpu) -> tuple[EngineStart, bool]:
+        """The row of this GPU, else one of the same generation by its name; whether it is of another."""
+        names = row_of(gpu.base), row_of(gpu.base).partition("-")[0]
+        for engine in self.engines.values():
+            if engine.gpu == names[0]:
+                return engine, False
+        for engine in self.engines.values():
+            if engine.gpu.partition("-")[0] == names[1]:
+                return engine, True
+        return next(iter(self.engines.values())), True
+
+
+def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
+    """Seconds until a worker with weights from a row of the shipped catalog is ready, the image there."""
+    return read_startup().start_time(llm, worker, storage).start_s
+
+
+def read_startup(directory: Path | None = None) -> StartupFacts:
+    """The shipped facts, or those of `directory` where it has a startup.yaml. Raises CatalogError for what
+    cannot be read, with file, row, key, what was found and what is valid.
+    """
+    path = repository_dir("catalogs") / FILE
+    if directory is not None and (directory / FILE).exists():
+        path = directory / FILE
+    with errors_as(CatalogError, path):
+        document = Section.from_document(read_yaml(path), str(path), KEYS)
+        facts = StartupFacts(
+            _parse_rows(document, "storage", ("bandwidth",), _parse_storage),
+            _parse_rows(document, "image", ("size", "bandwidth"), _parse_image),
+            _parse_rows(document, "engine", ("gpu", "layers", "load", *ENGINE_SECONDS), _engine_row),
+        )
+        if not facts.engines or WARM not in facts.storages:
+            raise InputError(f"{path}: must have an engine, and {WARM} among the storage")
+        return facts
+
+
+def _parse_rows(
+    document: Section, part: str, keys: tuple[str, ...], to_row: Callable[[str, Section], Row]
+) -> dict[str, Row]:
+    rows = {}
+    for name, written in document.subsection(part).values.items():
+        row = Section.from_document(written, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
+        if not row.plain_text("source") or not row.plain_text("date"):
+            raise refused_value(row.path_of("source"), "expected where it was measured, and when", None)
+        rows[str(name)] = to_row(str(name), row)
+    return rows
+
+
+def _parse_storage(name: str, row: Section) -> Storage:
+    return Storage(
+        name, row.positive("bandwidth", "bytes_per_s"), row.flag("measured", True), _parse_source(row)
+    )
+
+
+def _parse_image(name: str, row: Section) -> Image:
+    size_bytes, bandwidth = row.positive("size", "bytes"), row.positive("bandwidth", "bytes_per_s")
+    return Image(name, size_bytes, bandwidth, row.flag("measured", True), _parse_source(row))
+
+
+def _engine_row(name: str, row: Section) -> EngineStart:
+    layers = row.numbers("layers")
+    if len(layers) != 2 or not 1 <= layers[0] <= layers[1]:
+        raise refused_value(row.path_of("layers"), "expected [fewest, most]", list(layers))
+    seconds = {field: row.at_least(key, "s", 0.0) for key, field in ENGINE_SECONDS.items()}
+    return EngineStart(
+        name=name,
+        gpu=row.plain_text("gpu"),
+        layers=(int(layers[0]), int(layers[1])),
+        load_bytes_per_s=row.positive("load", "bytes_per_s"),
+        is_measured=row.flag("measured", True),
+        source=_parse_source(row),
+        **seconds,
+    )
+
+
+def _parse_source(row: Section) -> str:
+    return f"{row.plain_text('source')}, {row.plain_text('date')}"
+
+
+def _find_row(rows: Mapping[str, Row], what: str, name: str) -> Row:
+    if name not in rows:
+        hints = nearest_names(name, rows) or list(rows)
+        raise CatalogError(f"{what} {name!r} is not in catalogs/{FILE}; nearest: {', '.join(hints)}")
+    return rows[name]

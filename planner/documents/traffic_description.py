@@ -1,0 +1,484 @@
+"""`traffic:` of slo.yaml where it describes requests in place of a trace; rows of catalogs/tasks.yaml.
+
+    traffic:
+      rate: 30                       # or {curve: [10, 30, 20], every: 1 h}, {weekly: [168 numbers], mean: 30}
+      duration: 1 h                  # what is drawn; the busiest part of a longer curve
+      growth: {per_month: 5 %, months: 6}
+      task: chat                     # what the keys below leave out
+      input: 1500                    # or {mean: 1500, p50: 900, p95: 5000, max: 32000}, {fixed: 1500},
+      output: 300                    # {lognormal: {mean: 1500, cv: 1}}, {histogram: {edges: .., counts: ..}}
+      drift: {input: [0.1, 0, -0.1], output: [0, 0.2, -0.2]}      # of lengths, by intervals of the curve
+      joint: -0.2                    # rank correlation of input and output, or {table: [[..], ..]}
+      burstiness: {cv: 2, fano: {10 s: 3, 60 s: 8}}
+      clients: {count: 100, skew: 1.2, cv: 2, lengths: 10 %}
+      sessions: {turns: 4, think_time: 30 s, most_tokens: 32000}
+      prefixes: {shared: 800, count: 20, skew: 1}
+      tenants: 3
+
+planner/traffic/described.py says what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from planner.documents.log_columns import KEYS as READING
+from planner.errors import InputError
+from planner.files.checked_files import read_yaml
+from planner.files.document_values import (
+    Section,
+    check_mapping,
+    check_number,
+    check_rows,
+    is_number,
+    nearest_names,
+    read_positive,
+    read_share,
+    refused_value,
+    with_place,
+)
+from planner.traffic.described import Clients, Description, Prefixes, Sessions, check_description
+from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, Percentiles
+from planner.traffic.trace import MAX_TOKENS
+from planner.units import quantity, shortest_digits, show_span
+
+SHAPE_KEYS = ("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants")
+KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # of a description alone
+TASK_KEYS = ("of", *SHAPE_KEYS)
+USUAL_CV = 1.0  # of lengths of which the mean alone is known; of public traces it is 0.7 to 1.3
+USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
+WEEK_H = 168
+HOUR_S = 3600.0
+MOST_INTERVALS = 100_000
+MOST_COUNT = 100_000  # of clients, prefixes, tenants
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A row of catalogs/tasks.yaml: keys of `traffic` for a kind of request, of a trace or a paper."""
+
+    name: str
+    of: str
+    values: Mapping[str, Any]
+    source: str
+
+
+def parse_task_row(name: str, row: Section) -> TaskRow:
+    """Raises InputError for a key or value that `traffic` would refuse."""
+    values = {key: value for key, value in row.values.items() if key in SHAPE_KEYS}
+    parse_description(Section({"rate": 10, **values}, row.where), {})
+    return TaskRow(name, row.plain_text("of"), values, row.plain_text("source"))
+
+
+def is_description(traffic: Section) -> bool:
+    """Whether `traffic` says what requests are like, and not only what to do with a trace."""
+    return any(key in traffic for key in KEYS) or isinstance(traffic.get("rate"), Mapping)
+
+
+def describes_traffic(path: Path) -> bool:
+    """Whether this slo.yaml describes its traffic; not for what can be read but once, such as a pipe."""
+    if not os.path.isfile(path):  # noqa: PTH113 - silent about any name
+        return False
+    traffic = read_yaml(path).get("traffic")
+    return isinstance(traffic, Mapping) and is_description(Section.from_document(traffic, path))
+
+
+def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description | None:
+    """What `traffic` describes; None where it is about a trace.
+
+    Raises InputError naming the key, for values that cannot be, alone or together.
+    """
+    if not is_description(traffic):
+        return None
+    for key in ("scale", *READING):
+        if key in traffic:
+            raise InputError(
+                f"{traffic.path_of(key)}: is for a trace, and this traffic is described; drop {key}"
+            )
+    if "rate" not in traffic:
+        raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
+    task = _task(traffic, tasks)
+    given = traffic.values
+    section = Section({**(task.values if task else {}), **given}, traffic.where)
+    rate_rps, every_s = _parse_rate(section)
+    lengths, basis = [], [] if task is None else [f"task {task.name}: {task.of}"]
+    for key in ("input", "output"):
+        if key not in section:
+            raise InputError(
+                f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
+                f"{', '.join(tasks) or 'a row of catalogs/tasks.yaml'}"
+            )
+        row = None if task is None or key not in given else task.values.get(key)
+        lengths.append(_parse_lengths(section.get(key), section.path_of(key), row, basis))
+    joint, table = _parse_joint(section)
+    gap_cv, fano = _parse_burstiness(section)
+    tenants = section.whole_number("tenants", 1, most=MOST_COUNT)
+    description = Description(
+        rate_rps=rate_rps,
+        duration_s=_duration_s(section, rate_rps, every_s),
+        input=lengths[0],
+        output=lengths[1],
+        every_s=every_s,
+        growth=_parse_growth(section),
+        joint=joint,
+        joint_table=table,
+        drift=_parse_drift(section, len(rate_rps)),
+        gap_cv=gap_cv,
+        fano=fano,
+        clients=_parse_clients(section, tenants),
+        sessions=_parse_sessions(section),
+        prefixes=_parse_prefixes(section),
+        tenants=tenants,
+        basis=tuple(basis),
+    )
+    try:
+        check_description(description)
+    except InputError as error:
+        raise InputError(with_place(error, traffic.where)) from None
+    return description
+
+
+def _task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | None:
+    if "task" not in traffic:
+        return None
+    name = traffic.plain_text("task")
+    if name not in tasks:
+        hint = nearest_names(name, tasks, 1)
+        advice = f"did you mean {hint[0]!r}? " if hint else ""
+        raise InputError(
+            f"{traffic.path_of('task')}: {name[:100]!r} is no row of catalogs/tasks.yaml; {advice}"
+            f"There are {', '.join(tasks)}"
+        )
+    return tasks[name]
+
+
+def _parse_rate(traffic: Section) -> tuple[tuple[float, ...], float]:
+    """Requests/s by interval, and the length of these [s]; one interval where the rate is constant."""
+    value, where = traffic.get("rate"), traffic.path_of("rate")
+    if not isinstance(value, Mapping):
+        return (read_positive(value, "rps", where),), HOUR_S
+    if "weekly" in value:
+        section = Section.from_document(value, where, ("weekly", "mean", "peak"))
+        curve, every_s = _parse_week(section.get("weekly"), section.path_of("weekly")), HOUR_S
+        if "mean" in section and "peak" in section:
+            raise InputError(f"{where}: found mean and peak; give one of the two")
+        for key, own in (("mean", sum(curve) / len(curve)), ("peak", max(curve))):
+            if key in section and own > 0:
+                factor = section.positive(key, "rps") / own
+                curve = [rate * factor for rate in curve]
+    else:
+        section = Section.from_document(value, where, ("curve", "every"))
+        every_s = read_positive(section.get_required("every"), "s", section.path_of("every"))
+        curve = _parse_rates(section.get_required("curve"), section.path_of("curve"))
+    if not any(curve):
+        raise InputError(f"{where}: all rates are 0; expected one above 0")
+    return tuple(curve), every_s
+
+
+def _parse_rates(value: object, where: str) -> list[float]:
+    listed = check_rows(value, where, "requests/s, one for each interval", least=1)
+    if len(listed) > MOST_INTERVALS:
+        raise InputError(f"{where}: holds {len(listed)} numbers, expected at most {MOST_INTERVALS}")
+    return [check_number(rate, f"{where}[{i}]", least=0.0) for i, rate in enumerate(listed)]
+
+
+def _parse_week(value: object, where: str) -> list[float]:
+    """168 hours from Monday 0:00 on, or seven days of 24."""
+    hours = check_rows(value, where, f"{WEEK_H} numbers, or 7 days of 24", least=1)
+    if len(hours) == 7 and all(isinstance(day, list) and len(day) == 24 for day in hours):
+        hours = [rate for day in hours for rate in day]
+    if len(hours) != WEEK_H:
+        raise InputError(
+            f"{where}: expected {WEEK_H} numbers of requests/s, one for each hour, or 7 lists of 24; found "
+            f"{len(hours)}"
+        )
+    return _parse_rates(hours, where)
+
+
+def _parse_growth(traffic: Section) -> float:
+    """`growth: {per_month: 5 %, months: 6}` as a factor on the rate."""
+    if "growth" not in traffic:
+        return 1.0
+    section = traffic.subsection("growth", ("per_month", "months"))
+    return float(
+        (1 + read_share(section.get_required("per_month"), section.path_of("per_month"), most=10.0))
+        ** section.number("months", least=0.0)
+    )
+
+
+def _duration_s(traffic: Section, rate_rps: tuple[float, ...], every_s: float) -> float:
+    if "duration" in traffic:
+        return traffic.positive("duration", "s")
+    if len(rate_rps) > 1 and "weekly" not in traffic.get("rate", {}):
+        return len(rate_rps) * every_s
+    at_most_s = every_s if len(rate_rps) > 1 else USUAL_MOST_S
+    busiest = max(rate_rps)
+    return math.ceil(min(max(USUAL_REQUESTS / busiest, USUAL_LEAST_S), at_most_s))
+
+
+def _parse_lengths(value: object, where: str, row: object, basis: list[str]) -> Lengths:
+    """`row` is what the task says of these lengths: a mean alone moves it there."""
+    if is_number(value):
+        mean = check_number(value, where, least=1.0)
+        if row is not None:
+            of_task = _parse_lengths(row, where, None, [])
+            return of_task.scaled(mean / of_task.mean_tokens)
+        key = where.rpartition(": ")[2]
+        basis.append(f"{key}: a mean of {mean:g} tokens; lognormal with CV {USUAL_CV:g} taken for granted")
+        return Lognormal(mean, USUAL_CV)
+    given = check_mapping(value, where, "{mean: 1500, p50: 900, p95: 5000}")
+    for key, kind in (("fixed", _fixed), ("lognormal", _lognormal), ("histogram", _histogram)):
+        if key in given:
+            return kind(Section.from_document(given, where, (key,)))
+    return _parse_percentiles(given, where)
+
+
+def _fixed(section: Section) -> Fixed:
+    return Fixed(section.whole_number("fixed", most=MAX_TOKENS))
+
+
+def _lognormal(section: Section) -> Lognormal:
+    part = section.subsection("lognormal", ("mean", "cv"))
+    return Lognormal(
+        check_number(part.get_required("mean"), part.path_of("mean"), least=1.0),
+        part.number("cv", USUAL_CV, least=0.0),
+    )
+
+
+def _histogram(section: Section) -> LengthHistogram:
+    part = section.subsection("histogram", ("edges", "counts"))
+    edges, counts = part.numbers("edges"), part.numbers("counts")
+    if len(edges) != len(counts) + 1 or not counts:
+        raise InputError(
+            f"{part.where}: {len(edges)} edges and {len(counts)} counts; expected one edge more than counts"
+        )
+    if any(high <= low for low, high in pairwise(edges)) or edges[0] < 0:
+        raise refused_value(part.path_of("edges"), "expected tokens >= 0 that rise", list(edges))
+    if edges[-1] < 1 or edges[-1] > MAX_TOKENS:
+        raise InputError(
+            f"{part.path_of('edges')}: expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}"
+        )
+    if min(counts) < 0 or not sum(counts) > 0:
+        raise refused_value(
+            part.path_of("counts"), "expected numbers >= 0, one of them above 0", list(counts)
+        )
+    return LengthHistogram(edges, counts)
+
+
+def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
+    tokens_by_frac: dict[float, float] = {}
+    for key in given:
+        match = _PERCENTILE.fullmatch(str(key))
+        if match and 0 < float(match[1]) < 100:
+            tokens_by_frac[float(match[1]) / 100] = check_number(given[key], f"{where}: {key}", least=1.0)
+        elif key not in ("mean", "max"):
+            raise InputError(
+                f"{where}: unknown key {str(key)[:60]!r}; expected mean, max and percentiles such as p50 and "
+                "p95, or one of fixed, lognormal, histogram"
+            )
+    section = Section.from_document(given, where)
+    mean, most = section.number("mean", 0.0, least=1.0), section.number("max", 0.0, least=1.0)
+    fracs = tuple(sorted(tokens_by_frac))
+    tokens = tuple(tokens_by_frac[frac] for frac in fracs)
+    if any(high < low for low, high in pairwise(tokens)):
+        written = ", ".join(f"p{100 * frac:g}: {tokens_by_frac[frac]:g}" for frac in fracs)
+        raise InputError(f"{where}: percentiles must rise, found {written}")
+    if most and tokens and most < tokens[-1]:
+        raise InputError(f"{where}: max: {most:g} is below p{100 * fracs[-1]:g}: {tokens[-1]:g}; raise it")
+    if not fracs:
+        if mean and not most:
+            return Lognormal(mean, USUAL_CV)
+        raise InputError(
+            f"{where}: expected a mean and percentiles such as p50 and p95, found {sorted(given)}"
+        )
+    if len(fracs) == 1 and not mean:
+        raise InputError(f"{where}: one percentile alone says too little; add mean, or another percentile")
+    lengths = Percentiles(fracs, tokens, mean, most)
+    try:
+        lengths.check()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return lengths
+
+
+def _parse_joint(traffic: Section) -> tuple[float, tuple[tuple[float, ...], ...]]:
+    value, where = traffic.get("joint", 0.0), traffic.path_of("joint")
+    if not isinstance(value, Mapping):
+        correlation = check_number(value, where)
+        if not -1 < correlation < 1:
+            raise refused_value(
+                where, "expected a rank correlation between -1 and 1, or {table: [[..], ..]}", value
+            )
+        return correlation, ()
+    section = Section.from_document(value, where, ("table",))
+    where = section.path_of("table")
+    table = [
+        [
+            check_number(count, f"{where}[{i}][{k}]", least=0.0)
+            for k, count in enumerate(check_rows(row, f"{where}[{i}]"))
+        ]
+        for i, row in enumerate(check_rows(section.get_required("table"), where, "rows of counts", least=2))
+    ]
+    if len({len(row) for row in table}) > 1 or len(table[0]) < 2:
+        raise InputError(f"{where}: expected rows of one length, 2 or more")
+    if not all(map(sum, table)) or not all(map(sum, zip(*table, strict=True))):
+        raise InputError(f"{where}: a row or a column holds no request; cut lengths into fewer parts")
+    return 0.0, tuple(map(tuple, table))
+
+
+def _parse_drift(traffic: Section, intervals: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Standard deviations by interval of the rate curve."""
+    section = traffic.subsection("drift", ("input", "output"))
+    drifts = []
+    for key in ("input", "output"):
+        values = section.numbers(key, ())
+        if values and len(values) != intervals:
+            raise InputError(
+                f"{section.path_of(key)}: holds {len(values)} numbers, expected {intervals}, one for each "
+                "interval of the rate"
+            )
+        if any(abs(value) > 5 for value in values):
+            raise refused_value(
+                section.path_of(key), "expected numbers of standard deviations, -5 to 5", list(values)
+            )
+        drifts.append(values)
+    return drifts[0], drifts[1]
+
+
+def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float, float], ...]]:
+    if "burstiness" not in traffic:
+        return None, ()
+    section = traffic.subsection("burstiness", ("cv", "fano"))
+    cv = section.number("cv", least=0.0) if "cv" in section else None
+    if cv is not None and cv > 100:
+        raise refused_value(section.path_of("cv"), "expected a coefficient of variation of 0 to 100", cv)
+    where = section.path_of("fano")
+    fano = {}
+    for window, value in check_mapping(section.get("fano", {}), where, "{10 s: 3, 60 s: 8}").items():
+        window_s = read_positive(window, "s", where)
+        fano[window_s] = check_number(value, f"{where}: {window}", above=0.0)
+    if cv is None and not fano:
+        raise InputError(
+            f"{section.where}: expected cv, fano or both; leave it out for clients that are usual"
+        )
+    return cv, tuple(sorted(fano.items()))
+
+
+def _parse_clients(traffic: Section, tenants: int) -> Clients:
+    usual = Clients()
+    section = traffic.subsection("clients", ("count", "skew", "cv", "lengths"))
+    count = section.whole_number("count", max(usual.count, tenants), most=MOST_COUNT)
+    if count < tenants:
+        raise InputError(
+            f"{section.path_of('count')}: {count} clients cannot belong to {tenants} tenants; raise it"
+        )
+    skew = section.number("skew", usual.skew, least=0.0)
+    cv = section.number("cv", usual.gap_cv, least=0.0)
+    if skew > 10 or cv > 100:
+        raise InputError(f"{section.where}: expected skew <= 10 and cv <= 100, found {skew:g} and {cv:g}")
+    return Clients(count, skew, cv, section.share("lengths", usual.lengths_frac, most=0.99))
+
+
+def _parse_sessions(traffic: Section) -> Sessions | None:
+    if "sessions" not in traffic:
+        return None
+    section = traffic.subsection("sessions", ("turns", "think_time", "most_tokens"))
+    turns = check_number(section.get_required("turns"), section.path_of("turns"), least=1.0)
+    think_s = section.at_least("think_time", "s")
+    most = section.whole_number("most_tokens", Sessions(1.0, 0.0).most_tokens, most=MAX_TOKENS)
+    return Sessions(turns, think_s, most)
+
+
+def _parse_prefixes(traffic: Section) -> Prefixes | None:
+    if "prefixes" not in traffic:
+        return None
+    section = traffic.subsection("prefixes", ("shared", "count", "skew"))
+    shared = section.whole_number("shared", most=MAX_TOKENS)
+    count = section.whole_number("count", 1, most=MOST_COUNT)
+    return Prefixes(shared, count, section.number("skew", 0.0, least=0.0))
+
+
+# -- written -----------------------------------------------------------------------------------------------
+
+
+def description_document(description: Description) -> dict[str, Any]:
+    """The section `traffic` that `parse_description` reads as this description, growth worked in."""
+    curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
+    rate: Any = {"curve": curve, "every": _show_duration(description.every_s)} if len(curve) > 1 else curve[0]
+    document: dict[str, Any] = {
+        "rate": rate,
+        "duration": _show_duration(description.duration_s),
+        "input": _lengths_document(description.input),
+        "output": _lengths_document(description.output),
+    }
+    if description.joint_table:
+        document["joint"] = {
+            "table": [[_without_point(count) for count in row] for row in description.joint_table]
+        }
+    elif description.joint:
+        document["joint"] = _without_point(description.joint)
+    drift = dict(zip(("input", "output"), map(list, description.drift), strict=True))
+    if any(drift.values()):
+        document["drift"] = {key: values for key, values in drift.items() if values}
+    if description.gap_cv is not None or description.fano:
+        cv = {} if description.gap_cv is None else {"cv": _without_point(description.gap_cv)}
+        fano = {_show_duration(window_s): _without_point(value) for window_s, value in description.fano}
+        document["burstiness"] = cv | ({"fano": fano} if fano else {})
+    clients = description.clients
+    if clients != Clients():
+        document["clients"] = {
+            "count": clients.count,
+            "skew": _without_point(clients.skew),
+            "cv": _without_point(clients.gap_cv),
+            "lengths": _without_point(clients.lengths_frac),
+        }
+    if (sessions := description.sessions) is not None:
+        document["sessions"] = {
+            "turns": _without_point(sessions.turns),
+            "think_time": _show_duration(sessions.think_s),
+            "most_tokens": sessions.most_tokens,
+        }
+    if (prefixes := description.prefixes) is not None:
+        document["prefixes"] = {
+            "shared": prefixes.tokens,
+            "count": prefixes.count,
+            "skew": _without_point(prefixes.skew),
+        }
+    return document | ({"tenants": description.tenants} if description.tenants > 1 else {})
+
+
+def _lengths_document(lengths: Lengths) -> dict[str, Any]:
+    if isinstance(lengths, Fixed):
+        return {"fixed": lengths.tokens}
+    if isinstance(lengths, Lognormal):
+        return {"lognormal": {"mean": _without_point(lengths.mean_tokens), "cv": _without_point(lengths.cv)}}
+    if isinstance(lengths, LengthHistogram):
+        return {
+            "histogram": {
+                "edges": [_without_point(edge) for edge in lengths.edges_tokens],
+                "counts": [_without_point(count) for count in lengths.counts],
+            }
+        }
+    mean = {"mean": _without_point(lengths.given_mean_tokens)} if lengths.given_mean_tokens else {}
+    most = {"max": _without_point(lengths.most_tokens)} if lengths.most_tokens else {}
+    pairs = zip(lengths.fracs, lengths.tokens, strict=True)
+    return mean | {f"p{100 * frac:.10g}": _without_point(tokens) for frac, tokens in pairs} | most
+
+
+def _without_point(value: float) -> int | float:
+    """Whole numbers without a point."""
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _show_duration(value: float) -> str:
+    """'10 min' where that reads as the same number of seconds."""
+    text = show_span(value)
+    return text if quantity(text, "s", where="") == value else f"{shortest_digits(value)} s"

@@ -1,0 +1,612 @@
+"""The library's only file input and output: reading with checks, writing aside and renaming."""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import gzip
+import io
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from planner.errors import InputError
+from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
+from planner.parallel import interrupts
+
+MAX_LINE_BYTES = 4 * 2**20
+MAX_DOCUMENT_BYTES = 256 * 2**20  # for a line that is a whole document
+MAX_JSON_BYTES = 16 * 2**20
+MAX_YAML_BYTES = 16 * 2**20
+MAX_YAML_DEPTH = 64  # the parser is recursive, and a stack overflow would kill the process
+ASIDE = ".fleetplan-"
+LEFT_S = 60.0  # an unlocked folder older than this was left by a killed run
+MAX_YAML_VALUES = 200_000  # after aliases are expanded
+_OUTPUT_FOLDERS: set[Path] = set()  # folders of this process that were no links when checked
+
+
+def repository_dir(name: str) -> Path:
+    """The folder `name` (catalogs, examples) of a checkout, or its copy inside an installed package."""
+    package = Path(__file__).resolve().parents[1]
+    checkout, installed = package.parent / name, package / f"_{name}"
+    return installed if installed.is_dir() else checkout
+
+
+def package_text(name: str) -> str:
+    """A text that lies beside our code, such as reports/page.css."""
+    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
+
+
+def user_cache() -> Path | None:
+    """Our folder in the user's cache; None where there is no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetplan"
+    except RuntimeError:
+        return None
+
+
+def cached_text(name: str, make: Callable[[], str]) -> str:
+    """What `make` gives, kept in the user's cache under a name that tells all it depends on.
+
+    Without a place to keep it, it is made every time.
+    """
+    if (folder := user_cache()) is None:
+        return make()
+    kept = folder / name
+    with suppress(OSError, UnicodeDecodeError):
+        return kept.read_text(encoding="utf-8")
+    text = make()
+    with suppress(InputError):
+        write_file(kept, text)
+    return text
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, unpacking .gz, with one clear line for whatever is not a readable file."""
+    if os.path.isdir(path):  # noqa: PTH112 - unlike Path.is_dir, silent about names that no file can have
+        raise InputError(f"{path}: is a directory, expected a file")
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            yield stream  # type: ignore[misc]
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path}: no such file") from None
+    except PermissionError:
+        raise InputError(f"{path}: no permission to read it") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise InputError(f"{path}: is not a whole gzip file; pack it again or drop the .gz ending") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+@contextmanager
+def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.BufferedReader]:
+    """Open UTF-8 text as a stream of bytes, without its byte order mark.
+
+    A file that begins with one of `long_lines` may have lines up to MAX_DOCUMENT_BYTES.
+    Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
+    costs no more memory than one that is just too long.
+    """
+    with open_input(path) as stream:
+        yield io.BufferedReader(_TextBytes(path, stream, long_lines), 2**20)
+
+
+class _TextBytes(io.RawIOBase):
+    """Passes the bytes of `stream` on, block by block, once they are checked."""
+
+    def __init__(self, path: Path, stream: BinaryIO, long_lines: tuple[bytes, ...]) -> None:
+        self.path, self.stream, self.long_lines = path, stream, long_lines
+        self.longest_bytes = MAX_LINE_BYTES
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.lines, self.open_line_bytes, self.is_first = 0, 0, True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self.stream.read(min(len(buffer), 2**20))
+        if self.is_first:
+            block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
+            if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
+                self.longest_bytes = MAX_DOCUMENT_BYTES
+        self._check(block)
+        buffer[: len(block)] = block
+        return len(block)
+
+    def _check(self, block: bytes) -> None:
+        hint = "expected text (pack it as .gz if it is compressed)"
+        if (at := block.find(b"\0")) >= 0:
+            line = self.lines + block.count(b"\n", 0, at) + 1
+            raise InputError(f"{self.path}, line {line}: holds a NUL byte, so it is binary; {hint}")
+        try:
+            self.decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line = self.lines + block.count(b"\n", 0, error.start) + 1
+            raise InputError(f"{self.path}, line {line}: is not UTF-8; {hint}") from None
+        newline = block.find(b"\n")
+        if self.open_line_bytes + (newline if newline >= 0 else len(block)) > self.longest_bytes:
+            raise InputError(
+                f"{self.path}, line {self.lines + 1}: is longer than {self.longest_bytes // 2**20} MiB; "
+                "expected one request per line"
+            )
+        if newline >= 0:
+            self.open_line_bytes = len(block) - block.rfind(b"\n") - 1
+        else:
+            self.open_line_bytes += len(block)
+        self.lines += block.count(b"\n")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file whose top level is a mapping."""
+    with open_input(path) as stream:
+        raw = stream.read(MAX_YAML_BYTES + 1)
+    if len(raw) > MAX_YAML_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_YAML_BYTES // 2**20} MiB, which no YAML of ours is")
+    try:
+        text = raw.decode("utf-8-sig")
+        _check_yaml(text)
+        document = yaml.load(text, Loader=_Loader)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text; expected a YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{place}: is not valid YAML ({_first_line(error)})") from None
+    if not isinstance(document, dict):
+        kind = "empty" if document is None else f"a {type(document).__name__}"
+        raise InputError(f"{path}: the top level is {kind}, expected a mapping of keys to values")
+    return document
+
+
+def yaml_value(text: str) -> Any:
+    """One value as YAML files have it; raises InputError for what is none."""
+    try:
+        _check_yaml(text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{text!r} is no value that YAML can read ({_first_line(error)})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file whose top level is an object, read as jsontext.py says."""
+    with open_text(path) as stream:
+        raw = stream.read(MAX_JSON_BYTES + 1)
+    if len(raw) > MAX_JSON_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_JSON_BYTES // 2**20} MiB, which no JSON of ours is")
+    try:
+        document = parse_json(raw)
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: the top level is a {type(document).__name__}, expected an object")
+    return document
+
+
+_TAG = "tag:yaml.org,2002:"
+_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge")
+_TAGS = {f"{_TAG}{name}" for name in _KINDS}
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Safe YAML of mappings, lists and plain values. It refuses a key given twice instead of keeping the
+    last, values that it cannot hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours
+    has.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in _TAGS:
+            kind = f"!!{node.tag.removeprefix(_TAG)}" if node.tag.startswith(_TAG) else node.tag
+            problem = f"expected a mapping, a list, text, a number, true or false, found {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
+            value = None
+        else:
+            if isinstance(node, yaml.ScalarNode) and (meant := _explain_misread(node, value)):
+                raise yaml.constructor.ConstructorError(None, None, meant, node.start_mark)
+            is_storable = is_text(value) if isinstance(value, str) else True
+            if is_storable and not (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
+                return value
+        problem = f"{str(node.value)[:40]!a} is no {node.tag.rpartition(':')[2]} that can be read"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen and key != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        own = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
+        if len(node.value) - len(own) > 1:
+            problem = "the key '<<' is given twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        if all(key_node.tag == f"{_TAG}str" for key_node in own):
+            return mapping
+        keys = [self.construct_object(key_node, deep=True) for key_node in own]
+        if len(set(keys)) < len(keys):  # 1 and 0x1
+            twice = next(key for key in keys if keys.count(key) > 1)
+            mark = own[len(keys) - 1 - keys[::-1].index(twice)].start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", mark)
+        return mapping
+
+
+def _explain_misread(node: yaml.ScalarNode, value: object) -> str:
+    """What to write where YAML 1.1 takes a number for another than people do: 010 for 8, 1:30 for 90."""
+    written = str(node.value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:
+        return ""
+    if ":" in written:
+        return f"{written!r} would be read as {value}; write the number, or a time with its unit"
+    digits = written.lstrip("+-").replace("_", "")
+    if isinstance(value, int) and len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        return f"{written!r} would be read as the octal number {value}; write {digits.lstrip('0') or 0}"
+    return ""
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse YAML that is nested too deep, or grows too large once its aliases are written out."""
+    sizes: list[int] = [0]
+    anchors: list[str | None] = [None]
+    known: dict[str | None, int] = {}
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(0)
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = sizes.pop(), anchors.pop()
+            sizes[-1] += size
+            known[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise _malformed_error(f"*{event.anchor} refers to what it is a part of", event)
+            sizes[-1] += max(known.get(event.anchor, 1), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+        if len(sizes) > MAX_YAML_DEPTH:
+            raise _malformed_error(f"nested deeper than {MAX_YAML_DEPTH} levels", event)
+        if sizes[-1] > MAX_YAML_VALUES:
+            raise _malformed_error(f"more than {MAX_YAML_VALUES} values, with aliases written out", event)
+
+
+def _malformed_error(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+    mark: Any = event.start_mark  # a mark of either parser, the one in C or in Python
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _first_line(error: Exception) -> str:
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return str(problem)
+
+
+class _Layout:
+    """Block style, keys in the order given, short lists of numbers on one line, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class _Dumper(_Layout, yaml.SafeDumper):
+    pass
+
+
+class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Eight times as fast as PyYAML's, if built; it refuses lone surrogates, as in names that are no text."""
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    flat = all(isinstance(item, int | float) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flat)
+
+
+# PyYAML (YAML 1.1) reads these as text, but YAML 1.2 or Go readers take them for numbers or booleans.
+_AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN]", re.ASCII)
+
+
+def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "'" if _AMBIGUOUS.fullmatch(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+for _dumper in (_Dumper, _FastDumper):
+    _dumper.add_representer(list, _represent_list)
+    _dumper.add_representer(str, _represent_str)
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """YAML text, the same bytes for the same document."""
+    how: Any = {"sort_keys": False, "width": 100, "allow_unicode": True}
+    try:
+        return str(yaml.dump(dict(document), Dumper=_FastDumper, **how))
+    except UnicodeEncodeError:
+        return str(yaml.dump(dict(document), Dumper=_Dumper, **how))
+
+
+def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
+    """Write all `files` (relative path -> content) into `directory`, or none of them.
+
+    Everything is written aside first and then renamed into place; what stood there is put back if that fails.
+    `outdated` are patterns of files an earlier run may have left: those not written now are removed.
+    Nothing is written through a link: neither `directory` nor a folder in it may be one.
+    """
+    check_output_directory(directory)
+    _write_files(directory, files, outdated)
+
+
+def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Collection[str] = ()) -> None:
+    """`write_files` into a folder that has been checked already."""
+    for folder in sorted({directory / parent for name in files for parent in Path(name).parents[:-1]}):
+        _refuse_link(folder)
+    made: list[Path] = []
+    try:
+        _make_folder(directory, made)
+        # The temporary folder lies inside, as the folder may be a mount of its own or all that we may write
+        # to.
+        with _write_aside(directory) as aside:
+            new, old = aside / "new", aside / "old"
+            for name, content in files.items():
+                target = new / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content if isinstance(content, bytes) else _encode_text(content))
+            left = {
+                str(path.relative_to(directory))
+                for glob in outdated
+                for path in directory.glob(glob)
+                if path.parent == directory or not path.parent.is_symlink()
+            }
+            _swap_files(directory, new, old, list(files), sorted(left - set(files)), made)
+    except BaseException as error:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
+        raise
+
+
+@contextmanager
+def _write_aside(directory: Path) -> Iterator[Path]:
+    """A folder to write in before renaming, locked while it is in use; what killed runs left is removed."""
+    for left in directory.glob(f"{ASIDE}*"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - LEFT_S:
+                with _lock_folder(left) as is_ours:
+                    if is_ours:
+                        shutil.rmtree(left, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=directory))
+    try:
+        with _lock_folder(aside):
+            yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _lock_folder(directory: Path) -> Iterator[bool]:
+    """Hold the lock on a folder; False where another process does. It ends with the process that holds it.
+
+    Where a file system has no locks, or the folder may not be read, it counts as held.
+    """
+    try:
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def reserve_folder(directory: Path) -> Iterator[None]:
+    """Keep a folder for one run: another that wants to write into it at the same time is refused.
+
+    The folder is made, and removed again where nothing was written. Raises InputError as
+    `check_output_directory` does, and where another run has it.
+    """
+    check_output_directory(directory)
+    made: list[Path] = []
+
+    def tidy() -> None:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+
+    with interrupts.tidy_at_end(tidy):
+        try:
+            _make_folder(directory, made)
+        except OSError as error:
+            raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
+        with _lock_folder(directory) as is_ours:
+            if not is_ours:
+                raise InputError(
+                    f"{directory}: another run is writing into it; wait for its end, or name another folder"
+                )
+            yield
+
+
+def _encode_text(text: str) -> bytes:
+    """UTF-8; what a file's name may hold and UTF-8 cannot is written as \\udcff."""
+    return text.encode(errors="backslashreplace")
+
+
+def _swap_files(
+    directory: Path, new: Path, old: Path, names: list[str], left: list[str], made: list[Path]
+) -> None:
+    """Rename `new` into `directory`, and keep what it replaces, with what is `left` over, in `old`; or undo.
+
+    What is replaced stays in its place until then: whoever is killed between leaves the one or the other.
+    """
+    undo: list[tuple[Path, Path]] = []
+
+    def move(source: Path, target: Path) -> None:
+        if target.is_dir():
+            raise IsADirectoryError(0, f"{target} is a directory")
+        source.replace(target)
+        undo.append((source, target))
+
+    try:
+        for name in (*names, *left):
+            _make_folder((directory / name).parent, made)
+            if os.path.lexists(directory / name):
+                if (directory / name).is_dir():
+                    raise IsADirectoryError(0, f"{name} is a directory there")
+                (old / name).parent.mkdir(parents=True, exist_ok=True)
+                if name in names and _link_file(directory / name, old / name):
+                    undo.append((directory / name, old / name))
+                else:
+                    move(directory / name, old / name)
+            if name in names:
+                move(new / name, directory / name)
+    except BaseException:
+        for source, target in reversed(undo):
+            target.replace(source)
+        raise
+
+
+def _link_file(path: Path, other: Path) -> bool:
+    """Give a file a second name; False where the file system has no such names."""
+    try:
+        os.link(path, other, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _make_folder(directory: Path, made: list[Path]) -> None:
+    """Make `directory` and what leads to it, and note what was not there."""
+    if not directory.is_dir():
+        _make_folder(directory.parent, made)
+        directory.mkdir()
+        made.append(directory)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is.
+
+    Text under a name that ends in .gz is packed, as it would be read; bytes are what they are.
+    """
+    check_output_file(path)
+    raw = content if isinstance(content, bytes) else _encode_text(content)
+    if path.suffix == ".gz" and isinstance(content, str):
+        raw = gzip.compress(raw, mtime=0)
+    if not path.exists() or path.is_file():
+        _write_files(path.parent, {path.name: raw})
+        return
+    try:
+        path.write_bytes(raw)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """`write_file` for a text too long to be held in memory."""
+    check_output_file(path)
+    if path.exists() and not path.is_file():
+        write_file(path, "".join(parts))
+        return
+    try:
+        with _write_aside(path.parent) as aside:
+            made = aside / path.name
+            with gzip.open(made, "wb") if path.suffix == ".gz" else made.open("wb") as stream:
+                for part in parts:
+                    stream.write(_encode_text(part))
+            made.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def check_output_file(path: Path) -> None:
+    """Refuse a file that `write_file` could not write, before the work rather than after."""
+    if (is_directory := _is_directory(path)) is not None and not is_directory and not path.is_file():
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: no permission to write to it; name another file with -o")
+        return  # a pipe or a device: nothing is made beside it
+    if path.parent.absolute() in _OUTPUT_FOLDERS:
+        _refuse_link(path.parent)
+    _check_writable(path.parent)
+    if is_directory:
+        raise InputError(f"{path}: is a directory; name a file with -o")
+
+
+def check_output_directory(directory: Path) -> None:
+    """Refuse a place that `write_files` could not write to, before hours of work rather than after.
+
+    A folder that passed once and is a link later was replaced meanwhile: `write_file` refuses that one too.
+    """
+    _check_writable(directory)
+    _refuse_link(directory)
+    _OUTPUT_FOLDERS.add(directory.absolute())
+
+
+def _refuse_link(directory: Path) -> None:
+    """Whoever replaces a folder by a link would choose where our files go."""
+    if directory.is_symlink():
+        raise InputError(
+            f"{directory}: is a link to {directory.resolve()}, and nothing is written through links; name "
+            "the folder itself with -o"
+        )
+
+
+def _check_writable(directory: Path) -> None:
+    """Refuse a place in which nothing can be made."""
+    existing = directory
+    while (is_directory := _is_directory(existing)) is None:
+        if os.path.lexists(existing):
+            raise InputError(f"{directory}: {existing} is a link to nothing; name another one with -o")
+        existing = existing.parent
+    if not is_directory:
+        place = "exists and" if existing == directory else str(existing)
+        raise InputError(f"{directory}: {place} is not a directory; name another one with -o")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
+    probe = existing / f"{ASIDE}{os.getpid()}"
+    try:  # what `access` says means nothing to root, and on some file systems
+        with suppress(FileExistsError):
+            probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(
+            f"{directory}: nothing can be written in {existing} ({why}); name another one with -o"
+        ) from None
+
+
+def _is_directory(path: Path) -> bool | None:
+    """None where there is nothing; raises InputError for a name that nothing can have."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); name another one") from None
+
+
+def is_path(name: str) -> bool:
+    """Whether a file or folder of this name exists; a name no file can have is none."""
+    try:
+        return bool(name) and Path(name).exists()
+    except OSError:
+        return False

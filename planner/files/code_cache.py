@@ -1,0 +1,209 @@
+"""Machine code that Numba has made, kept on disk between runs: a file per function and types of arguments.
+
+Numba's own cache lets every run fail once a file of it is damaged, a disk is full or no folder can be
+written. It also tells copies of one tree apart and never deletes. Here each file begins with the digest of
+the rest, so a damaged one is made anew; what cannot be written is done without, and one line says so; files
+that another version of the source has left are deleted by the next one that is written.
+
+The name of a file holds what its code depends on: the source file of the function, what it closes over, the
+types, Numba and Python, the processor, and whether indices are checked. Files lie in the folder __pycache__
+beside the source, or, where that cannot be written, in the user's cache folder; NUMBA_CACHE_DIR is in place
+of both.
+
+Of processes that want the same code at once, one makes it and the others wait for its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import logging
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import compiler, config, serialize
+from numba.core.caching import _Cache
+
+from planner.files.checked_files import user_cache
+
+LOG = logging.getLogger("fleetplan.code_cache")
+DIGEST_BYTES = 32
+PATIENCE_S = 120.0  # several times the longest compilation; after it a waiting process compiles too
+LOOK_AGAIN_S = 0.05
+TURN = ".turn"  # suffix of the file that a process locks while it compiles
+
+_config: Any = config
+_dumps: Any = serialize.dumps
+_rebuild: Any = compiler.CompileResult._rebuild
+
+
+def keep_code(dispatcher: Any) -> Any:
+    """The same compiled function, with its machine code kept on disk."""
+    dispatcher._cache = CodeCache(dispatcher.py_func)
+    return dispatcher
+
+
+def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` of these options, with machine code kept on disk."""
+    jit = numba.njit(**options)
+    return lambda function: keep_code(jit(function))
+
+
+class CodeCache(_Cache):
+    """The code of one function. It has the methods that Numba asks of a cache."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        source = Path(inspect.getfile(function))
+        closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
+        self._source = hashlib.sha256(source.read_bytes() + repr(closed_over).encode()).hexdigest()[:16]
+        self._name = f"{source.stem}.{function.__name__}"
+        self._beside = source.parent / "__pycache__"
+
+    @property
+    def cache_path(self) -> str:
+        return str(_code_folder(self._beside))
+
+    def enable(self) -> None:
+        """Always enabled."""
+
+    def disable(self) -> None:
+        """Does nothing: the cache is always enabled."""
+
+    def flush(self) -> None:
+        """Does nothing: Numba's `recompile` calls it, and the files are overwritten anyway."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The code for these types, or None where there is none or it is damaged: then Numba makes it."""
+        target_context.refresh()
+        path = self._code_path(sig, target_context.codegen())
+        code = _read_code(path)
+        if code is None:
+            _take_turn(path)
+            code = _read_code(path)  # another process may have made it
+            if code is None:
+                return None
+            _end_turn(path)
+        return _rebuild(target_context, *pickle.loads(code))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the code, and delete files of earlier versions of the source."""
+        path = self._code_path(sig, data.target_context.codegen())
+        try:
+            if not data.library.has_dynamic_globals:
+                self._keep_code(path, _dumps(data._reduce()))
+        finally:
+            _end_turn(path)
+
+    def _keep_code(self, path: Path, code: bytes) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_whole(path, hashlib.sha256(code).digest() + code)
+        except OSError as error:
+            _say_once(str(path.parent), error.strerror or str(error))
+            return
+        for old in (*path.parent.glob(f"{self._name}-*.code"), *path.parent.glob(f"{self._name}-*{TURN}")):
+            if not old.name.startswith(f"{self._name}-{self._source}-"):
+                with contextlib.suppress(OSError):
+                    old.unlink()
+
+    def _code_path(self, sig: Any, codegen: Any) -> Path:
+        python = (sys.implementation.cache_tag, sys.abiflags)
+        depends_on = (str(sig), codegen.magic_tuple(), python, _config.BOUNDSCHECK, _config.OPT)
+        key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
+        return _code_folder(self._beside) / f"{self._name}-{self._source}-{key}.code"
+
+
+def _read_code(path: Path) -> bytes | None:
+    """The code of a file; None where there is none or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+_TURNS: dict[Path, int] = {}  # files that this process is making -> descriptor of their lock
+
+
+def _take_turn(path: Path) -> None:
+    """Wait while another process makes this file; the lock of a process that dies is released.
+
+    Without locks, or without permission to write, nobody waits.
+    """
+    if path in _TURNS:  # an earlier compilation of this process failed
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(TURN), os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        return
+    until_s = time.monotonic() + PATIENCE_S
+    try:
+        while not _try_lock(lock) and time.monotonic() < until_s:
+            time.sleep(LOOK_AGAIN_S)
+    except BaseException:  # an interrupt
+        os.close(lock)
+        raise
+    _TURNS[path] = lock
+
+
+def _try_lock(lock: int) -> bool:
+    """Whether the lock is ours, or the file system has no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _end_turn(path: Path) -> None:
+    if (lock := _TURNS.pop(path, None)) is not None:
+        with contextlib.suppress(OSError):
+            path.with_suffix(TURN).unlink()
+        os.close(lock)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write the file whole or not at all, whichever other process writes it too."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _code_folder(beside: Path) -> Path:
+    """Where code is kept. Each version of Numba has a folder, as environments may share these sources."""
+    version = f"numba-{numba.__version__}"
+    if _config.CACHE_DIR:
+        return Path(_config.CACHE_DIR) / version
+    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
+        return beside / version
+    return (user_cache() or beside) / version
+
+
+@cache
+def _say_once(folder: str, why: str) -> None:
+    LOG.warning(
+        "plan: compiled code cannot be kept in %s (%s), so each run compiles anew; make room there, or set "
+        "NUMBA_CACHE_DIR to a folder that can be written",
+        folder,
+        why,
+    )

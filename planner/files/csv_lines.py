@@ -1,0 +1,159 @@
+"""Lines of a CSV put together to rows: a quoted field may run over several lines, a stray quote must not.
+
+A parser that meets a quote at the beginning of a field reads on to the next quote, over as many rows as stand
+between, and says nothing. A field over several lines is taken as meant where its last quote stands at the end
+of the field, and where of all its lines at most one could be a row of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InputError, TraceError
+from planner.files.checked_files import MAX_LINE_BYTES
+from planner.files.document_values import show_value
+
+_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # to the first quote that is not doubled
+_NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
+_BLOCK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some MiB of whole rows, and the line in the file at which each of them begins."""
+
+    text: bytes
+    starts: npt.NDArray[np.int64]
+
+
+def read_blocks(
+    path: Path, stream: io.BufferedReader, line: int, *, columns: Sequence[str], figures: Sequence[int]
+) -> Iterator[Block]:
+    """The rows below the header, from `line` on. `figures` are the places of the columns that tell a row: all
+    of them hold a number or a date.
+
+    Raises TraceError naming the line whose quote swallows others.
+    """
+    while lines := stream.readlines(_BLOCK_BYTES):
+        text = b"".join(lines)
+        starts = list(range(line, line + len(lines)))
+        if b'"' in text:
+            starts = []
+            for start, row in _join_rows(path, stream, lines, line, columns):
+                starts.append(start)
+                if len(row) > 1:
+                    _check_long_field(path, start, row, columns, figures)
+            text = b"".join(lines)
+        yield Block(text, np.array(starts))
+        line += len(lines)
+
+
+def _join_rows(
+    path: Path, stream: io.BufferedReader, lines: list[bytes], line: int, columns: Sequence[str]
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Each row's first line, by its number, and its lines. `lines` grows where the last row goes on."""
+    first, last, size_bytes, is_open = 0, 0, 0, False
+    while last < len(lines):
+        if is_open or b'"' in lines[last]:
+            is_open, _ = _scan_line(lines[last], is_open)
+        size_bytes += len(lines[last])
+        last += 1
+        if not is_open:
+            yield line + first, lines[first:last]
+            first, size_bytes = last, 0
+        elif size_bytes > MAX_LINE_BYTES or (last == len(lines) and not _grow(lines, stream)):
+            end = f"within {MAX_LINE_BYTES // 2**20} MiB" if size_bytes > MAX_LINE_BYTES else "before the end"
+            raise TraceError(
+                f"{_opening_place(path, line + first, lines[first], columns)} is not closed {end}; {HOW}"
+            )
+
+
+HOW = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
+
+
+def _grow(lines: list[bytes], stream: io.BufferedReader) -> bool:
+    if more := stream.readline():
+        lines.append(more)
+    return bool(more)
+
+
+def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
+    """Whether a quoted field goes on beyond this line, and its place among the fields.
+
+    As parsers do: a quote opens a field at its beginning only, and what follows the closing one up to the
+    comma belongs to the field.
+    """
+    at, column = 0, 0
+    while True:
+        if is_open or line[at : at + 1] == b'"':
+            closed = _CLOSING.match(line, at if is_open else at + 1)
+            if closed is None:
+                return True, column
+            at, is_open = closed.end(), False
+        comma = line.find(b",", at)
+        if comma < 0:
+            return False, column
+        at, column = comma + 1, column + 1
+
+
+def _check_long_field(
+    path: Path, start: int, row: list[bytes], columns: Sequence[str], figures: Sequence[int]
+) -> None:
+    """Refuse a field over several lines that is not closed well, or that holds what could be rows."""
+    opens = _opening_place(path, start, row[0], columns)
+    for number, line in enumerate(row[1:], start=start + 1):  # each begins within a quoted field
+        closed = _CLOSING.match(line)
+        if closed is not None and line[closed.end() : closed.end() + 1] not in (b"", b",", b"\r", b"\n"):
+            raise TraceError(f"{opens} is closed in line {number}, where its field goes on; {HOW}")
+    _, column = _scan_line(row[0], False)
+    rows = sum(_is_row(line, column, len(columns), figures) for line in row)
+    if rows > 1:
+        raise TraceError(
+            f"{opens} is closed in line {start + len(row) - 1}, and {rows} of these lines read as rows of "
+            f"their own; {HOW}"
+        )
+
+
+def _is_row(line: bytes, column: int, width: int, figures: Sequence[int]) -> bool:
+    """Whether a line has all figures of a row if quotes mean nothing; `column` may hold commas too."""
+    fields = line.rstrip(b"\r\n").split(b",")
+    more = len(fields) - width
+    places = [place + (more if place > column else 0) for place in figures if place != column]
+    return more >= 0 and all(_NUMBER_OR_DATE.fullmatch(fields[place]) for place in places)
+
+
+def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str]) -> str:
+    _, column = _scan_line(line, False)
+    name = show_value(columns[column]) if column < len(columns) else str(column + 1)
+    return f"{path}, line {number}: the quote that opens in column {name}"
+
+
+def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
+    """A header of one name that holds semicolons, tabs or bars is of a table that commas do not separate."""
+    name = str(names[0]) if len(names) == 1 else ""
+    for sign, sign_name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if sign in name.strip(sign):
+            raise InputError(
+                f"{where}: columns are separated by {sign_name} ({show_value(name)}), expected commas, "
+                "and a point in "
+                "numbers; save it as CSV with commas"
+            )
+
+
+def refuse_long_fields(text: str, where: object) -> None:
+    """For tables of figures, in which no field has several lines: a quote that is not closed in its line."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if '"' in line and not line.startswith("#"):
+            is_open, column = _scan_line(line.encode(), False)
+            if is_open:
+                raise InputError(
+                    f"{where}, line {number}: the quote that opens in column {column + 1} is not closed in "
+                    f"its line; {HOW}"
+                )

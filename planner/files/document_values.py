@@ -1,0 +1,335 @@
+"""Values out of a document that somebody wrote, checked: an error says where, what is valid, what was found.
+
+    limits = Section.of(document.get("limits"), "slo.yaml: limits", ("power", "gpus"))
+    power_w, gpus = limits.positive("power", "w", default=None), limits.whole("gpus", default=8)
+
+`where` leads to the value, as in "slo.yaml: limits: power". The functions check one value, a `Section` those
+of a mapping by their keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from planner.errors import InputError
+from planner.units import LARGEST, quantity
+
+MOST = 10**12  # largest count accepted; products of larger ones overflow 64 bits
+MOST_SHOWN = 60  # characters of a value in an error message
+
+Read = TypeVar("Read")
+Default = TypeVar("Default")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a kind of document says is valid; {} takes the bound or the names.
+
+    A key that is missing is said to be so, or, with `missing` empty, is a value like any other wrong one.
+    """
+
+    one_of: str = "expected one of {}"
+    flag: str = "expected true or false"
+    whole: str = "expected a whole number >= {}"
+    most: str = "expected at most {}"
+    number: str = "expected a number"
+    numbers: str = "expected a list of numbers"
+    least: str = "must be >= {:g}"
+    missing: str = "is missing; add it"
+
+
+PLAIN = Wording()
+
+
+class _Required(Enum):
+    TOKEN = "no default"
+
+
+_REQUIRED = _Required.TOKEN
+
+
+def refused_value(where: object, valid: str, value: object) -> InputError:
+    """The InputError for a value that is not valid."""
+    return InputError(f"{where}: {valid}, found {show_value(value)}")
+
+
+def show_value(value: object) -> str:
+    """A value for an error message: its text, cut short, on one line."""
+    plain = getattr(value, "item", None)  # of a NumPy scalar, whose repr would show its type
+    text = repr(plain() if plain is not None and not hasattr(value, "__len__") else value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def with_place(error: InputError, where: object) -> str:
+    """The error's message, opened by the place unless it already is."""
+    return str(error) if str(error).startswith(str(where)) else f"{where}: {error}"
+
+
+@contextmanager
+def errors_as(kind: type[InputError], where: object = "") -> Iterator[None]:
+    """Raise every InputError within as one of this kind, with the place before it where it says none."""
+    try:
+        yield
+    except InputError as error:
+        raise kind(with_place(error, where)) from None
+
+
+def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[str]:
+    """The known names most like `name`, whatever its case; for error messages."""
+    lower = {candidate.lower(): candidate for candidate in known}
+    return [lower[hit] for hit in difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=0.5)]
+
+
+def refuse_unknown(document: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    """Raise InputError at the first key that is not in `known`, naming the nearest that is."""
+    for key in document:
+        if key not in known:
+            hint = nearest_names(key, known, 1)
+            advice = f"did you mean {hint[0]!r}? " if hint else ""
+            raise InputError(f"{where}: unknown key {str(key)!r}; {advice}Valid: {', '.join(known)}")
+
+
+def check_mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refused_value(where, f"expected keys and values{such_as and ' such as ' + such_as}", value)
+    return value
+
+
+def check_rows(value: object, where: object, of: str = "", *, least: int = 0) -> list[Any]:
+    """The value, checked to be a list of at least `least` entries; `of` names the entries in the error."""
+    if not isinstance(value, list) or len(value) < least:
+        raise refused_value(where, f"expected a list{of and ' of ' + of}", value)
+    return value
+
+
+def check_one_of(value: object, known: Collection[str], where: object, wording: Wording = PLAIN) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise refused_value(where, wording.one_of.format(", ".join(known)), value)
+    return value
+
+
+def check_flag(value: object, where: object, wording: Wording = PLAIN) -> bool:
+    if not isinstance(value, bool):
+        raise refused_value(where, wording.flag, value)
+    return value
+
+
+def check_text(value: object, where: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise refused_value(where, "expected text", value)
+    return value
+
+
+def check_plain_text(value: object, where: object) -> str:
+    """Text; also a number or a date, which YAML does not read as text."""
+    if isinstance(value, Mapping | list | bool) or value is None or not str(value).strip():
+        raise refused_value(where, "expected text", value)
+    return str(value).strip()
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a finite number below LARGEST; true and false are no numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def check_number(
+    value: object,
+    where: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    wording: Wording = PLAIN,
+) -> float:
+    """The value as a float, checked to be a number within its bounds."""
+    if not (isinstance(value, int | float) and is_number(value) and value >= least and value > above):
+        bound = f" > {above:g}" if above > -math.inf else f" >= {least:g}" if least > -math.inf else ""
+        raise refused_value(where, wording.number + bound, value)
+    return float(value)
+
+
+def check_numbers(value: object, where: object, wording: Wording = PLAIN) -> tuple[float, ...]:
+    """A list of bare numbers."""
+    if not isinstance(value, list):
+        raise refused_value(where, wording.numbers, value)
+    return tuple(check_number(item, where, wording=wording) for item in value)
+
+
+def check_whole_number(
+    value: object, where: object, *, least: int = 1, most: int = MOST, wording: Wording = PLAIN
+) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refused_value(where, wording.whole.format(least), value)
+    if value > most:
+        raise refused_value(where, wording.most.format(most), value)
+    return value
+
+
+def read_share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
+    """A share: 0.1 or "10 %". A bare number above `bare` is refused even if more is valid: 10 may mean 10
+    %."""
+    written = str(value).strip()
+    is_percent = written.endswith("%")
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        frac = float(written.removesuffix("%")) / (100 if is_percent else 1)
+    except ValueError:
+        frac = float("nan")
+    valid = f"expected a number from 0 to {min(most, 1.0):g} such as 0.1"
+    if not is_percent and bare < frac <= 100:
+        meant = f"'{frac:g} %'" if frac <= 100 * most else "a share"
+        raise refused_value(where, f"{valid}, or a percentage; write {meant}", value)
+    if not 0 <= frac <= most:
+        raise refused_value(where, valid.replace(" to 1 ", f" to {most:g} ") if most > 1 else valid, value)
+    return frac
+
+
+def read_at_least(
+    value: object, unit: str, where: str, *, least: float = 0.0, bare: bool = False, wording: Wording = PLAIN
+) -> float:
+    """A quantity of at least so much in the library's unit."""
+    amount = quantity(value, unit, where=where, bare=bare)
+    if amount < least:
+        raise refused_value(where, wording.least.format(least), value)
+    return amount
+
+
+def read_positive(value: object, unit: str, where: str) -> float:
+    """A quantity above 0."""
+    amount = quantity(value, unit, where=where)
+    if amount <= 0:
+        raise refused_value(where, "must be > 0", value)
+    return amount
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping of a document. A key with null counts as missing; keys with a default may be missing."""
+
+    values: Mapping[str, Any]
+    where: str
+    wording: Wording = PLAIN
+
+    @classmethod
+    def from_document(
+        cls,
+        document: object,
+        where: object,
+        known: Collection[str] | None = None,
+        *,
+        wording: Wording = PLAIN,
+        such_as: str = "",
+    ) -> Section:
+        """A section of the document's keys, empty for None; raises InputError for a key that is not
+        `known`."""
+        values = {} if document is None else check_mapping(document, where, such_as)
+        if known is not None:
+            refuse_unknown(values, known, str(where))
+        return cls({key: value for key, value in values.items() if value is not None}, str(where), wording)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The unchecked value of a key."""
+        return self.values.get(key, default)
+
+    def path_of(self, key: object) -> str:
+        """The place of a key's value, for messages."""
+        return f"{self.where}: {key}"
+
+    def get_required(self, key: str) -> Any:
+        if key not in self.values and self.wording.missing:
+            raise InputError(f"{self.path_of(key)} {self.wording.missing}")
+        return self.values.get(key)
+
+    def subsection(self, key: str, known: Collection[str] | None = None) -> Section:
+        return Section.from_document(self.get(key), self.path_of(key), known, wording=self.wording)
+
+    def one_of(
+        self, key: str, known: Collection[str], default: Default | _Required = _REQUIRED
+    ) -> str | Default:
+        return self._read_value(
+            key, lambda value, where: check_one_of(value, known, where, self.wording), default
+        )
+
+    def flag(self, key: str, default: Default | _Required = _REQUIRED) -> bool | Default:
+        return self._read_value(key, lambda value, where: check_flag(value, where, self.wording), default)
+
+    def text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
+        return self._read_value(key, check_text, default)
+
+    def plain_text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
+        return self._read_value(key, check_plain_text, default)
+
+    def number(
+        self,
+        key: str,
+        default: Default | _Required = _REQUIRED,
+        *,
+        least: float = -math.inf,
+        above: float = -math.inf,
+    ) -> float | Default:
+        return self._read_value(
+            key,
+            lambda value, where: check_number(value, where, least=least, above=above, wording=self.wording),
+            default,
+        )
+
+    def numbers(self, key: str, default: Default | _Required = _REQUIRED) -> tuple[float, ...] | Default:
+        return self._read_value(key, lambda value, where: check_numbers(value, where, self.wording), default)
+
+    def whole_number(
+        self, key: str, default: Default | _Required = _REQUIRED, *, least: int = 1, most: int = MOST
+    ) -> int | Default:
+        return self._read_value(
+            key,
+            lambda value, where: check_whole_number(
+                value, where, least=least, most=most, wording=self.wording
+            ),
+            default,
+        )
+
+    def share(
+        self, key: str, default: Default | _Required = _REQUIRED, *, most: float = 1.0, bare: float = 1.0
+    ) -> float | Default:
+        return self._read_value(
+            key, lambda value, where: read_share(value, where, most=most, bare=bare), default
+        )
+
+    def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
+        """Of any sign."""
+        return self._read_value(key, lambda value, where: quantity(value, unit, where=where), default)
+
+    def at_least(
+        self,
+        key: str,
+        unit: str,
+        default: Default | _Required = _REQUIRED,
+        *,
+        least: float = 0.0,
+        bare: bool = False,
+    ) -> float | Default:
+        return self._read_value(
+            key,
+            lambda value, where: read_at_least(
+                value, unit, where, least=least, bare=bare, wording=self.wording
+            ),
+            default,
+        )
+
+    def positive(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
+        return self._read_value(key, lambda value, where: read_positive(value, unit, where), default)
+
+    def _read_value(
+        self, key: str, check: Callable[[object, str], Read], default: Default | _Required
+    ) -> Read | Default:
+        if key not in self.values and not isinstance(default, _Required):
+            return default
+        return check(self.get_required(key), self.path_of(key))

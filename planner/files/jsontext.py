@@ -1,0 +1,83 @@
+"""JSON as it is read everywhere: what another reader would take otherwise is refused, never read in silence.
+
+Raises ValueError, whose text says what is wrong and does not name the file: a key given twice, of which
+Python keeps the last; NaN and Infinity, which JSON does not have; half a character (\\ud800), which no file
+can hold; a whole number of more digits than any count or hash has; and objects nested too deep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+MOST_DIGITS = 100  # of a whole number: hashes of 256 bits have 78
+
+
+class TwiceError(ValueError):
+    """A key is given twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key!r} is given twice")
+        self.key = key
+
+
+def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool = True) -> Any:
+    """The value of a whole JSON text; with `has_nan` NaN and Infinity are floats, as programs write them.
+
+    Without `counts_digits` whoever reads the numbers checks them: traces hold millions of ids.
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_parse_object,
+            parse_constant=None if has_nan else _refuse_constant,
+            parse_int=_parse_whole_number if counts_digits else None,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if "\\u" in text if isinstance(text, str) else b"\\u" in text:
+        _check_texts([value])
+    return value
+
+
+def json_decoder() -> json.JSONDecoder:
+    """For values that stand one after the other in a longer text, as `parse_json` reads them."""
+    return json.JSONDecoder(object_pairs_hook=_parse_object)
+
+
+def is_text(text: str) -> bool:
+    """Whether a file can hold it; half a character of UTF-16 no file can."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise TwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return members
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _parse_whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"the number {digits[:20]}... has {len(digits)} digits")
+    return int(digits)
+
+
+def _check_texts(values: Iterable[Any]) -> None:
+    """Refuse half a character anywhere in these values."""
+    waiting = [values]
+    while waiting:
+        for value in waiting.pop():
+            if isinstance(value, str):
+                if not is_text(value):
+                    raise ValueError(f"the text {ascii(value)[:60]} holds half a character")
+            elif isinstance(value, dict):
+                waiting += [value.keys(), value.values()]
+            elif isinstance(value, list):
+                waiting.append(value)

@@ -1,0 +1,73 @@
+"""Text and tables of figures that others wrote: read whole, checked as they are read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.errors import InputError
+from planner.files.checked_files import open_input
+from planner.files.csv_lines import refuse_long_fields, refuse_other_delimiter
+from planner.files.document_values import show_value
+from planner.files.numeric import as_floats
+from planner.units import LARGEST
+
+MAX_BYTES = 512 * 2**20  # a benchmark that kept every token of 100,000 requests stays below
+
+
+def read_text(path: Path) -> str:
+    """UTF-8 text without its byte order mark."""
+    with open_input(path) as stream:
+        raw = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB; leave generated texts out of it")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text") from None
+    if "\0" in text:
+        raise InputError(f"{path}: holds a NUL byte, so it is binary; expected text")
+    return text
+
+
+def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
+    """A CSV with a header that has all of `columns`."""
+    table = parse_csv(read_text(path), path, columns)
+    if table.empty:
+        raise InputError(f"{path}: holds no rows")
+    return table
+
+
+def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
+    """The same from its text; lines that begin with # are left out."""
+    refuse_long_fields(text, where)
+    try:
+        table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
+        raise InputError(f"{where}: is not a CSV with a header ({str(error).strip()[:120]})") from None
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
+        raise InputError(f"{where}: is not a CSV with a header (rows have more cells than the header)")
+    refuse_other_delimiter(list(table.columns), where)
+    columns = list(columns)
+    if missing := [column for column in columns if column not in table.columns]:
+        needs = ", ".join(columns)
+        raise InputError(f"{where}: lacks the column(s) {', '.join(missing)}; needs {needs}")
+    return table
+
+
+def read_number_column(
+    table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
+) -> npt.NDArray[np.float64]:
+    """A column of numbers; raises InputError naming the first row at fault (1 = below the header)."""
+    values = as_floats(table[name])
+    bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
+    if bad.size:
+        shown_value = show_value(table[name].astype(object).iloc[int(bad[0])])
+        row = table.index[int(bad[0])] + 1
+        raise InputError(f"{where}: row {row}: {name} is {shown_value}, must be a number >= {least:g}")
+    return np.asarray(values, dtype=float)

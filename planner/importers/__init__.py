@@ -1,0 +1,175 @@
+"""Measurements made elsewhere, one file per format.
+
+    read("auto", [Path("result.json")], Facts(gpu="h100-80g", tp=1), read_catalog())
+
+A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
+(latencies of requests under a load). Steps are fitted by
+`planner.calibrate.fitting`, either corrects a fit in `planner.calibrate.measured_runs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.text_tables import read_text
+from planner.importers import (
+    aiconfigurator,
+    aiperf,
+    foreign_fields,
+    generic,
+    guidellm,
+    inference_perf,
+    llmservingsim,
+    prometheus_scrape,
+    splitwise_tables,
+    vidur_tables,
+    vllm_latency,
+    vllm_serve,
+)
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, read_runs
+from planner.importers.foreign_fields import Facts
+from planner.models.step_tables import StepTable
+
+__all__ = ["FORMATS", "Facts", "MeasuredRun", "MeasuredRuns", "detect", "read", "read_runs", "summary"]
+
+Reader = Callable[[Sequence[Path], Facts, Catalog], "StepTable | MeasuredRuns"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFormat:
+    """How a format is read, and told: any of `marks`, each a set of keys or columns a file must have.
+
+    `inside` are patterns of the files in a folder of results; the first that finds some counts.
+    """
+
+    read: Reader
+    kind: str  # json, jsonl, csv or text
+    marks: tuple[frozenset[str], ...]
+    needs_file: bool = True
+    inside: tuple[str, ...] = ()
+
+
+FORMATS: Mapping[str, ForeignFormat] = {
+    "splitwise": ForeignFormat(splitwise_tables.read, "csv", (frozenset(splitwise_tables.COLUMNS),)),
+    "vidur": ForeignFormat(
+        vidur_tables.read, "csv", tuple(frozenset(columns) for columns in vidur_tables.MARKS)
+    ),
+    "llmservingsim": ForeignFormat(
+        llmservingsim.read, "csv", tuple(frozenset(columns) for columns in llmservingsim.MARKS)
+    ),
+    "vllm-bench-serve": ForeignFormat(
+        vllm_serve.read, "json", (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", "**/*.json")
+    ),
+    "vllm-bench-latency": ForeignFormat(vllm_latency.read, "json", (frozenset(vllm_latency.MARKS),)),
+    "guidellm": ForeignFormat(
+        guidellm.read, "json", (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", "**/*.json")
+    ),
+    "aiperf": ForeignFormat(
+        aiperf.read,
+        "json",
+        tuple(frozenset(marks) for marks in aiperf.MARKS),
+        inside=("**/profile_export_aiperf.json", "**/profile_export.jsonl"),
+    ),
+    "inference-perf": ForeignFormat(
+        inference_perf.read,
+        "json",
+        (frozenset(inference_perf.MARKS),),
+        inside=("**/stage_*_lifecycle_metrics.json",),
+    ),
+    "aiconfigurator": ForeignFormat(
+        aiconfigurator.read, "csv", (frozenset(aiconfigurator.COLUMNS),), needs_file=False
+    ),
+    "prometheus": ForeignFormat(
+        prometheus_scrape.read, "text", (frozenset({"status", "data"}), frozenset({"metric", "values"}))
+    ),
+    "csv": ForeignFormat(generic.read, "csv", (frozenset(generic.COLUMNS),)),
+}
+
+
+def read(name: str, paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
+    """Read files of the format `name`, or of the one they look like for "auto". A folder stands for the
+    results in it, those of a sweep for instance.
+    """
+    if name != "auto" and name not in FORMATS:
+        raise InputError(f"import: format {name!r} is not one of auto, {', '.join(FORMATS)}")
+    if not paths and (name == "auto" or FORMATS[name].needs_file):
+        raise InputError(f"import: format {name} needs a file")
+    name = detect_format(paths[0]) if name == "auto" else name
+    files = [file for path in paths for file in (_results(path, name) if path.is_dir() else [path])]
+    return FORMATS[name].read(files, facts, catalog)
+
+
+def _results(folder: Path, name: str) -> list[Path]:
+    """The files of the format `name` that a folder holds."""
+    for pattern in FORMATS[name].inside:
+        if files := sorted(folder.glob(pattern)):
+            return files
+    raise InputError(f"{folder}: is a folder without results of {name}; name the files")
+
+
+def summarise_import(measured: StepTable | MeasuredRuns) -> dict[str, Any]:
+    """What an import read, as plain values for JSON and the screen."""
+    if isinstance(measured, StepTable):
+        note = measured.about.get("note")
+        setup = {key: measured.about[key] for key in ("llm", "gpu", "tp", "source") if key in measured.about}
+        return {"kind": "step table", **setup, "steps": len(measured.steps), "notes": [note] if note else []}
+    return {
+        "kind": "measured runs",
+        "llm": measured.llm,
+        "gpu": measured.gpu,
+        "tp": measured.tp,
+        "source": measured.source,
+        "runs": [f"{run.name}: {run.requests} requests, {run.load}" for run in measured.runs],
+        "notes": list(measured.notes),
+    }
+
+
+def detect_format(path: Path) -> str:
+    """The format a file, or the first result in a folder, looks like; raises InputError where it is none of
+    ours.
+    """
+    if path.is_dir():
+        own = [known.inside[0] for known in FORMATS.values() if known.inside]
+        for pattern in (*own, "**/*.json"):
+            if files := sorted(path.glob(pattern)):
+                return detect_format(files[0])
+        raise InputError(f"{path}: is a folder without results of a format we know; name the files")
+    kind, names = _describe_file(read_text(path), path)
+    if kind == "text":
+        return "prometheus"
+    for name, known in FORMATS.items():
+        if any(marks <= names for marks in known.marks):
+            return name
+    listed_names = ", ".join(sorted(names)[:8])
+    raise InputError(
+        f"{path}: is no format we know (found {listed_names[:200] or 'nothing'}); name one of "
+        f"{', '.join(FORMATS)}"
+    )
+
+
+def _describe_file(text: str, path: Path) -> tuple[str, set[str]]:
+    """What kind of file it is, and its keys or columns."""
+    start = text.lstrip()
+    if start.startswith("{__name__="):
+        return "text", set()
+    if start.startswith(("{", "[")):
+        try:
+            document = foreign_fields.parse_json(text, path)
+        except InputError:
+            document = foreign_fields.parse_json(start.split("\n", 1)[0], path)
+        return "json", _keys(document)
+    if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:200]):
+        return "text", set()
+    lines = (line for line in start.split("\n") if line.strip() and not line.startswith("#"))
+    return "csv", {cell.strip().strip('"') for cell in next(lines, "").split(",")}
+
+
+def _keys(document: Any) -> set[str]:
+    if isinstance(document, list):
+        document = document[0] if document else {}
+    return {str(key) for key in document} if isinstance(document, dict) else set()

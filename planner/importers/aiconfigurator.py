@@ -1,0 +1,95 @@
+"""AIConfigurator: kernel times of steps (no file), or its measured end-to-end points (silicon_sample.csv).
+
+The points are means of closed loops, all of one length per row; how many requests were sent is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.documents.catalog import Catalog
+from planner.errors import CatalogError, InputError
+from planner.files.numeric import as_floats
+from planner.files.text_tables import read_csv, read_number_column
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+from planner.importers.silicon import SYSTEMS, silicon_table
+from planner.models.step_tables import NOT_INCLUDED, StepTable
+
+COLUMNS = (
+    "backend",
+    "model_path",
+    "system",
+    "precision",
+    "mode",
+    "isl",
+    "osl",
+    "batch_size",
+    "tp_size",
+    "pp_size",
+    "silicon_ttft_ms",
+    "silicon_tpot_ms",
+)
+ROUNDS = 10  # requests per seat: benchmarks of this kind send that many
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
+    if not paths:
+        llm, gpu, tp = foreign_fields.read_setup(facts, catalog, "aiconfigurator")
+        if catalog.llm(llm).heads % tp:
+            raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
+        steps = silicon_table(catalog.llm(facts.llm or llm), catalog.gpu(gpu), tp)
+        return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
+    if len(paths) != 1:
+        raise InputError(f"aiconfigurator: expected one silicon_sample.csv, found {len(paths)} files")
+    path = paths[0]
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, path)
+    system = SYSTEMS.get(gpu)
+    table = read_csv(path, COLUMNS)
+    whole = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
+    rows = table[
+        (table.backend == "vllm")
+        & (table["mode"] == "agg")
+        & (table.system == system)
+        & (whole["tp_size"] == tp)
+        & (whole["pp_size"] == 1)
+    ]
+    names = {name: _llm(str(name), catalog) for name in rows.model_path.unique()}
+    rows = rows[rows.model_path.map(names) == llm] if len(rows) else rows
+    if rows.empty:
+        raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
+    read_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
+    columns = [read_number_column(rows, name, path, least=1e-9).tolist() for name in read_columns]
+    runs = []
+    precisions = rows.precision.fillna("").astype(str).tolist()
+    for i, (isl, osl, seats, ttft_ms, tpot_ms) in enumerate(zip(*columns, strict=True)):
+        concurrency = foreign_fields.read_count(seats, f"{path}: batch_size", most=10**5)
+        notes = [f"{ROUNDS} requests per seat are assumed"]
+        if precisions[i]:
+            notes.append(
+                f"weights in {foreign_fields.one_line(precisions[i])[:20]}: does the LLM's row say so too?"
+            )
+        runs.append(
+            with_stated_load(
+                MeasuredRun(
+                    f"{isl:g}x{osl:g} c{concurrency}",
+                    ROUNDS * concurrency,
+                    (isl,),
+                    (osl,),
+                    {"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
+                    concurrency=concurrency,
+                    notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
+                ),
+                facts,
+            )
+        )
+    return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))
+
+
+def _llm(name: str, catalog: Catalog) -> str | None:
+    try:
+        return catalog.llm(name).name
+    except (CatalogError, OSError):
+        return None

@@ -1,0 +1,166 @@
+"""aiperf: profile_export_aiperf.json (a summary) and profile_export.jsonl (one request per line).
+
+Its inter_token_latency is a request's (last - first) / (n - 1), our tpot. Every value carries its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.document_values import check_mapping
+from planner.files.text_tables import read_text
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+
+MARKS = (("request_latency", "request_count"), ("metadata", "metrics"))
+NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
+LENGTHS = ("input_sequence_length", "output_sequence_length")
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    runs, load_facts = [], None
+    files = foreign_fields.file_labels(paths)
+    for file, path in zip(files, paths, strict=True):
+        text = read_text(path)
+        lines = [line for line in text.split("\n") if line.strip()]
+        try:
+            first = foreign_fields.parse_json(lines[0], f"{path}, line 1") if lines else None
+        except InputError:
+            first = None  # a document over several lines
+        if isinstance(first, Mapping) and "metrics" in first:
+            run = _records(file, path, lines)
+        else:
+            document = check_mapping(foreign_fields.parse_json(text, path), path)
+            run, model = _summary(file, path, document)
+            load_facts = load_facts or model
+        runs.append(with_stated_load(run, facts))
+    names = foreign_fields.list_first(files)
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names, llm=load_facts)
+    return MeasuredRuns(llm, gpu, tp, f"aiperf, {names}", tuple(runs))
+
+
+def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
+    """Requests of the profiling phase; the file does not say what load was asked, only when they started."""
+    values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
+    lengths: tuple[list[float], list[float]] = ([], [])
+    starts_s: list[float] = []
+    failed = 0
+    for i, line in enumerate(lines):
+        where = f"{path}, line {i + 1}"
+        row = check_mapping(foreign_fields.parse_json(line, where), where)
+        metadata = check_mapping(row.get("metadata", {}), f"{where}: metadata")
+        if metadata.get("benchmark_phase") == "warmup":
+            continue
+        metrics = check_mapping(row.get("metrics", {}), f"{where}: metrics")
+        if row.get("error") or metadata.get("was_cancelled") or not metrics:
+            failed += 1
+            continue
+        for metric, key in NAMES.items():
+            if (value := _value(metrics.get(key), "value", f"{where}: {key}")) is not None:
+                values_s[metric].append(value)
+        for of, key in zip(lengths, LENGTHS, strict=True):
+            length = check_mapping(metrics.get(key), f"{where}: {key}").get("value")
+            of.append(max(1.0, foreign_fields.read_number(length, f"{where}: {key}")))
+        start = foreign_fields.read_optional(metadata, "request_start_ns", where)
+        starts_s += [] if start is None else [start]
+    if not lengths[0]:
+        raise InputError(f"{path}: no request succeeded; there is nothing to import")
+    known = len(starts_s) == len(lengths[0])
+    first = min(starts_s, default=0.0)
+    return MeasuredRun(
+        file,
+        len(lengths[0]),
+        tuple(lengths[0]),
+        tuple(lengths[1]),
+        {
+            metric: quantiles
+            for metric, values in values_s.items()
+            if (quantiles := foreign_fields.mean_and_percentiles(values))
+        },
+        arrival_s=tuple((start - first) / 1e9 for start in starts_s) if known else (),
+        failed=failed,
+        notes=foreign_fields.run_remarks(failed=failed),
+    )
+
+
+def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
+    latency: dict[str, dict[str, float]] = {}
+    for metric, key in NAMES.items():
+        row = document.get(key)
+        if row is None:
+            continue
+        names = {"mean": "avg"} | {f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES}
+        latencies = {
+            name: value
+            for name, theirs in names.items()
+            if (value := _value(row, theirs, f"{path}: {key}")) is not None
+        }
+        if latencies:
+            latency[metric] = latencies
+
+    def average(key: str) -> float:
+        row = check_mapping(document.get(key), f"{path}: {key}")
+        return foreign_fields.read_number(row.get("avg"), f"{path}: {key}: avg")
+
+    requests = foreign_fields.read_count(average("request_count"), f"{path}: request_count", least=0)
+    failed = round(average("error_request_count")) if document.get("error_request_count") else 0
+    if not requests:
+        raise InputError(f"{path}: no request succeeded; there is nothing to import")
+    config = document.get("input_config")
+    model, concurrency, rate = _read_load(config if isinstance(config, Mapping) else {}, str(path))
+    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)
+    run = MeasuredRun(
+        file,
+        requests,
+        input_tokens,
+        output_tokens,
+        latency,
+        concurrency,
+        rate,
+        failed=failed,
+        notes=foreign_fields.run_remarks(failed=failed, is_summary=True),
+    )
+    return run, model
+
+
+def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int | None, float | None]:
+    """LLM, concurrency and rate. Of newer versions (0.10) the load stands in `phases`, whose warm-up is left
+    out of the results, of older ones in `loadgen`.
+    """
+    items = config.get("models")
+    items = items.get("items") if isinstance(items, Mapping) else None
+    endpoint = config.get("endpoint")
+    older = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
+    first = next((x[0] for x in (items, older) if isinstance(x, list) and x), None)
+    model = first.get("name") if isinstance(first, Mapping) else first
+
+    phases, load = config.get("phases"), config.get("loadgen")
+    if isinstance(phases, list):
+        counted = [x for x in phases if isinstance(x, Mapping) and not x.get("exclude_from_results")]
+        load = counted[0] if len(counted) == 1 else None  # several phases have no one load
+    load = load if isinstance(load, Mapping) else {}
+    seats = load.get("concurrency")
+    rate = load.get("rate", load.get("request_rate")) if seats is None else None
+    return (
+        model if isinstance(model, str) else None,
+        None if seats is None else foreign_fields.read_count(seats, f"{where}: concurrency"),
+        None if rate is None else foreign_fields.read_number(rate, f"{where}: request_rate"),
+    )
+
+
+def _value(row: object, key: str, where: str) -> float | None:
+    """Seconds of a {key: number, unit: ...}; None where there is none."""
+    if row is None:
+        return None
+    row = check_mapping(row, where)
+    value = row.get(key)
+    if value is None:
+        return None
+    return foreign_fields.read_seconds(
+        foreign_fields.read_number(value, f"{where}: {key}"), str(row.get("unit", "ms")), where
+    )

@@ -1,0 +1,230 @@
+"""Measured runs: what an end-to-end benchmark of one engine says, whatever program it comes from.
+
+    {"llm": "meta-llama/Llama-3.1-8B", "gpu": "h100-80g", "tp": 1, "source": "vllm bench serve, a.json",
+     "runs": [{"name": "a.json", "requests": 500, "concurrency": 32,
+               "input_tokens": [812, ...], "output_tokens": [200, ...],
+               "latency_s": {"ttft": {"mean": 0.21, "p99": 0.60}, "tpot": {"mean": 0.012}}}]}
+
+Lengths are one per request, or a single mean, around which `length_spread_frac` s draws them evenly from
+[1 - s, 1 + s]: equal lengths keep requests in step with each other, which few real runs do. The load is
+`concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open loop, as recorded); a run
+without any cannot be simulated. `tpot` is a request's (last - first token) / (n - 1), `tbt` a gap between
+tokens. Statistics are mean, max, pNN, and pNN_at_most, which is a bucket's edge and no measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError
+from planner.files.document_values import check_mapping, check_rows, errors_as
+from planner.importers import foreign_fields
+
+METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
+ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
+MAX_REQUESTS = 10**6
+MAX_TOKENS = 10**7
+_STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d{1,4})?|100)(_at_most)?")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One benchmark of one engine; see the module's docstring for fields and units."""
+
+    name: str
+    requests: int
+    input_tokens: tuple[float, ...]
+    output_tokens: tuple[float, ...]
+    latency_s: Mapping[str, Mapping[str, float]]
+    concurrency: int | None = None
+    rate_rps: float | None = None
+    arrival_s: tuple[float, ...] = ()
+    failed: int = 0
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_tokens: int | None = None
+    notes: tuple[str, ...] = ()
+    length_spread_frac: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f"run {self.name}"
+        if not 1 <= self.requests <= MAX_REQUESTS:
+            raise InputError(f"{where}: requests is {self.requests}, must be from 1 to {MAX_REQUESTS}")
+        for key in ("input_tokens", "output_tokens"):
+            values = getattr(self, key)
+            if len(values) not in (1, self.requests):
+                raise InputError(f"{where}: {key} has {len(values)} values, must have 1 or {self.requests}")
+            if not all(1 <= value <= MAX_TOKENS for value in values):
+                raise InputError(f"{where}: {key} must be from 1 to {MAX_TOKENS} tokens")
+        if not 0 <= self.length_spread_frac < 1:
+            raise InputError(
+                f"{where}: length_spread_frac is {self.length_spread_frac}, must be >= 0 and below 1"
+            )
+        if self.arrival_s and len(self.arrival_s) != self.requests:
+            raise InputError(f"{where}: arrival_s has {len(self.arrival_s)} values, not {self.requests}")
+        if not all(0 <= value < math.inf for value in self.arrival_s):
+            raise InputError(f"{where}: arrival_s must be finite and >= 0")
+        if self.concurrency is not None and not 1 <= self.concurrency <= MAX_REQUESTS:
+            raise InputError(f"{where}: concurrency is {self.concurrency}, must be >= 1")
+        if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
+            raise InputError(f"{where}: rate_rps is {self.rate_rps}, must be finite and > 0")
+        if not any(self.latency_s.values()):
+            raise InputError(f"{where}: holds no latency; expected one of {', '.join(METRICS)}")
+        for metric, statistics in self.latency_s.items():
+            if metric not in METRICS:
+                raise InputError(f"{where}: {metric!r} is not one of {', '.join(METRICS)}")
+            for name, value in statistics.items():
+                if not _STATISTIC.fullmatch(name):
+                    raise InputError(f"{where}: {metric}: {name!r} is not mean, max or a percentile (p99)")
+                if not 0 < value < 1e9:
+                    raise InputError(f"{where}: {metric} {name} is {value}, must be > 0 s and below 1e9 s")
+
+    @property
+    def load(self) -> str:
+        """For people: 'concurrency 32', '4 req/s'."""
+        if self.concurrency is not None:
+            return f"concurrency {self.concurrency}"
+        if self.arrival_s:
+            return "recorded arrivals"
+        return "unknown load" if self.rate_rps is None else f"{self.rate_rps:g} req/s"
+
+    def as_dict(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "name": self.name,
+            "requests": self.requests,
+            "failed": self.failed,
+            "concurrency": self.concurrency,
+            "rate_rps": self.rate_rps,
+            "length_spread_frac": self.length_spread_frac or None,
+            **{key: getattr(self, key) for key in ENGINE_KEYS},
+            "latency_s": {metric: dict(values) for metric, values in self.latency_s.items() if values},
+            "input_tokens": _plain(self.input_tokens),
+            "output_tokens": _plain(self.output_tokens),
+            "arrival_s": list(self.arrival_s) or None,
+            "notes": list(self.notes) or None,
+        }
+        return {key: value for key, value in document.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRuns:
+    """Runs of one LLM on one kind of engine."""
+
+    llm: str
+    gpu: str
+    tp: int
+    source: str
+    runs: tuple[MeasuredRun, ...]
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise InputError(f"{self.source}: holds no runs")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks of all runs, each once, with the runs it is about unless it is all of them."""
+        of: dict[str, list[str]] = {}
+        for run in self.runs:
+            for note in run.notes:
+                of.setdefault(note, []).append(run.name)
+        return tuple(
+            note if len(names) == len(self.runs) else f"{note} ({', '.join(names)})"
+            for note, names in of.items()
+        )
+
+    def to_json(self) -> str:
+        document = {
+            "llm": self.llm,
+            "gpu": self.gpu,
+            "tp": self.tp,
+            "source": self.source,
+            "runs": [run.as_dict() for run in self.runs],
+        }
+        return json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def with_stated_load(run: MeasuredRun, facts: foreign_fields.Facts) -> MeasuredRun:
+    """The run with the load and the spread of lengths that the command line gives, before the file's."""
+    if facts.length_spread_frac is not None:
+        run = replace(run, length_spread_frac=facts.length_spread_frac)
+    if facts.concurrency is not None:
+        return replace(run, concurrency=facts.concurrency, rate_rps=None, arrival_s=())
+    if facts.rate_rps is not None:
+        return replace(run, concurrency=None, rate_rps=facts.rate_rps, arrival_s=())
+    return run
+
+
+def read_runs(path: Path) -> MeasuredRuns:
+    """Read a runs.json; raises InputError naming the file and the field."""
+    return parse_runs(foreign_fields.read_json(path), path)
+
+
+def parse_runs(document: Any, path: Path) -> MeasuredRuns:
+    document = check_mapping(document, path)
+    names = {key: document.get(key) for key in ("llm", "gpu")}
+    for key, name in names.items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{path}: {key}: expected a name, found {name!r}")
+    runs = []
+    for i, row in enumerate(check_rows(document.get("runs"), f"{path}: runs")):
+        where = f"{path}: runs[{i}]"
+        row = check_mapping(row, where)
+        with errors_as(InputError, where):
+            runs.append(_run(row, where))
+    tp = foreign_fields.read_count(document.get("tp"), f"{path}: tp", most=foreign_fields.MAX_TP)
+    source = foreign_fields.one_line(document.get("source", path))
+    return MeasuredRuns(str(names["llm"]), str(names["gpu"]), tp, source, tuple(runs))
+
+
+def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
+    latency = check_mapping(row.get("latency_s"), f"{where}: latency_s")
+    whole = {
+        key: None if row.get(key) is None else foreign_fields.read_count(row[key], f"{where}: {key}")
+        for key in ("concurrency", *ENGINE_KEYS)
+    }
+    arrival = row.get("arrival_s")
+    return MeasuredRun(
+        name=foreign_fields.one_line(row.get("name", where)),
+        requests=foreign_fields.read_count(row.get("requests"), f"{where}: requests"),
+        input_tokens=_lengths(row.get("input_tokens"), f"{where}: input_tokens"),
+        output_tokens=_lengths(row.get("output_tokens"), f"{where}: output_tokens"),
+        latency_s={
+            str(metric): {
+                str(name): foreign_fields.read_number(value, f"{where}: {metric} {name}")
+                for name, value in check_mapping(values, f"{where}: {metric}").items()
+            }
+            for metric, values in latency.items()
+        },
+        concurrency=whole["concurrency"],
+        rate_rps=foreign_fields.read_optional(row, "rate_rps", where),
+        arrival_s=()
+        if arrival is None
+        else tuple(foreign_fields.read_numbers(arrival, f"{where}: arrival_s")),
+        failed=foreign_fields.read_count(row.get("failed", 0), f"{where}: failed", least=0),
+        max_num_seqs=whole["max_num_seqs"],
+        max_num_batched_tokens=whole["max_num_batched_tokens"],
+        kv_tokens=whole["kv_tokens"],
+        length_spread_frac=foreign_fields.read_optional(row, "length_spread_frac", where) or 0.0,
+        notes=tuple(
+            foreign_fields.one_line(note) for note in check_rows(row.get("notes", []), f"{where}: notes")
+        ),
+    )
+
+
+def _lengths(value: object, where: str) -> tuple[float, ...]:
+    return tuple(
+        foreign_fields.read_numbers(value, where)
+        if isinstance(value, list)
+        else [foreign_fields.read_number(value, where)]
+    )
+
+
+def _plain(lengths: tuple[float, ...]) -> float | list[float]:
+    plain = [int(n) if float(n).is_integer() else n for n in lengths]
+    return plain if len(plain) > 1 else plain[0]

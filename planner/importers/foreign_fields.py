@@ -1,0 +1,178 @@
+"""What every reader of a foreign file needs: its content with checks, and what the command line adds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files import jsontext
+from planner.files.document_values import check_number as checked_number
+from planner.files.document_values import check_rows, refused_value
+from planner.files.text_tables import read_text
+from planner.models.latency import Array
+
+MAX_TP = 1024
+Lengths = tuple[tuple[float, ...], tuple[float, ...]]  # input and output tokens, per request or one mean
+PERCENTILES = (50, 90, 95, 99)
+_LISTED = 6  # files that a source names
+COALESCED_FRAC = 0.1  # a median gap below this share of the mean says that tokens came in bunches
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a file may leave out; what is given here comes before what the file says.
+
+    `requests` is how many there were, for a file that only gives means; `duration_s` lies between scrapes;
+    `length_spread_frac` s says that lengths lay between (1 - s) and (1 + s) times their mean.
+    """
+
+    llm: str | None = None
+    gpu: str | None = None
+    tp: int | None = None
+    concurrency: int | None = None
+    rate_rps: float | None = None
+    requests: int | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    duration_s: float | None = None
+    length_spread_frac: float | None = None
+
+
+def read_setup(
+    facts: Facts,
+    catalog: Catalog,
+    where: object,
+    *,
+    llm: object = None,
+    gpu: object = None,
+    tp: object = None,
+) -> tuple[str, str, int]:
+    """LLM, GPU (by their catalog names) and tensor parallelism; `llm`, `gpu` and `tp` are what the file says.
+
+    Raises InputError naming every option that is needed.
+    """
+    catalog_names = {
+        "llm": facts.llm or (llm if isinstance(llm, str) else None),
+        "gpu": facts.gpu or (gpu if isinstance(gpu, str) else None),
+        "tp": facts.tp or (None if tp is None else read_count(tp, f"{where}: tp", most=MAX_TP)),
+    }
+    if missing := [f"--{name}" for name, value in catalog_names.items() if not value]:
+        raise InputError(f"{where}: does not say what was measured; add {' '.join(missing)}")
+    try:
+        llm_name = catalog.llm(str(catalog_names["llm"])).name
+        gpu_name = catalog.gpu(str(catalog_names["gpu"])).name
+    except InputError as error:
+        raise InputError(f"{where}: {error}; say which it is with --llm and --gpu") from None
+    return llm_name, gpu_name, read_count(catalog_names["tp"], "--tp", most=MAX_TP)
+
+
+def file_labels(paths: Sequence[Path]) -> list[str]:
+    """A label per file: its name; where names repeat, by their paths below the folder they share."""
+    plain = [path.name for path in paths]
+    if len(set(plain)) == len(plain):
+        return plain
+    shared = os.path.commonpath([path.absolute().parent for path in paths])
+    return [path.absolute().relative_to(shared).as_posix() for path in paths]
+
+
+def list_first(files: Sequence[str]) -> str:
+    """The first few names in a sentence, and how many more there are."""
+    more = len(files) - _LISTED
+    return ", ".join(files[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def parse_json(text: str, where: object) -> Any:
+    try:
+        return jsontext.parse_json(text, has_nan=True)
+    except ValueError as error:
+        raise InputError(f"{where}: is not JSON ({str(error)[:120]})") from None
+
+
+def read_json(path: Path) -> Any:
+    return parse_json(read_text(path), path)
+
+
+def read_number(value: object, where: object, *, least: float = 0.0) -> float:
+    """A finite number of at least `least`; text that is one counts (vLLM's --metadata writes text)."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    return checked_number(value, where, least=least)
+
+
+def read_numbers(value: object, where: object, *, least: float = 0.0) -> list[float]:
+    return [
+        read_number(item, f"{where}[{i}]", least=least) for i, item in enumerate(check_rows(value, where))
+    ]
+
+
+def read_count(value: object, where: object, *, least: int = 1, most: int = 10**9) -> int:
+    """A whole number, also as 32.0 or as text."""
+    checked = read_number(value, where)
+    if not checked.is_integer() or not least <= checked <= most:
+        raise refused_value(where, f"expected a whole number from {least} to {most}", value)
+    return int(checked)
+
+
+def read_optional(
+    document: Mapping[str, Any], key: str, where: object, *, least: float = 0.0
+) -> float | None:
+    value = document.get(key)
+    return None if value is None else read_number(value, f"{where}: {key}", least=least)
+
+
+def mean_and_percentiles(values_s: Sequence[float] | Array) -> dict[str, float]:
+    """Mean and percentiles (numpy's, linear, as the benchmarks do) of the values above zero."""
+    times_s = np.asarray(values_s, dtype=float)
+    times_s = times_s[times_s > 0]
+    if not times_s.size:
+        return {}
+    at = np.percentile(times_s, PERCENTILES)
+    return {"mean": float(times_s.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, at, strict=True)}
+
+
+def read_seconds(value: float | None, unit: str, where: object) -> float | None:
+    """In seconds; None where nothing was measured, which benchmarks also write as zero."""
+    factors = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9}
+    if unit not in factors:
+        raise InputError(f"{where}: unknown unit {unit!r}; expected one of {', '.join(factors)}")
+    return value * factors[unit] if value else None
+
+
+def run_remarks(
+    *,
+    failed: int = 0,
+    is_summary: bool = False,
+    tokens_per_chunk: float = 1.0,
+    gap_p50: float | None = None,
+    gap_mean: float | None = None,
+) -> tuple[str, ...]:
+    """Remarks that a reader of the imported numbers should know."""
+    notes = []
+    if failed:
+        notes.append(f"{failed} request(s) failed and are left out: the engine may have been overloaded")
+    if is_summary:
+        notes.append("only summary statistics: the lengths of single requests are lost, the mean is used")
+    if tokens_per_chunk > 1.01:
+        notes.append(
+            f"{tokens_per_chunk:.2f} tokens per chunk: gaps are between chunks, TPOT stays per token"
+        )
+    if gap_p50 is not None and gap_mean and gap_p50 < COALESCED_FRAC * gap_mean:
+        notes.append(
+            "the median gap is below a tenth of the mean: tokens reached the client in bunches, so gap "
+            "percentiles say little (the client's machine was busy)"
+        )
+    return tuple(notes)
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())

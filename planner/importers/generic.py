@@ -1,0 +1,51 @@
+"""A CSV of one's own: one run per row.
+
+input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]; the times are means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.documents.catalog import Catalog
+from planner.files.text_tables import read_csv, read_number_column
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+
+COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
+REQUESTS = 200  # per run, where the file does not say
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    names = ", ".join(path.name for path in paths)
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names)
+    runs: list[MeasuredRun] = []
+    for path in paths:
+        table = read_csv(path, COLUMNS)
+        extra = [name for name in ("requests", "concurrency", "rate") if name in table.columns]
+        columns = {name: read_number_column(table, name, path, least=1e-9) for name in (*COLUMNS, *extra)}
+        for i in range(len(table)):
+            row = {name: float(values[i]) for name, values in columns.items()}
+            where = f"{path.name}, row {i + 1}"
+            notes = foreign_fields.run_remarks(is_summary=True)
+            if "requests" not in row and facts.requests is None:
+                notes = (*notes, f"{REQUESTS} requests are assumed")
+            concurrency = row.get("concurrency")
+            run = MeasuredRun(
+                where,
+                foreign_fields.read_count(
+                    facts.requests or row.get("requests", REQUESTS), f"{where}: requests"
+                ),
+                (row["input_tokens"],),
+                (row["output_tokens"],),
+                {"ttft": {"mean": row["ttft_ms"] / 1e3}, "tpot": {"mean": row["tpot_ms"] / 1e3}},
+                None
+                if concurrency is None
+                else foreign_fields.read_count(concurrency, f"{where}: concurrency"),
+                row.get("rate") if concurrency is None else None,
+                notes=notes,
+            )
+            runs.append(with_stated_load(run, facts))
+    return MeasuredRuns(llm, gpu, tp, f"CSV, {names}", tuple(runs))

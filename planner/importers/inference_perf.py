@@ -1,0 +1,111 @@
+"""inference-perf (kubernetes-sigs): stage_N_lifecycle_metrics.json, one run per stage of its load.
+
+Times are in seconds. Its time_per_output_token is a request's (last - first) / (n - 1), our tpot, and its
+inter_token_latency a gap between tokens. The file names neither LLM nor GPU. A summary_lifecycle_metrics.json
+mixes all stages, so it has no load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.document_values import check_mapping
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+
+MARKS = ("load_summary", "successes", "failures")
+METRICS = {
+    "ttft": "time_to_first_token",
+    "tpot": "time_per_output_token",
+    "tbt": "inter_token_latency",
+    "e2e": "request_latency",
+}
+STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {
+    f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES
+}
+BEHIND_FRAC = 0.05  # a load generator that sent so much less than asked did not keep up
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    names = foreign_fields.file_labels(paths)
+    runs = tuple(
+        with_stated_load(_run(name, check_mapping(foreign_fields.read_json(path), path)), facts)
+        for name, path in zip(names, paths, strict=True)
+    )
+    listed = foreign_fields.list_first(names)
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, listed)
+    return MeasuredRuns(llm, gpu, tp, f"inference-perf, {listed}", runs)
+
+
+def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
+    good = check_mapping(document.get("successes"), f"{name}: successes")
+    times = check_mapping(good.get("latency"), f"{name}: successes.latency")
+    latency: dict[str, dict[str, float]] = {}
+    for metric, key in METRICS.items():
+        row = check_mapping(times.get(key) or {}, f"{name}: {key}")
+        latencies = {
+            ours: foreign_fields.read_number(row[theirs], f"{name}: {key} {theirs}")
+            for theirs, ours in STATISTICS.items()
+            if row.get(theirs)
+        }
+        if latencies:
+            latency[metric] = latencies
+    requests = foreign_fields.read_count(good.get("count"), f"{name}: successes.count", least=0)
+    if not requests or not latency:
+        raise InputError(f"{name}: no request succeeded; there is nothing to import")
+    failures = check_mapping(document.get("failures") or {}, f"{name}: failures")
+    failed = foreign_fields.read_count(failures.get("count") or 0, f"{name}: failures.count", least=0)
+    gaps = latency.get("tbt", {})
+    notes = list(
+        foreign_fields.run_remarks(
+            failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
+        )
+    )
+    if cached := foreign_fields.read_optional(_prompts(name, good), "cached", f"{name}: prompt_tokens"):
+        notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
+    concurrency, rate_rps = _load(name, document, notes)
+    return MeasuredRun(
+        name,
+        requests,
+        (_mean(name, _prompts(name, good), "prompt_tokens"),),
+        (_mean(name, good.get("output_tokens") or good.get("output_len"), "output_tokens"),),
+        latency,
+        concurrency,
+        rate_rps,
+        failed=failed,
+        notes=tuple(notes),
+    )
+
+
+def _load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
+    load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
+    if (seats := load.get("concurrency")) is not None:
+        return foreign_fields.read_count(seats, f"{name}: load_summary.concurrency"), None
+    requested_rate_rps, sent = (
+        foreign_fields.read_optional(load, f"{key}_rate", f"{name}: load_summary")
+        for key in ("requested", "achieved")
+    )
+    if not requested_rate_rps:
+        notes.append("the load is not known: give the files of single stages, or --rate or --concurrency")
+        return None, None
+    if sent and sent < (1 - BEHIND_FRAC) * requested_rate_rps:
+        notes.append(
+            f"asked for {requested_rate_rps:g} requests/s, the client sent {sent:.3g}; the latter counts"
+        )
+        return None, sent
+    return None, requested_rate_rps
+
+
+def _prompts(name: str, good: Mapping[str, Any]) -> Mapping[str, Any]:
+    row = good.get("prompt_tokens") or good.get("prompt_len")  # the older name
+    return check_mapping(row, f"{name}: prompt_tokens")
+
+
+def _mean(name: str, row: object, key: str) -> float:
+    mean = check_mapping(row, f"{name}: {key}").get("mean")
+    return foreign_fields.read_number(mean, f"{name}: {key}: mean", least=1)

@@ -1,0 +1,249 @@
+"""LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, and moe.csv of a mixture.
+
+One folder of them is one LLM on one GPU at one tensor parallelism. A step is, as LLMServingSim adds it up,
+
+    t = embedding(N) + final_layernorm(N) + lm_head(S) + sampler(S)
+        + layers * ( other layers(N), the layer norm twice + attention + [mixture] moe(N, experts)
+                     + [TP > 1] 2 all_reduce(N) )
+
+with N tokens of S sequences, microseconds, linear between what was measured. Kernels alone were timed, on one
+GPU: no host, and no all-reduce, which comes from the GPU's row of the catalog.
+
+Attention was measured for one prefill and equal decodes in one launch. Several prefills of a step add up, but
+for the launch. Of a mixture N tokens visit E (1 - (1 - k/E)^N) experts, evenly split over the GPUs.
+
+The table that is made has steps drawn at random, because sizes that are powers of two are quicker than their
+neighbours: GEMMs are cut into tiles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.documents.catalog import Catalog
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.files.text_tables import read_csv, read_number_column
+from planner.importers import foreign_fields
+from planner.importers.foreign_fields import Facts
+from planner.models.llm import Llm
+from planner.models.memory import kv_cache_tokens
+from planner.models.parallelism import tp_s
+from planner.models.step_tables import COLUMNS, NOT_INCLUDED, StepShape, StepTable
+
+ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+FILES = {  # what was measured over what
+    "attention.csv": ATTENTION,
+    "dense.csv": ("layer", "tokens"),
+    "per_sequence.csv": ("layer", "sequences"),
+    "moe.csv": ("tokens", "activated_experts"),
+}
+TIME = "time_us"
+MARKS = tuple((*names, TIME) for names in FILES.values())
+CALLS = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}  # per layer; 0: once per step; others: 1
+STEPS = 3000  # a third each of prefills, of decodes, and of both together
+MOST_PROMPTS = 8  # of a step
+
+Tree = Mapping[float, Any]
+"""Microseconds by one size after the other, in order: of sizes a, b in tree[a][b]."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Microseconds of kernels on one of `tp` GPUs, and the largest sizes that were measured."""
+
+    llm: Llm
+    gpu: Gpu
+    tp: int
+    attention: Tree
+    layers: Mapping[str, Tree]  # by tokens
+    heads: Sequence[Tree]  # LM head and sampler, by sequences
+    moe: Tree | None
+
+    @property
+    def most_tokens(self) -> int:
+        return int(min(max(tree) for tree in self.layers.values()))
+
+    @property
+    def most_sequences(self) -> int:
+        return int(min(max(tree) for tree in self.heads))
+
+    def step_s(self, step: StepShape) -> float:
+        """Seconds of the GPUs."""
+        tokens = step.prompts * step.new + step.decodes
+        once_us = sum(interpolate_time(tree, step.prompts + step.decodes) for tree in self.heads)
+        layer_us = self._attention_us(step)
+        for name, tree in self.layers.items():
+            calls = CALLS.get(name, 1)
+            layer_us += calls * interpolate_time(tree, tokens)
+            once_us += interpolate_time(tree, tokens) if calls == 0 else 0.0
+        if self.moe is not None:
+            layer_us += interpolate_time(self.moe, tokens, self._experts(tokens))
+        all_reduces_s = float(tp_s(self.llm, self.gpu, self.tp, tokens))
+        return (once_us + self.llm.layers * layer_us) / 1e6 + all_reduces_s
+
+    def _attention_us(self, step: StepShape) -> float:
+        """Of one layer."""
+        prompts, new, cached, decodes, context = step
+        if not prompts:
+            return interpolate_time(self.attention, 0, 0, decodes, context)
+        launch_us = interpolate_time(self.attention, 0, 0, 1, 0)  # the least of all
+        alone_us = interpolate_time(self.attention, new, cached, 0, 0)
+        both = interpolate_time(self.attention, prompts * new, cached, decodes, context)
+        beside_us = both - interpolate_time(self.attention, prompts * new, cached, 0, 0) if decodes else 0.0
+        return launch_us + prompts * max(alone_us - launch_us, 0.0) + beside_us
+
+    def _experts(self, tokens: int) -> float:
+        """Of a layer, that the tokens visit on one GPU."""
+        missed_frac = (1 - self.llm.experts_per_token / self.llm.experts) ** tokens
+        return self.llm.experts * (1 - missed_frac) / self.tp
+
+    def steps(self, rng: np.random.Generator) -> Iterator[StepShape]:
+        """Endless, within what was measured."""
+        chunks = [size for size in self.attention if size > 0]
+        least, most = int(min(chunks)), int(min(self.most_tokens, max(chunks)))
+        prefix = int(min(max(self.attention[size]) for size in chunks))
+        context = int(max(self.attention[0][0][1]))
+        alone = int(min(max(self.attention[0][0]), self.most_sequences))
+        beside = int(min(max(self.attention[size][0]) for size in chunks))
+
+        def between(low: int, high: int) -> int:
+            return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+
+        def cached() -> int:
+            return int(rng.integers(2)) * between(least, prefix) if prefix > least else 0
+
+        while True:
+            prompts = between(1, MOST_PROMPTS)
+            yield StepShape(prompts, between(least, max(most // prompts, least)), cached(), 0, 0)
+            yield StepShape(0, 0, 0, between(1, alone), between(least, context))
+            prompts, decodes = between(1, MOST_PROMPTS), between(1, beside)
+            new = int(rng.integers(least, max((most - decodes) // prompts, least) + 1))
+            yield StepShape(prompts, new, cached(), decodes, between(least, context))
+
+
+def interpolate_time(tree: Any, *sizes: float) -> float:
+    """Linear between the sizes there are, the outermost beyond them."""
+    if not sizes:
+        return float(tree)
+    known, (size, *rest) = list(tree), sizes
+    above = bisect_right(known, size)
+    low, high = known[max(above - 1, 0)], known[min(above, len(known) - 1)]
+    low_us = interpolate_time(tree[low], *rest)
+    if low == high or size <= low:
+        return low_us
+    share = float((size - low) / (high - low))
+    return low_us + (interpolate_time(tree[high], *rest) - low_us) * share
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+    """The profile's own files of one folder, in any order; others are left out, and named."""
+    llm_name, gpu_name, tp = foreign_fields.read_setup(
+        facts, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
+    )
+    llm, gpu = catalog.llm(facts.llm or llm_name), catalog.gpu(gpu_name)
+    tables, unknown = _files(paths)
+    profile = _profile(tables, llm, gpu, tp)
+    kv_tokens = kv_cache_tokens(llm, gpu, tp)
+    drawn = islice(profile.steps(np.random.default_rng(0)), STEPS)
+    rows = [(*step.column_sums, profile.step_s(step)) for step in drawn if step.kv_tokens <= kv_tokens]
+    if not rows:
+        raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
+    names = ", ".join(path.name for path, _ in tables.values())
+    about = {
+        "llm": llm_name,
+        "gpu": gpu_name,
+        "tp": str(tp),
+        "source": foreign_fields.one_line(f"LLMServingSim profiles {names}"),
+        "host_overhead": NOT_INCLUDED,
+    }
+    notes = [f"{profile.most_tokens} tokens and {profile.most_sequences} sequences per step were profiled"]
+    if tp > 1:
+        notes.append(f"all-reduces were not: those of {gpu.name} in the catalog are added")
+    if unknown:
+        notes.append(f"not used: {foreign_fields.list_first(unknown)}")
+    about["note"] = "; ".join(notes)
+    return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
+
+
+def _files(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]], list[str]]:
+    """The tables by what they hold, and the names of files that are none of them."""
+    tables: dict[str, tuple[Path, pd.DataFrame]] = {}
+    unknown = []
+    for path, shown in zip(paths, foreign_fields.file_labels(paths), strict=True):
+        table = read_csv(path)
+        kinds = [kind for kind, names in FILES.items() if {*names, TIME} <= set(table.columns)]
+        if not kinds:
+            unknown.append(shown)
+        elif kinds[0] in tables:
+            other = tables[kinds[0]][0]
+            raise InputError(f"{path}: is a second {kinds[0]}, beside {other}; name the files of one --tp")
+        else:
+            tables[kinds[0]] = path, table
+    return tables, unknown
+
+
+def _profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gpu: Gpu, tp: int) -> Profile:
+    needed = ["attention.csv", "dense.csv", "per_sequence.csv"] + ["moe.csv"] * (llm.experts > 1)
+    if missing := [name for name in needed if name not in tables]:
+        raise InputError(f"llmservingsim: {', '.join(missing)} is missing; name all files of the profile")
+    if "moe.csv" in tables and llm.experts == 1:
+        raise InputError(f"{tables['moe.csv'][0]}: is of a mixture of experts, {llm.name} is none")
+    path, attention = tables["attention.csv"]
+    trees = {kind: _by_layer(*tables[kind]) for kind in ("dense.csv", "per_sequence.csv")}
+    tree = _tree(path, attention, ATTENTION)
+    _check_attention(tree, path)
+    return Profile(
+        llm,
+        gpu,
+        tp,
+        tree,
+        trees["dense.csv"],
+        list(trees["per_sequence.csv"].values()),
+        _tree(*tables["moe.csv"], FILES["moe.csv"]) if "moe.csv" in tables else None,
+    )
+
+
+def _by_layer(path: Path, table: pd.DataFrame) -> dict[str, Tree]:
+    size = table.columns[table.columns.isin(["tokens", "sequences"])][0]
+    return {str(name): _tree(path, rows, [size]) for name, rows in table.groupby("layer")}
+
+
+def _tree(path: Path, table: pd.DataFrame, names: Sequence[str]) -> Tree:
+    """Repeats of a size count as their median."""
+    sizes = [pd.Series(read_number_column(table, name, path), name=name) for name in names]
+    times_us = pd.Series(read_number_column(table, TIME, path)).groupby(sizes).median()
+    tree: dict[float, Any] = {}
+    for key, time_us in times_us.sort_index().items():
+        *branches, leaf = key if isinstance(key, tuple) else (key,)
+        branch = tree
+        for size in branches:
+            branch = branch.setdefault(size, {})
+        branch[leaf] = float(time_us)
+    return tree
+
+
+def _check_attention(tree: Tree, path: Path) -> None:
+    """Raise InputError unless there are decodes alone, prefills alone, and both."""
+    if 1 not in tree.get(0, {}).get(0, {}):
+        raise InputError(f"{path}: lacks decodes alone: rows with prefill_chunk and kv_prefill 0, n_decode 1")
+    if not (chunks := [size for size in tree if size > 0]):
+        raise InputError(f"{path}: lacks prefills: rows with prefill_chunk > 0")
+    if chunks[0] < 1:
+        raise InputError(f"{path}: prefill_chunk is {chunks[0]:g}, must be 0 or a number of tokens")
+    for size in chunks:
+        if max(tree[size].get(0, {0: 0})) < 1:
+            where = f"prefill_chunk {size:g}, kv_prefill 0 and n_decode > 0"
+            raise InputError(f"{path}: lacks rows with {where}: prefills and decodes together")
+        for prefix, decodes in tree[size].items():
+            if 0 not in decodes:
+                where = f"prefill_chunk {size:g}, kv_prefill {prefix:g}"
+                raise InputError(f"{path}: lacks rows with {where} and n_decode 0")

@@ -1,0 +1,410 @@
+"""A range of Prometheus' samples: counters, gauges and histograms as figures per interval.
+
+Read as `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer (a matrix), as `promtool query
+range -o json` prints it, and as text of `promtool tsdb dump` (milliseconds) and `promtool tsdb
+dump-openmetrics` (seconds). A counter that falls began anew at zero. A sample that is no number marks the end
+of a series (Prometheus' staleness marker). What a counter had when a series began is not an increase of the
+range, as in Prometheus' own increase(). Samples further apart than `GAP_S` leave the intervals between them
+unknown.
+
+Source: prometheus.io/docs/prometheus/latest/querying/api, and prometheus/prometheus, cmd/promtool/tsdb.go.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InputError
+from planner.files.document_values import show_value
+from planner.files.text_tables import read_text
+from planner.importers.foreign_fields import parse_json
+
+Floats = npt.NDArray[np.float64]
+Labels = tuple[tuple[str, str], ...]  # sorted, without __name__
+Wanted = Callable[[str], bool]
+
+GAP_S = 300.0  # Prometheus' lookback: a sample is held for so long
+MOST_SAMPLES = 50_000_000
+_LAST_S = 253402300800.0  # the year 10000: a greater time is not in seconds
+_LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
+_LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
+_ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One series: its name, its other labels, and its samples in order of time.
+
+    `t_s` is Unix time [s], rising; `values` may be NaN (a staleness marker: the series ended there).
+    """
+
+    name: str
+    labels: Labels
+    t_s: Floats
+    values: Floats
+
+    def label(self, key: str) -> str:
+        """The value of a label, empty where the series has none, as Prometheus means it."""
+        return dict(self.labels).get(key, "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledHistogram:
+    """What came into a histogram per interval, summed over instances.
+
+    `edges` (B,) are upper edges of buckets, rising, the last one infinite; `counts` (N, B) per bucket, not
+    cumulative; `total` (N,) and `sums` (N,) what `_count` and `_sum` rose by. NaN: unknown.
+    """
+
+    edges: Floats
+    counts: Floats
+    total: Floats
+    sums: Floats
+
+
+def read_series(paths: Sequence[Path], wanted: Wanted | None = None) -> tuple[Series, ...]:
+    """The series of all files together, sorted by name and labels; `wanted` says which names count.
+
+    Raises InputError where a file is none of the formats, where no series is left, and where files
+    contradict each other.
+    """
+    all_series = [series for path in paths for series in parse_series(read_text(path), path, wanted)]
+    merged = _merged(all_series, " and ".join(path.name for path in paths[:3]))
+    if not merged:
+        raise InputError(
+            f"{paths[0] if paths else 'Prometheus'}: holds no samples of the metrics that are needed; "
+            "expected vLLM's, for instance vllm:request_success_total"
+        )
+    return merged
+
+
+def parse_series(text: str, where: object, wanted: Wanted | None = None) -> tuple[Series, ...]:
+    """The series in a text of one of the formats above."""
+    start = text.lstrip()
+    if not start:
+        raise InputError(f"{where}: is empty; expected samples of Prometheus")
+    if start.startswith("[") or (start.startswith("{") and start[1:].lstrip()[:1] in ('"', "}")):
+        return _merged(_of_json(text, where, wanted or _every), where)
+    return _merged(_of_lines(text, where, wanted or _every), where)
+
+
+def parse_answer(document: Any, where: object, wanted: Wanted | None = None) -> tuple[Series, ...]:
+    """The series of one answer of the API, already parsed from JSON."""
+    return _merged(list(_of_answer(document, where, wanted or _every)), where)
+
+
+def _every(name: str) -> bool:
+    return True
+
+
+# --- JSON ---
+
+
+def _of_json(text: str, where: object, wanted: Wanted) -> list[Series]:
+    """One answer, a list of answers or of a matrix's rows, or an answer per line."""
+    try:
+        documents = [parse_json(text, where)]
+    except InputError:
+        lines = [(k, line) for k, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
+            raise
+        documents = [parse_json(line, f"{where}, line {k}") for k, line in lines]
+    all_series: list[Series] = []
+    for document in documents:
+        rows = document if isinstance(document, list) else [document]
+        for k, row in enumerate(rows):
+            at = f"{where}: [{k}]" if isinstance(document, list) else where
+            if isinstance(row, dict) and "metric" in row:
+                all_series += _of_row(row, at, wanted)
+            else:
+                all_series += _of_answer(row, at, wanted)
+    return all_series
+
+
+def _of_answer(document: Any, where: object, wanted: Wanted) -> Iterable[Series]:
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{where}: expected an answer of /api/v1/query_range, an object, found {show_value(document)}"
+        )
+    if document.get("status") == "error":
+        message = " ".join(str(document.get("error", "")).split())[:200]
+        raise InputError(f"{where}: Prometheus answered an error: {message or 'without a message'}")
+    data = document.get("data", document)
+    kind = data.get("resultType") if isinstance(data, dict) else None
+    if kind != "matrix":
+        raise InputError(
+            f"{where}: data.resultType is {show_value(kind)}, expected matrix: ask /api/v1/query_range, or "
+            "/api/v1/query for a range such as name[1h]"
+        )
+    rows = data.get("result")
+    if not isinstance(rows, list):
+        raise InputError(f"{where}: data.result is {show_value(rows)}, expected a list of series")
+    for k, row in enumerate(rows):
+        yield from _of_row(row, f"{where}: data.result[{k}]", wanted)
+
+
+def _of_row(row: Any, where: object, wanted: Wanted) -> list[Series]:
+    metric = row.get("metric") if isinstance(row, dict) else None
+    if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
+        raise InputError(f"{where}: metric is {show_value(metric)}, expected an object of labels")
+    name = metric.get("__name__", "")
+    if not name:
+        raise InputError(
+            f"{where}: has no __name__, which rate(), sum() and the like take away: query the counters "
+            "themselves, for instance vllm:request_success_total"
+        )
+    if not wanted(name):
+        return []
+    values = row.get("values")
+    if values is None and "histograms" in row:
+        raise InputError(
+            f"{where}: {name} is a native histogram, which is not read; scrape classic ones "
+            "(always_scrape_classic_histograms: true)"
+        )
+    if not isinstance(values, list):
+        raise InputError(f"{where}: values is {show_value(values)}, expected a list of [time, value]")
+    samples = np.empty((len(values), 2))
+    for k, pair in enumerate(values):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise InputError(f"{where}: values[{k}] is {show_value(pair)}, expected [time, value]")
+        samples[k] = _time_s(pair[0], f"{where}: values[{k}]"), _value(pair[1], f"{where}: values[{k}]")
+    return [_series(name, metric, samples, where)]
+
+
+# --- lines ---
+
+
+def _of_lines(text: str, where: object, wanted: Wanted) -> list[Series]:
+    """`{__name__="x", ...} value ms` of tsdb dump, `x{...} value s` of dump-openmetrics."""
+    samples_by_series: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    is_dump: bool | None = None
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        at = f"{where}, line {number}"
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise InputError(
+                f"{at}: {show_value(line[:80])} is not a sample with its time, as promtool tsdb dump and "
+                "dump-openmetrics write it"
+            )
+        in_braces = match[1] is None
+        if is_dump not in (None, in_braces):
+            raise InputError(f"{at}: mixes lines of tsdb dump and of dump-openmetrics; give two files")
+        is_dump = in_braces
+        name = match[1] or _name(match[2] or "", at)
+        if wanted(name):
+            time_s = _time_s(match[4], at, per_s=1000.0 if in_braces else 1.0)
+            samples_by_series.setdefault((name, match[2] or ""), []).append((time_s, _value(match[3], at)))
+    return [
+        _series(name, _labels(labels, where), np.array(samples), where)
+        for (name, labels), samples in samples_by_series.items()
+    ]
+
+
+def _name(labels: str, where: object) -> str:
+    match = re.search(r'(?:^|,\s*)__name__="([^"\\]+)"', labels)
+    if match is None:
+        raise InputError(f"{where}: has no __name__; expected a line of promtool tsdb dump")
+    return match[1]
+
+
+def _labels(text: str, where: object) -> dict[str, str]:
+    labels, at = {}, 0
+    while at < len(text):
+        match = _LABEL.match(text, at)
+        if match is None:
+            raise InputError(f"{where}: {show_value(text[at : at + 60])} is not a label of a series")
+        labels[match[1]] = re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), match[2])
+        at = match.end()
+    return labels
+
+
+def _time_s(value: Any, where: object, *, per_s: float = 1.0) -> float:
+    try:
+        time_s = math.nan if isinstance(value, bool) else float(value) / per_s
+    except (TypeError, ValueError, OverflowError):
+        time_s = math.nan
+    if not 0 <= time_s < _LAST_S:
+        unit = "milliseconds" if per_s > 1 else "seconds"
+        raise InputError(f"{where}: its time is {show_value(value)}, expected Unix time in {unit}")
+    return time_s
+
+
+def _value(value: Any, where: object) -> float:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: {show_value(value)} is not a number") from None
+
+
+def _series(name: str, labels: Mapping[str, str], samples: Floats, where: object) -> Series:
+    samples = samples.reshape(-1, 2)
+    kept = tuple(sorted((key, value) for key, value in labels.items() if key != "__name__" and value))
+    order = np.argsort(samples[:, 0], kind="stable")
+    t_s, values = samples[order, 0], samples[order, 1]
+    twice = np.flatnonzero(np.diff(t_s) == 0)
+    if twice.size:
+        same = (values[twice] == values[twice + 1]) | (np.isnan(values[twice]) & np.isnan(values[twice + 1]))
+        if not same.all():
+            time_s = t_s[twice[np.flatnonzero(~same)[0]]]
+            raise InputError(f"{where}: {name} has two values at {time_s:.3f}; keep the samples of one")
+        kept_rows = np.append(True, np.diff(t_s) > 0)
+        t_s, values = t_s[kept_rows], values[kept_rows]
+    return Series(name, kept, t_s, values)
+
+
+def _merged(unmerged: Iterable[Series], where: object) -> tuple[Series, ...]:
+    """Series of equal name and labels as one, the empty ones left out."""
+    by: dict[tuple[str, Labels], list[Series]] = {}
+    for series in unmerged:
+        if series.t_s.size:
+            by.setdefault((series.name, series.labels), []).append(series)
+    merged = []
+    for (name, labels), parts in sorted(by.items(), key=lambda item: item[0]):
+        if len(parts) == 1:
+            merged.append(parts[0])
+            continue
+        samples = np.column_stack(
+            [np.concatenate([p.t_s for p in parts]), np.concatenate([p.values for p in parts])]
+        )
+        merged.append(_series(name, dict(labels), samples, where))
+    if sum(series.t_s.size for series in merged) > MOST_SAMPLES:
+        raise InputError(
+            f"{where}: more than {MOST_SAMPLES:,} samples; ask for fewer metrics or a longer step"
+        )
+    return tuple(merged)
+
+
+# --- per interval ---
+
+
+def find_series(series: Iterable[Series], *names: str) -> tuple[Series, ...]:
+    """Those of the first of `names` that there is: newer names of a metric before older ones."""
+    every = list(series)
+    for name in names:
+        if matching := tuple(row for row in every if row.name == name):
+            return matching
+    return ()
+
+
+def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
+    """Edges [s] of whole intervals, at multiples of `every_s`, between the first and the last sample."""
+    every = list(series)
+    if not every:
+        return np.empty(0)
+    first, last = min(float(row.t_s[0]) for row in every), max(float(row.t_s[-1]) for row in every)
+    low, high = math.ceil(first / every_s - 1e-9), math.floor(last / every_s + 1e-9)
+    return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
+
+
+def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
+    """What counters rose by in each of the N intervals between N + 1 edges, summed over instances.
+
+    Between two samples a counter rises evenly. NaN where a gap, the beginning or the end of all samples
+    leaves an interval unknown.
+    """
+    edges_s = np.asarray(edges_s, dtype=float)
+    total = np.zeros(max(len(edges_s) - 1, 0))
+    seen = np.zeros(total.shape, dtype=bool)
+    first, last = math.inf, -math.inf
+    for row in series:
+        t_s, values, is_stale = _run(row)
+        if len(t_s) < 2:
+            continue
+        first, last = min(first, float(t_s[0])), max(last, float(t_s[-1]))
+        rises = np.diff(values)
+        rises = np.where(rises < 0, values[1:], rises)  # it began anew at zero
+        height = np.append(0.0, np.cumsum(rises))
+        total += np.diff(np.interp(edges_s, t_s, height))
+        seen |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
+        long = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
+        for k in long:
+            total[(edges_s[1:] > t_s[k] + 1e-6) & (edges_s[:-1] < t_s[k + 1] - 1e-6)] = np.nan
+    known = seen & (edges_s[:-1] >= first - 1e-6) & (edges_s[1:] <= last + 1e-6)
+    return np.where(known, total, np.nan)
+
+
+def _run(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """Samples that are numbers, and whether a staleness marker follows each."""
+    is_number = np.isfinite(row.values)
+    places = np.flatnonzero(is_number)
+    following = np.append(places[1:], len(row.values))
+    return row.t_s[places], row.values[places], following - places > 1
+
+
+def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
+    """The mean over each interval of a gauge, of all its instances together (a sum); NaN where unknown.
+
+    A sample holds until the next one, but no longer than `gap_s`.
+    """
+    edges_s = np.asarray(edges_s, dtype=float)
+    n = max(len(edges_s) - 1, 0)
+    area, seen = np.zeros(n), np.zeros(n, dtype=bool)
+    for row in series:
+        ends = np.append(row.t_s[1:], np.inf)
+        ends = np.minimum(ends, row.t_s + gap_s)
+        ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + gap_s
+        is_number = np.isfinite(row.values)
+        starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
+        if not starts.size:
+            continue
+        # the integral up to t is that of the spans before it
+        heights = np.append(0.0, np.cumsum(values * (ends - starts)))
+        at = np.searchsorted(starts, edges_s, side="right")
+        inside = np.maximum(at - 1, 0)
+        begun = np.minimum(edges_s, ends[inside]) - starts[inside]
+        upto = np.where(at > 0, heights[inside] + values[inside] * begun, 0.0)
+        area += np.diff(upto)
+        seen |= (edges_s[1:] > starts[0]) & (edges_s[:-1] < ends[-1])
+    return np.where(seen, area / np.diff(edges_s), np.nan) if n else area
+
+
+def interval_histogram(
+    series: Sequence[Series], name: str, edges_s: Floats, *, gap_s: float = GAP_S
+) -> SampledHistogram | None:
+    """The histogram `name` per interval; None where there are no buckets of that name.
+
+    Raises InputError where an edge is no number, and where instances have different edges.
+    """
+    by: dict[float, list[Series]] = {}
+    for row in series:
+        if row.name == f"{name}_bucket":
+            by.setdefault(_edge(row.label("le"), name), []).append(row)
+    if not by:
+        return None
+    edges = np.array(sorted(by))
+    groups = {edge: {_without_le(row) for row in rows} for edge, rows in by.items()}
+    if any(group != groups[edges[-1]] for group in groups.values()):
+        raise InputError(f"{name}: instances have different buckets; watch those of one version of an engine")
+    if not math.isinf(edges[-1]):
+        raise InputError(f'{name}: has no bucket le="+Inf"; query all of its buckets')
+    cumulative = np.array([counter_increase(by[edge], edges_s, gap_s=gap_s) for edge in edges])
+    counts = np.maximum(np.diff(cumulative, axis=0, prepend=0.0), 0.0).T
+    sums = counter_increase([row for row in series if row.name == f"{name}_sum"], edges_s, gap_s=gap_s)
+    return SampledHistogram(edges, counts, cumulative[-1], sums)
+
+
+def _edge(le: str, name: str) -> float:
+    try:
+        edge = float(le)
+    except ValueError:
+        edge = math.nan
+    if math.isnan(edge):
+        raise InputError(f"{name}: a bucket has le={show_value(le)}, expected a number or +Inf")
+    return edge
+
+
+def _without_le(row: Series) -> Labels:
+    return tuple(label for label in row.labels if label[0] != "le")

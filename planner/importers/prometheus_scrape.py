@@ -1,0 +1,159 @@
+"""A scrape of a running vLLM's /metrics: one text (since the server started), or two (between them); or a
+range of Prometheus' samples (prometheus_runs.py).
+
+Means are deltas of sum over deltas of count. A histogram knows no percentile, only in which bucket it lies:
+the bucket's upper edge is kept as `p99_at_most`, a bound and no measurement. A scrape names no time, so the
+rate needs --duration, or --rate or --concurrency.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.text_tables import read_text
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+from planner.importers.prometheus_range import read_series
+from planner.importers.prometheus_runs import is_range, runs_of_range
+from planner.importers.vllm_metrics import LATENCIES, NAMES, OUTPUT, PROMPT
+
+HISTOGRAMS = {**LATENCIES, "queue": ("vllm:request_queue_time_seconds",)}
+LENGTHS = (PROMPT, OUTPUT)
+_SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
+
+Samples = dict[tuple[str, str], float]  # by name and, for a bucket, its edge
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    texts = [read_text(path) for path in paths]
+    if any(is_range(text) for text in texts):
+        wanted = frozenset(NAMES)
+        return runs_of_range(read_series(paths, wanted.__contains__), list(paths), facts, catalog)
+    if not 1 <= len(paths) <= 2:
+        raise InputError(f"prometheus: expected one or two scrapes, before and after; found {len(paths)}")
+    scrapes = [_scrape(path) for path in paths]
+    last, labels = scrapes[-1]
+    names = " to ".join(path.name for path in paths)
+    notes = []
+    if len(scrapes) == 2:
+        before = scrapes[0][0]
+        samples = {key: value - before.get(key, 0.0) for key, value in last.items()}
+        fell = [name for (name, _), value in samples.items() if value < 0 and name.startswith("vllm:")]
+        if fell:
+            raise InputError(
+                f"{names}: {fell[0]} fell: the files are in the wrong order, or the server restarted"
+            )
+    else:
+        samples = last
+        notes.append("one scrape: means since the server started, its warm-up included")
+
+    latency: dict[str, dict[str, float]] = {}
+    for metric, histograms in HISTOGRAMS.items():
+        for histogram in histograms:
+            if metric not in latency and (latency_statistics := histogram_statistics(samples, histogram)):
+                latency[metric] = latency_statistics
+    input_tokens, output_tokens = ((max(1.0, _mean(samples, name) or 0.0),) for name in LENGTHS)
+    requests = int(samples.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
+    if not requests or not latency:
+        raise InputError(f"{names}: no request finished; there is nothing to import")
+    if preempted := samples.get(("vllm:num_preemptions_total", ""), 0.0):
+        notes.append(f"{preempted:g} preemption(s): the KV cache was full at times")
+    if cached := samples.get(("vllm:prefix_cache_hits_total", ""), 0.0):
+        notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
+    rate_rps = requests / facts.duration_s if facts.duration_s else None
+    if rate_rps is None and facts.rate_rps is None and facts.concurrency is None:
+        notes.append("the load is not known: add --duration, --rate or --concurrency to calibrate with it")
+    run = MeasuredRun(
+        names,
+        requests,
+        input_tokens,
+        output_tokens,
+        latency,
+        rate_rps=rate_rps,
+        kv_tokens=_kv_tokens(labels),
+        notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
+    )
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names, llm=labels.get("model_name"))
+    return MeasuredRuns(llm, gpu, tp, f"vLLM /metrics, {names}", (with_stated_load(run, facts),))
+
+
+def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
+    """Samples, summed over labels such as finished_reason, and the labels of interest."""
+    samples: Samples = {}
+    about: dict[str, str] = {}
+    engines: set[tuple[str, str]] = set()
+    for name, labels, value in samples_of(read_text(path), str(path)):
+        if not name.startswith("vllm:") or name.endswith("_created"):
+            continue
+        if "cache_config_info" in name:
+            about |= {key: labels[key] for key in ("block_size", "num_gpu_blocks") if key in labels}
+            continue
+        if name.endswith(("_bucket", "_count", "_sum")):
+            engines.add((labels.get("engine", ""), labels.get("model_name", "")))
+        if not 0 <= value < math.inf:
+            continue  # NaN: a gauge that was never set
+        key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
+        samples[key] = samples.get(key, 0.0) + value
+    if not engines:
+        raise InputError(f"{path}: holds no vllm: histograms; expected the text of a vLLM's /metrics")
+    if len(engines) > 1:
+        raise InputError(f"{path}: holds {len(engines)} engines or LLMs; keep the lines of one")
+    about["model_name"] = engines.pop()[1]
+    return samples, about
+
+
+def samples_of(text: str, name: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Metric, labels and value of each sample in Prometheus' text format; `name` is for errors."""
+    for i, line in enumerate(text.split("\n")):
+        if not line.strip() or line.startswith("#"):
+            continue
+        where = f"{name}, line {i + 1}"
+        match = _SAMPLE.fullmatch(line)
+        if match is None:
+            raise InputError(f"{where}: is not a sample of Prometheus' text format: {line[:80]!r}")
+        try:
+            value = float(match[3])
+        except ValueError:
+            raise InputError(f"{where}: {match[3][:40]!r} is not a number") from None
+        yield match[1], dict(_LABEL.findall(match[2] or "")), value
+
+
+def _mean(samples: Samples, histogram: str) -> float | None:
+    count, total = (samples.get((f"{histogram}_{part}", ""), 0.0) for part in ("count", "sum"))
+    return total / count if count > 0 and total > 0 else None
+
+
+def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
+    """Mean, and the edges below which percentiles lie."""
+    mean = _mean(samples, histogram)
+    if mean is None:
+        return {}
+    count = samples[f"{histogram}_count", ""]
+    buckets = []
+    for (name, le), below in samples.items():
+        if name == f"{histogram}_bucket":
+            try:
+                buckets.append((float(le), below))
+            except ValueError:
+                raise InputError(f"{histogram}: le={le[:40]!r} is not a number") from None
+    statistic_values = {"mean": mean}
+    for percent in foreign_fields.PERCENTILES:
+        rank = math.ceil(percent / 100 * count - 1e-9)
+        edge = min((edge for edge, below in buckets if below >= rank), default=math.inf)
+        if 0 < edge < math.inf:
+            statistic_values[f"p{percent}_at_most"] = edge
+    return statistic_values
+
+
+def _kv_tokens(labels: Mapping[str, str]) -> int | None:
+    block, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
+    if not (block.isdecimal() and blocks.isdecimal() and len(block) < 7 and len(blocks) < 10):
+        return None
+    return int(block) * int(blocks) or None

@@ -1,0 +1,437 @@
+"""Kernel times of an LLM whose config.json AIConfigurator reads itself: where not all layers are alike.
+
+Its operations fall into what depends on a step's tokens alone (matrices, norms, experts, all-reduces), and
+what depends on its sequences (attention of any kind, states). A step of N tokens takes
+
+    the former at N tokens, the output head at a row per prompt and per decode,
+    the sequences' part of the prompts, and that of the decodes
+
+as in `planner/importers/silicon.py`, whose corrections hold here too (fp8-block, few tokens, experts), and
+
+  all-reduces     one after every attention and every feed-forward block, and one of the embeddings:
+                  AIConfigurator counts those of DeepSeek twice, and those of Gemma 4 by half.
+  shared experts  take no time of their own up to SHARED_STREAM_TOKENS tokens, unless they are the longer:
+                  vLLM runs them beside the routed ones.
+  modules         latent and sparse attention was measured with its projections, for prompts and for decodes
+                  apart. A step that has both reads the weights once: what the decode of one short sequence
+                  takes is taken off.
+  launches        latent attention of decodes was measured without CUDA graphs but on B200: 80 to 120 us for a
+                  sequence of one token where its parts take 40 to 50, and twice as long on GB200 and B300 as
+                  on B200, which are no slower. What one sequence takes longer than the sum of the parts is
+                  taken off at every batch, where that is more than LAUNCHED_FRAC of the sum. Sparse
+                  attention of prompts likewise: `planner/importers/silicon_sparse.py`.
+  formats         of sparse attention are the row's: AIConfigurator takes it for one of 16 bits where a
+                  checkpoint keeps no more than its norms in them (GLM-5-FP8).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.llm_config import llm_from_config
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.importers.silicon_experts import dispatch_ms, expert_split, operation_ms
+from planner.importers.silicon_sparse import SparsePrompts
+from planner.models.llm import LatentAttention, Llm
+from planner.models.parallelism import mixed_kv_s, tp_s
+from planner.models.roofline import experts_layers
+from planner.models.step_tables import StepShape
+
+Floats = npt.NDArray[np.float64]
+Operation = dict[str, Any]
+OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
+REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
+MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
+SPARSE = ("DsaContext", "DsaGeneration")
+PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
+LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")  # what a module has in it
+MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
+LAUNCHED_FRAC = 0.5
+SAME_FRAC = 0.01  # of bytes: weights of the same formats
+WITHOUT_GRAPHS = {"fp8_block": "fp8"}  # formats of dense matrices: whose times are taken instead
+BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
+INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
+QUANTISER = "hf_quant_config.json"
+LACKING = (RuntimeError, ValueError, AssertionError, LookupError, TypeError, AttributeError)
+
+
+def config_folder(llm: Llm) -> Path | None:
+    """The folder of AIConfigurator's copies of config.json, where it has this LLM's."""
+    spec = find_spec("aiconfigurator_core")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model_configs"
+    return folder if _files_of(llm.name, folder) else None
+
+
+@cache
+def is_as_in(llm: Llm, folder: Path) -> bool:
+    """Whether config.json there has weights of the same bytes. Some of AIConfigurator's copies say NVFP4
+    where the published checkpoint keeps attention and states in 8 or 16 bits.
+    """
+    with tempfile.TemporaryDirectory() as copy:
+        for name, path in _files_of(llm.name, folder).items():
+            shutil.copyfile(path, Path(copy, name))
+        theirs = llm_from_config(Path(copy))
+    ours_bytes = llm.weight_bytes - llm.encoder_bytes
+    return abs(theirs.weight_bytes - theirs.encoder_bytes - ours_bytes) <= SAME_FRAC * ours_bytes
+
+
+def _files_of(name: str, folder: Path) -> dict[str, Path]:
+    """config.json and what a quantiser wrote beside it: of a checkpoint, or of AIConfigurator's copies."""
+    stem = name.replace("/", "--")
+    config = next((f for f in (folder / f"{stem}_config.json", folder / "config.json") if f.exists()), None)
+    if config is None:
+        return {}
+    files = {"config.json": config}
+    beside = folder / (QUANTISER if config.name == "config.json" else f"{stem}_{QUANTISER}")
+    return files | ({QUANTISER: beside} if beside.exists() else {})
+
+
+class ConfigKernels:
+    """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`. `whole_experts`: as
+    `expert_split` has it. `reduces_by_row`: all-reduces are those of the GPU's row.
+    """
+
+    def __init__(
+        self,
+        llm: Llm,
+        gpu: Gpu,
+        system: str,
+        tp: int,
+        folder: Path,
+        *,
+        whole_experts: bool | None = None,
+        reduces_by_row: bool = False,
+        dp: int = 1,
+    ) -> None:
+        self._llm, self._gpu, self._tp, self._by_row, self._dp = llm, gpu, tp, reduces_by_row, dp
+        self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
+        self._tokens_ms = cache(self._tokens_ms_anew)
+        split = expert_split(llm.ffn, experts_format(llm), tp, whole=whole_experts)
+        try:
+            spec = _spec(llm, system, tp, split, folder)
+            experts = self._sort(spec)
+            if dp > 1:
+                split = expert_split(llm.ffn, experts_format(llm), tp * dp, whole=whole_experts)
+                experts = [{"Moe": each["Moe"] | split} for each in experts]
+            self._engine = _engine(spec)
+            self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
+            self._experts_ms = [operation_ms(self._engine, each, system) for each in experts]
+            self._launches_ms = self._waited_ms()
+            self._once_ms = self._modules_ms(1, 1)
+            self._sparse = SparsePrompts(self._measured_ms, self._once_ms) if self._is_sparse else None
+            self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._of_tokens)), np.inf)
+            for i in reversed(range(len(BOUNDING_TOKENS))):
+                self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
+            self.step_ms(StepShape(1, 64, 0, 1, 64))
+        except LACKING as error:
+            why = str(error)
+            for end in ("{", " at /", ", which", " Supported architectures"):
+                why = why.split(end)[0]
+            why = why.strip().rstrip(".")
+            raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
+
+    def step_ms(self, step: StepShape) -> float:
+        """Plain ints only: AIConfigurator refuses numpy's."""
+        ms = self._tokens_ms(step.prompts * step.new + step.decodes)
+        ms += self._heads_ms(step.prompts + step.decodes)
+        if step.prompts:
+            ms += self._prompts_ms(step.prompts, step.new, step.cached)
+        if step.decodes:
+            modules_ms = self._modules_ms(step.decodes, step.context)
+            read_ms = self._decodes_ms(self._apart, step.decodes, step.context)
+            if step.prompts:
+                modules_ms = max(modules_ms - self._once_ms, 0.0)
+                read_ms = max(read_ms, step.decodes * step.context * self._mixed_kv_ms)
+            ms += modules_ms + read_ms
+        return ms
+
+    def _prompts_ms(self, prompts: int, new: int, cached: int) -> float:
+        if self._sparse is not None:
+            return self._sparse.step_ms(prompts, new, cached)
+        ms = self._measured_ms(prompts, new, cached)
+        if cached and self._modules:  # few tokens after cached ones were not measured
+            ms = max(ms, self._measured_ms(prompts, new))
+        return ms
+
+    def _measured_ms(self, prompts: int, new: int, cached: int = 0) -> float:
+        return _sum_ms(
+            self._engine.evaluate_context_ops(self._of_prompts, batch_size=prompts, s=new, prefix=cached)
+        )
+
+    def _sort(self, spec: Operation) -> list[Operation]:
+        """Puts the operations of `spec` into our order, remembers which are what, and returns the experts."""
+        context, decodes = spec["context_ops"], spec["generation_ops"]
+        in_parts = _is_latent(self._llm) and any(_kind(each) in PLAIN for each in decodes)
+        if in_parts:
+            context = [each for each in context if not _name(each).endswith(LATENT_PARTS)]
+        tokens = [_graphed(each) for each in context if _kind(each) in OF_TOKENS and not _is_head(each)]
+        prompts = [as_measured(each, self._llm) for each in context if _is_of_sequences(each)]
+        states = [as_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
+        heads = [each for each in (*decodes, *context) if _is_head(each)][:1]
+        if not heads or not prompts or not states:
+            raise ValueError("its operations are not those of a decoder")
+        if self._tp > 1 and not self._by_row:
+            tokens.append(all_reduces(self._llm, self._tp, self._reduces() + 1.0))
+        self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
+        self._of_tokens = list(range(len(tokens)))
+        self._of_prompts = list(range(len(tokens), len(tokens) + len(prompts)))
+        self._is_sparse = all(_kind(each) in SPARSE for each in prompts)
+        is_module = [_kind(each).startswith(MODULES) for each in states]
+        self._modules = [n for n, module in enumerate(is_module, start=1) if module]
+        self._apart = [n for n, module in enumerate(is_module, start=1) if not module]
+        parts = [_parts(each, self._llm) for each in decodes]
+        if in_parts:
+            parts.append([each for each in decodes if _name(each).endswith(LATENT_PARTS)])
+        self._parts = [json.dumps(part) for part in parts if part]
+        spec["context_ops"] = [_numbered(n, each) for n, each in enumerate(tokens)] + prompts
+        spec["generation_ops"] = heads + states
+        return [each for each in context if _kind(each) == "Moe"]
+
+    def _tokens_ms_anew(self, tokens: int) -> float:
+        at_most = self._at_most[np.searchsorted(BOUNDING_TOKENS, tokens)]
+        each_ms = np.minimum(self._each_ms(tokens), at_most)
+        shared_ms = float(each_ms[self._is_shared].sum())
+        experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
+        beside = tokens <= MOST_SHARED_STREAM_TOKENS
+        if self._dp > 1:  # the experts' own time is all ranks'
+            shared_ms = max(shared_ms - experts_ms, 0.0) if beside else shared_ms
+            experts_ms = 0.0
+        ms = max(shared_ms, experts_ms) if beside else shared_ms + experts_ms
+        if self._by_row:
+            share = self._reduces() / (2 * self._llm.layers)
+            ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))
+        return ms + float(each_ms[~self._is_shared].sum())
+
+    def _reduces(self) -> int:
+        """All-reduces over the GPUs of TP: of data-parallel ranks none after experts."""
+        return count_blocks(self._llm) - (experts_layers(self._llm) if self._dp > 1 else 0)
+
+    def joint_ms(self, tokens: int) -> float:
+        """Of experts that data-parallel ranks share, for the tokens of all."""
+        assert self._dispatch_ms is not None
+        ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
+        if self._by_row:  # gathered and reduced: as many bytes as in one all-reduce
+            share = experts_layers(self._llm) / (2 * self._llm.layers)
+            return ms + 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp * self._dp, tokens))
+        return ms + self._dispatch_ms(tokens)
+
+    def _each_ms(self, tokens: int) -> Floats:
+        operations = self._engine.evaluate_context_ops(self._of_tokens, batch_size=1, s=tokens)
+        return np.array([ms for _, ms, *_ in operations])
+
+    def _heads_ms(self, rows: int) -> float:
+        return _sum_ms(self._engine.evaluate_generation_ops([0], batch_size=rows, s=1))
+
+    def _modules_ms(self, decodes: int, context: int) -> float:
+        return max(self._decodes_ms(self._modules, decodes, context) - self._launches_ms, 0.0)
+
+    def _waited_ms(self) -> float:
+        """For launches, in latent attention of a step of decodes."""
+        if not self._parts:
+            return 0.0
+        sums_ms = [
+            sum(
+                _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=few, s=1))
+                for part in self._parts
+            )
+            for few in (1, 2, 4, 8)
+        ]
+        waited_ms = self._decodes_ms(self._modules, 1, 1) - min(sums_ms)
+        return waited_ms if waited_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
+
+    def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
+        """Of some of the operations of `decodes` sequences, which attend to one token more than `context`."""
+        if not which:
+            return 0.0
+        return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))
+
+
+def _sum_ms(operations: Iterable[tuple[Any, ...]]) -> float:
+    return float(sum(ms for _, ms, *_ in operations))
+
+
+def experts_format(llm: Llm) -> str:
+    """Of the weights of the routed experts."""
+    return next((weights for part, weights, *_ in llm.parts() if part == "experts"), llm.weights)
+
+
+def count_blocks(llm: Llm) -> int:
+    """Attention and feed-forward blocks, each of which ends in an all-reduce."""
+    return sum(
+        group.count * ((group.attention is not None) + (group.feed_forward is not None))
+        for group in llm.layer_groups
+    )
+
+
+def _spec(llm: Llm, system: str, tp: int, split: Mapping[str, int], folder: Path) -> Operation:
+    """AIConfigurator's operations of prompts and of decodes, and where their times are."""
+    try:
+        from aiconfigurator_core.sdk import engine, perf_database
+        from aiconfigurator_core.sdk.config_builders import build_model_config
+        from aiconfigurator_core.sdk.models import get_model
+    except ImportError:
+        raise InputError(INSTALL) from None
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as copy:
+        for name, path in _files_of(llm.name, folder).items():
+            shutil.copyfile(path, Path(copy, name))
+        config = build_model_config(
+            tp_size=tp,
+            pp_size=1,
+            attention_dp_size=1,
+            **split,
+            kvcache_quant_mode="fp8" if llm.kv_dtype_bytes == 1 else "bfloat16",
+            fmha_quant_mode="bfloat16",
+        )
+        model = get_model(copy, config, "vllm")
+        version = perf_database.resolve_query_version(system, "vllm", "current")
+        written = engine.build_engine_spec_json(
+            model,
+            model_path=copy,
+            system=system,
+            backend="vllm",
+            backend_version=version,
+            kv_block_size=None,
+            systems_path=None,
+            nextn=0,
+            database=perf_database.get_database(system, "vllm", version),
+        )
+    spec: Operation = json.loads(written)
+    return spec
+
+
+def _engine(spec: Operation) -> Any:
+    import aiconfigurator_core
+    from aiconfigurator_core.sdk import EngineHandle
+
+    return EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(json.dumps(spec))))
+
+
+def _kind(operation: Operation) -> str:
+    return next(iter(operation))
+
+
+def _name(operation: Operation) -> str:
+    return str(operation[_kind(operation)]["name"])
+
+
+def _is_head(operation: Operation) -> bool:
+    return _name(operation).endswith("logits_gemm")
+
+
+def _is_shared(operation: Operation) -> bool:
+    """Of experts that every token visits; Gemma's `shared_mlp` is a block before the experts."""
+    return "shared_" in _name(operation) and "shared_mlp" not in _name(operation)
+
+
+def _is_of_sequences(operation: Operation) -> bool:
+    return _kind(operation) not in (*OF_TOKENS, *REDUCES, "Moe", "Overlap") and not _is_head(operation)
+
+
+def _graphed(operation: Operation) -> Operation:
+    """With the times of the format that was measured in CUDA graphs."""
+    kind = _kind(operation)
+    fields = operation[kind]
+    return (
+        {kind: fields | {"quant_mode": WITHOUT_GRAPHS.get(fields["quant_mode"], fields["quant_mode"])}}
+        if (kind == "Gemm")
+        else operation
+    )
+
+
+def _numbered(n: int, operation: Operation) -> Operation:
+    """With a name of its own: times of operations of one name come as their sum."""
+    kind = _kind(operation)
+    return {kind: operation[kind] | {"name": f"{n} {_name(operation)}"}}
+
+
+def _is_latent(llm: Llm) -> bool:
+    return any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
+
+
+def as_measured(operation: Operation, llm: Llm) -> Operation:
+    """Attention as it was measured. Latent: as a whole, in 16 bits where its projections have several
+    formats; what AIConfigurator has else are keys and values for each head, which vLLM does not cache.
+    DeepSeek-V4's: with the 8 bits in which vLLM caches it always.
+    """
+    kind = _kind(operation)
+    fields = operation[kind]
+    if kind == "Fallback":
+        primary: Operation = fields["primary"]
+        return primary
+    if kind.startswith("Dsv4"):
+        return {kind: fields | {"kv_cache_dtype": "fp8"}}
+    if kind in SPARSE:
+        return {kind: fields | _row_formats(llm, fields)}
+    if kind not in PLAIN or not _is_latent(llm):
+        return operation
+    return {
+        PLAIN[kind]: {
+            "name": fields["name"],
+            "scale_factor": fields["scale_factor"],
+            "num_heads": fields["n"],
+            "kv_cache_dtype": fields["kv_cache_dtype"],
+            "fmha_quant_mode": "bfloat16",
+            "gemm_quant_mode": "bfloat16",
+            "native_num_heads": llm.heads,
+        }
+    }
+
+
+def _row_formats(llm: Llm, fields: Operation) -> Operation:
+    """Of the projections, where they are all in one."""
+    formats = {
+        (group.attention.weights, group.attention.bf16_parameters)
+        for group in llm.layer_groups
+        if isinstance(group.attention, LatentAttention)
+    }
+    if formats != {("fp8-block", 0.0)}:
+        return {}
+    projections = dict.fromkeys(fields["attn_projection_quant_modes"], "fp8_block")
+    return {"gemm_quant_mode": "fp8_block", "attn_projection_quant_modes": projections}
+
+
+def _parts(operation: Operation, llm: Llm) -> list[Operation]:
+    """What a decode's latent attention consists of, each measured on its own: projections, products with the
+    two halves of the expansion, and attention to one token.
+    """
+    kind = _kind(operation)
+    fields = operation[kind]
+    if kind == "Fallback":
+        parts = [_graphed(each) for each in fields["fallback"]]
+        module = next(iter(fields["primary"].values()))
+        layers, heads = module["scale_factor"], module["num_heads"]
+    elif kind == "GenerationAttention" and _is_latent(llm):
+        parts, layers, heads = [operation], fields["scale_factor"], fields["n"]
+    else:
+        return []
+    product = {"name": "expansion", "scale_factor": layers, "num_heads": heads, "quant_mode": "bfloat16"}
+    return [*parts, *({"MlaBmm": product | {"is_pre": is_pre}} for is_pre in (True, False))]
+
+
+def all_reduces(llm: Llm, tp: int, count: float) -> Operation:
+    """So many of a step."""
+    return {
+        "CustomAllReduce": {
+            "name": "all_reduce",
+            "scale_factor": float(count),
+            "hidden_size": llm.hidden,
+            "tp_size": tp,
+            "quant": "half",
+            "seq_split": 1,
+        }
+    }

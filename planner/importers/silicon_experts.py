@@ -1,0 +1,104 @@
+"""Milliseconds of experts out of AIConfigurator's tables; `planner/importers/silicon.py` says why."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from planner.models.llm import Llm, cuts_blocks
+from planner.models.roofline import experts_layers
+
+Milliseconds = Callable[[int], float]  # of N tokens
+ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
+MOST_DECODES = 512
+
+
+def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None) -> dict[str, int]:
+    """How `tp` GPUs share experts: whole ones each (vLLM's --enable-expert-parallel), or a slice of every
+    one. Unsaid: slices, but where they would cut through blocks of fp8.
+    """
+    if whole is None:
+        whole = cuts_blocks(weights, width, tp)
+    return {"moe_tp_size": 1, "moe_ep_size": tp} if whole else {"moe_tp_size": tp, "moe_ep_size": 1}
+
+
+def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Milliseconds:
+    """Of one kind of experts, described as AIConfigurator does."""
+    kind = operation["Moe"]
+    draws = kind["workload_distribution"]
+    even_ms, drawn_ms = (
+        partial(_read_ms, engine, json.dumps([{"Moe": kind | {"workload_distribution": routing}}]))
+        for routing in ("balanced", draws)
+    )
+    if system in ONE_ROUTING:
+        return drawn_ms
+    return partial(experts_ms, kind["topk"] / kind["num_experts"], even_ms, drawn_ms)
+
+
+def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
+    """Of all layers' experts that `gpus` GPUs share: every GPU gets the tokens of all of them and gives its
+    part of the sums back, as vLLM's all-gathers and reduce-scatters do. N tokens of all GPUs together.
+    """
+    layers = experts_layers(llm)
+    operations = [
+        json.dumps(
+            [
+                {
+                    "MoeDispatch": {
+                        "name": "dispatch",
+                        "scale_factor": float(layers),
+                        "hidden_size": llm.hidden,
+                        "topk": llm.experts_per_token,
+                        "num_experts": llm.experts,
+                        "moe_tp_size": 1,
+                        "moe_ep_size": gpus,
+                        "attention_dp_size": gpus,
+                        "pre_dispatch": is_before,
+                        "attn_ar_modeled": False,
+                        "backend": "vllm",
+                        "flavor": "CustomAllReduce",
+                        "comm_quant": "half",
+                        "moe_quant": "bfloat16",
+                        "attn_cp_size": 1,
+                        "is_context": True,
+                        "sms": 12,
+                        "scale_num_tokens": 1,
+                    }
+                }
+            ]
+        )
+        for is_before in (True, False)
+    ]
+
+    def milliseconds(tokens: int) -> float:
+        own = -(-tokens // gpus)
+        return sum(
+            float(engine.evaluate_ops_json(each, is_context=True, batch_size=1, s=own)[0][1])
+            for each in operations
+        )
+
+    return milliseconds
+
+
+def _read_ms(engine: Any, operation: str, tokens: int) -> float:
+    return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
+
+
+def experts_ms(share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, tokens: int) -> float:
+    """Of all experts, of which a token visits `share`. Tokens of many sequences choose evenly: they read
+    those that they touch and compute as many tokens on all of them, out of a table in which no two tokens
+    share an expert before all are taken. More tokens than MOST_DECODES are of prompts, which prefer some: the
+    table of a power law.
+    """
+    touched = (1 - (1 - share) ** tokens) / share
+    low = max(int(touched), 1)
+    ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))
+    all_touched = math.ceil(1 / share)
+    if tokens > all_touched:
+        ms += max(even_ms(tokens) - even_ms(all_touched), 0.0)
+    return max(ms, drawn_ms(tokens)) if tokens > MOST_DECODES else ms

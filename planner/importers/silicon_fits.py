@@ -1,0 +1,183 @@
+"""Fits of step times to AIConfigurator's kernel tables: files as in catalogs/latency."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.documents.fits import fit_document, fit_row
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.importers.silicon import (
+    MOST_STEP_TOKENS,
+    VERSION,
+    Floats,
+    is_whole,
+    joint_seconds,
+    random_steps,
+    silicon_table,
+    step_grid,
+    why_not_covered,
+)
+from planner.importers.silicon_nodes import NODES, on_nodes_ms, why_not_on_nodes
+from planner.importers.silicon_sparse import MOST_TOKENS, is_sparse
+from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, All2All
+from planner.models.latency import Kind, StepLatency
+from planner.models.llm import Llm
+from planner.models.memory import fits_memory
+from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
+from planner.models.step_tables import StepTable
+
+TPS = (1, 2, 4, 8)
+DPS = (2, 4, 8)
+JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # of experts: their corners
+LEAST_KV_TOKENS = 4096  # a worker that holds fewer serves nobody
+OFF_GRID_STEPS = 900
+WORST_MAPE_FRAC = 0.08  # a fit that misses its own table by more is not written: the roofline is as good
+SOURCE = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
+BASIS = f"silicon: AIConfigurator {VERSION} kernel times, without host overhead"
+
+
+@dataclass(frozen=True)
+class FittedKernels:
+    """A file of fits, None if nothing could be fitted, and why each of the others could not."""
+
+    document: dict[str, Any] | None
+    left_out: tuple[str, ...]
+
+
+def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatency, dict[str, Errors]]:
+    """Fitted to all rows; the errors are those on cells held out in turn."""
+    model = PiecewiseLinearStepLatency(basis=basis)
+    errors = cross_validated_errors(model, table.X, table.y)
+    latency: StepLatency = model.fit(table.X, table.y).latency_
+    return dataclasses.replace(latency, mape_frac=errors["all"].mape_frac, kind=kind), errors
+
+
+def silicon_fits(
+    llm: Llm, gpu: Gpu, tps: Iterable[int] = TPS, *, date: str, command: str, folder: Path | None = None
+) -> FittedKernels:
+    """A fit per TP that fits into memory, has kernels and follows them; of a mixture one with slices of all
+    experts and one with whole experts. `folder` as in `silicon_table`.
+    """
+    if why := why_not_covered(llm, gpu, folder):
+        return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
+    rows, left_out = [], []
+    for tp in tps:
+        if not llm.splits_over(tp):
+            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads are not dealt out to so many")
+            continue
+        if not fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
+            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: does not fit into memory")
+        for ep in _splits(llm, tp) if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS) else ():
+            try:
+                rows.append(_fitted_row(llm, gpu, tp, ep, folder))
+            except InputError as error:
+                left_out.append(str(error))
+        for dp, all2all in _ranks(llm, gpu, tp):
+            try:
+                if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp):
+                    rows.append(_ranks_row(llm, gpu, tp, dp, all2all, folder))
+            except InputError as error:
+                left_out.append(str(error))
+    if not rows:
+        return FittedKernels(None, tuple(left_out))
+    document = fit_document(llm.name, gpu.name, rows, source=SOURCE, date=date, command=command)
+    return FittedKernels(document, tuple(left_out))
+
+
+def ranks_latency(own: StepLatency, joint_s: Floats) -> StepLatency:
+    """Step times of data-parallel ranks: of a rank alone, and at JOINT_TOKENS of the experts of all."""
+    knots = np.array(JOINT_TOKENS, dtype=float)
+    joint_s = np.maximum.accumulate(joint_s)
+    own_s = np.asarray(own.step_s(knots)) - own.h_s
+    return dataclasses.replace(
+        own,
+        knots_tokens=tuple(knots.tolist()),
+        f_s=tuple((own_s + joint_s).tolist()),
+        joint_s=tuple(joint_s.tolist()),
+    )
+
+
+def file_name(llm: Llm, gpu: Gpu) -> str:
+    return f"{llm.name.split('/')[-1].lower()}--{gpu.name}.yaml"
+
+
+def _ranks(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
+    """How many data-parallel ranks there may be, on one node and on several, and how these meet."""
+    per_node = int(gpu.gpus_per_node)
+    if not llm.is_mixture:
+        return
+    yield from ((dp, "") for dp in DPS if tp * dp <= per_node)
+    for nodes in NODES:
+        if per_node % tp == 0 and not why_not_on_nodes(llm, gpu, nodes):
+            yield from ((nodes * per_node // tp, kind) for kind in (LOW_LATENCY, HIGH_THROUGHPUT))
+
+
+def _splits(llm: Llm, tp: int) -> Sequence[bool]:
+    """Ways to share experts over so many GPUs."""
+    if not llm.is_mixture or tp == 1:
+        return (False,)
+    return (True,) if is_whole(llm, tp) else (False, True)
+
+
+def _basis(llm: Llm) -> str:
+    return BASIS + f", prompts past {MOST_TOKENS} tokens carried on" * is_sparse(llm)
+
+
+def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: Path | None) -> dict[str, Any]:
+    """One fit of data-parallel ranks; its errors are on random steps of a rank that is alone, experts
+    included, and, without these ("own"), on cells held out in turn.
+    """
+    basis = f"{_basis(llm)}, {dp} ranks share the experts, whole ones per GPU"
+    if all2all:
+        basis += f"; {all2all} between nodes as measured for SGLang"
+    most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else MOST_STEP_TOKENS
+    some = [step for step in step_grid() if step.prompts * step.new + step.decodes <= most_tokens]
+    table = silicon_table(llm, gpu, tp, some, ep=True, folder=folder, dp=dp)
+    own, left_out = fit_kernels(table, basis=basis, kind="kernels")
+
+    def experts_s(tokens: Sequence[int]) -> Floats:
+        if all2all:
+            of_all_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
+            return np.array([of_all_ms(n) for n in tokens]) / 1e3
+        return joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
+
+    latency = ranks_latency(own, experts_s(JOINT_TOKENS))
+    drawn = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    steps = [step for step in drawn if step.prompts * step.new + step.decodes <= most_tokens]
+    unseen = silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
+    error = np.abs(
+        latency.step_s(*unseen.X.T) / (unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())) - 1
+    )
+    off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
+    if off_grid.mape_frac > WORST_MAPE_FRAC:
+        raise InputError(
+            f"{llm.name} on {gpu.name} tp{tp} dp{dp} ep {all2all}: the fit misses its kernel times by "
+            f"{100 * off_grid.mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
+        )
+    latency = dataclasses.replace(latency, mape_frac=off_grid.mape_frac)
+    return fit_row(tp, latency, {"all": off_grid, "own": left_out["all"]}, ep=True, dp=dp, all2all=all2all)
+
+
+def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
+    """One fit; "off_grid" is its error on random steps."""
+    basis = _basis(llm) + ", whole experts per GPU" * ep
+    latency, errors = fit_kernels(
+        silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels"
+    )
+    if errors["all"].mape_frac > WORST_MAPE_FRAC:
+        raise InputError(
+            f"{llm.name} on {gpu.name} tp{tp}{' ep' * ep}: the fit misses its kernel times by "
+            f"{100 * errors['all'].mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
+        )
+    steps = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    unseen = silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder)
+    error = np.abs(latency.step_s(*unseen.X.T) / unseen.y - 1)
+    off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
+    return fit_row(tp, latency, {"all": errors["all"], "off_grid": off_grid}, ep=ep)

@@ -1,0 +1,153 @@
+"""SkyPilot's catalog of a cloud (github.com/skypilot-org/skypilot-catalog, catalogs/vN/CLOUD/vms.csv).
+
+    InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+    gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,31.92,us-east-1,"{'Gpus': [{'Name': 'H100', ...",
+
+A row's price is of the whole instance. Of each GPU we take the instances with the most GPUs, as workers of
+any degree fit on them, and of these the cheapest region. SkyPilot's names are not ours: its A100 has 40 GB,
+and a name may be of two cards, which GpuInfo tells apart where it says PCIe.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.documents.catalog import Catalog
+from planner.documents.offers import ProviderOffer, Term
+from planner.errors import InputError
+from planner.files.text_tables import read_text
+
+COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
+NAMES = {  # SkyPilot's in lower case without dashes -> ours
+    "a100": "a100-40g",
+    "a10080gb": "a100-80g",
+    "a10080gbsxm": "a100-80g",
+    "h100": "h100-80g",
+    "h100sxm": "h100-80g",
+    "h100nvl": "h100-nvl-94g",
+    "h100pcie": "h100-pcie-80g",
+    "h200": "h200-141g",
+    "h200sxm": "h200-141g",
+    "b200": "b200-180g",
+    "b200sxm": "b200-180g",
+    "b300": "b300-288g",
+    "gb200": "gb200-186g",
+    "gb300": "gb300-279g",
+    "l40s": "l40s-48g",
+    "rtxpro6000": "rtx-pro-6000",
+    "rtxpro6000server": "rtx-pro-6000",
+    "l4": "l4-24g",
+    "a10": "a10-24g",
+    "a10g": "a10g-24g",
+    "v10032gb": "v100-32g",
+    "a6000": "a6000-48g",
+    "rtxa6000": "a6000-48g",
+    "mi300x": "mi300x-192g",
+    "mi325x": "mi325x-256g",
+    "mi355x": "mi355x-288g",
+    "gaudi3": "gaudi3-128g",
+}
+ON_PCIE = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}  # "": no row of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a file says: offers by GPU, a line for each name that is none of ours, rows without a price."""
+
+    offers: Mapping[str, tuple[ProviderOffer, ...]]
+    unnamed: tuple[str, ...]
+    without_price: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    instance: str
+    gpus: float
+    usd_per_h: float
+    region: str
+
+
+def read_prices(
+    path: Path, catalog: Catalog, *, provider: str, date: str, region: str | None = None
+) -> Listed:
+    """On demand and spot prices of one cloud, per GPU; `region` takes its rows alone.
+
+    Raises InputError for a file that is no such catalog, or holds no price of a GPU.
+    """
+    rows = _rows(path, region)
+    rows_by_term: dict[tuple[str, Term], list[_Row]] = {}
+    unnamed: dict[str, int] = {}
+    without_price = 0
+    for number, row in rows:
+        if not (name := row["AcceleratorName"].strip()):
+            continue  # an instance without GPUs
+        gpus = _figure(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
+        if gpus is None or gpus < 1:
+            raise InputError(f"{path}, line {number}: AcceleratorCount: expected 1 or more, found {gpus}")
+        gpu, skip_reason = _gpu(name, row.get("GpuInfo") or "", catalog)
+        if gpu is None:
+            unnamed[skip_reason] = unnamed.get(skip_reason, 0) + 1
+            continue
+        columns: tuple[tuple[Term, str], ...] = (("on-demand", "Price"), ("spot", "SpotPrice"))
+        prices = {t: _figure(row.get(c) or "", f"{path}, line {number}: {c}") for t, c in columns}
+        without_price += prices["on-demand"] is None
+        for term, usd_per_h in prices.items():
+            if usd_per_h is not None and usd_per_h > 0:
+                at = _Row(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
+                rows_by_term.setdefault((gpu, term), []).append(at)
+    if not rows_by_term:
+        raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{_of(region)}")
+    offers: dict[str, tuple[ProviderOffer, ...]] = {}
+    for (gpu, term), each in rows_by_term.items():
+        best = min(each, key=lambda row: (-row.gpus, row.usd_per_h, row.region))
+        source = f"SkyPilot catalog {path.name}: {best.instance}, {best.gpus:g} GPUs, {best.region}"
+        offers[gpu] = (*offers.get(gpu, ()), ProviderOffer(provider, term, best.usd_per_h, date, source))
+    lines = tuple(
+        f"{skip_reason} ({count} row{'' if count == 1 else 's'})" for skip_reason, count in unnamed.items()
+    )
+    return Listed(offers, lines, without_price)
+
+
+def _rows(path: Path, region: str | None) -> Sequence[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
+    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+        raise InputError(
+            f"{path}: no column {', '.join(missing)}; expected SkyPilot's catalog of a cloud, such as "
+            "catalogs/v8/lambda/vms.csv"
+        )
+    try:
+        return [(reader.line_num, row) for row in reader if region is None or row["Region"].strip() == region]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: cannot be read ({error})") from None
+
+
+def _gpu(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
+    """Our name for a card; None with the line that is said of it."""
+    ours = NAMES.get("".join(c for c in name.lower() if c.isalnum()))
+    if ours is not None and "pcie" in info.lower():
+        ours, name = ON_PCIE.get(ours, ours), f"{name} (PCIe)"
+    if ours and ours in catalog.gpus:
+        return ours, ""
+    return None, f"{name}: no row of catalogs/gpus.yaml is known to be this GPU"
+
+
+def _figure(written: str, where: str) -> float | None:
+    """A number, or None where nothing is written."""
+    if not written.strip():
+        return None
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(f"{where}: expected a number >= 0, found {written[:80]!r}")
+    return value
+
+
+def _of(region: str | None) -> str:
+    return f" in region {region}" if region else ""

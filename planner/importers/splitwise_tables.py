@@ -1,0 +1,111 @@
+"""Splitwise's perf_model.csv: prompt and token times of batches, per model, hardware and TP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from planner.documents.catalog import Catalog
+from planner.errors import CatalogError, InputError
+from planner.files.checked_files import open_input
+from planner.files.text_tables import read_csv, read_number_column
+from planner.importers import foreign_fields
+from planner.importers.foreign_fields import Facts
+from planner.models.step_tables import COLUMNS as STEP_COLUMNS
+from planner.models.step_tables import StepTable
+
+NUMBERS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBERS)
+HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}
+"""GPUs, and what the file calls them."""
+MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+    """The steps of one model on one kind of worker; --llm, --gpu and --tp choose where there are several."""
+    if len(paths) != 1:
+        raise InputError(f"splitwise: expected one perf_model.csv, found {len(paths)} files")
+    path = paths[0]
+    table = read_csv(path, COLUMNS)
+    read_number_column(table, "tensor_parallel", path, least=1)
+    gpus = {hardware: gpu for gpu, hardware in HARDWARE.items()}
+
+    chosen, available = [], []
+    groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
+    wanted_llm = catalog.llm(facts.llm).name if facts.llm else None
+    wanted_gpu = catalog.gpu(facts.gpu).name if facts.gpu else None
+    for model, hardware, degree in groups.itertuples(index=False):
+        llm = _llm(str(model), catalog)
+        gpu = gpus.get(str(hardware)) or _gpu(str(hardware), catalog)
+        tp = foreign_fields.read_count(degree, f"{path}: tensor_parallel", most=foreign_fields.MAX_TP)
+        available.append(f"{model} on {hardware} tp{tp}")
+        if (
+            (wanted_llm is None or llm in (None, wanted_llm))
+            and (wanted_gpu is None or gpu in (None, wanted_gpu))
+            and facts.tp in (None, tp)
+        ):
+            known = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
+            chosen.append((known, model, hardware, degree, llm, gpu, tp))
+    best = [row for row in chosen if row[0] == max(known for known, *_ in chosen)]
+    if len(best) != 1:
+        raise InputError(
+            f"{path}: choose one with --llm, --gpu and --tp: "
+            f"{foreign_fields.one_line('; '.join(available))[:600]}"
+        )
+    _, model, hardware, degree, llm, gpu, tp = best[0]
+    rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
+    for name in NUMBERS:
+        read_number_column(rows, name, path, least=1e-9)
+    llm_name, gpu_name, tp = foreign_fields.read_setup(replace(facts, tp=tp), catalog, path, llm=llm, gpu=gpu)
+    try:
+        steps = splitwise_table(path, str(model), str(hardware), tp).steps
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read ({foreign_fields.one_line(error)[:120]})") from None
+    about = {
+        "llm": llm_name,
+        "gpu": gpu_name,
+        "tp": str(tp),
+        "source": foreign_fields.one_line(f"splitwise, {path.name}, {model} on {hardware}"),
+        "host_overhead": "included",
+    }
+    return StepTable(steps, about)
+
+
+def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable:
+    """Steps of Splitwise's runs: `batch_size` prompts prefilled at once, then decoded together.
+
+    `token_time` is the mean over a run's decode steps, whose context grows from the prompt's length by
+    `token_size`, so it stands for the step half way. On two GPUs batches from 16 on ran out of KV cache and
+    measure something else: they are left out.
+    """
+    with open_input(path) as stream:
+        runs = pd.read_csv(stream)
+    runs = runs[(runs.model == model) & (runs.hardware == hardware) & (runs.tensor_parallel == tp)]
+    if tp == 2:
+        runs = runs[runs.batch_size < 16]
+    if runs.empty:
+        raise InputError(f"{path}: holds no runs of {model} on {tp} x {hardware}")
+    batch, prompt = runs.batch_size.to_numpy(float), runs.prompt_size.to_numpy(float)
+    none = np.zeros(len(runs))
+    pairs, context = batch * prompt * (prompt + 1) / 2, prompt + runs.token_size.to_numpy(float) / 2
+    prefills = np.column_stack([batch, batch * prompt, none, pairs, none, none, runs.prompt_time / 1e3])
+    decodes = np.column_stack([none, none, none, none, batch, batch * context, runs.token_time / 1e3])
+    return StepTable(pd.DataFrame(np.vstack([prefills, decodes]), columns=list(STEP_COLUMNS)))
+
+
+def _llm(model: str, catalog: Catalog) -> str | None:
+    try:
+        return catalog.llm(MODELS.get(model, model)).name
+    except (CatalogError, OSError):
+        return None
+
+
+def _gpu(hardware: str, catalog: Catalog) -> str | None:
+    try:
+        return catalog.gpu(hardware).name
+    except CatalogError:
+        return None

@@ -1,0 +1,235 @@
+"""Vidur's profiles (mlp.csv, attention.csv, all_reduce.csv), and step times computed by Vidur.
+
+One step is, as Vidur adds it up:
+
+    t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
+
+N being its tokens. Vidur measures prefill and decode attention apart, so there are no mixed steps; embedding,
+LM head, sampling and the host are left out. The operators' own seconds stay in the table beside the total
+(`StepTable.operators`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.numeric import as_floats
+from planner.files.text_tables import read_csv, read_number_column
+from planner.importers import foreign_fields
+from planner.importers.foreign_fields import Facts
+from planner.models.latency import Array
+from planner.models.llm import Llm
+from planner.models.step_tables import ALL_REDUCE as REDUCE
+from planner.models.step_tables import (
+    ATTN_DECODE,
+    ATTN_PREFILL,
+    COLUMNS,
+    NOT_INCLUDED,
+    StepTable,
+    operator_column,
+)
+
+OPS = (
+    "attn_pre_proj",
+    "attn_post_proj",
+    "mlp_up_proj",
+    "mlp_act",
+    "mlp_down_proj",
+    "attn_rope",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "add",
+)
+OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
+PREFILL, DECODE, ALL_REDUCE = (
+    f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
+)
+SAVE = "time_stats.attn_kv_cache_save.median"  # of newer profiles
+SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
+PARTS = {  # of steps computed by Vidur
+    "linear_ms": "linear",
+    "allreduce_ms": REDUCE,
+    "attn_prefill_ms": ATTN_PREFILL,
+    "attn_decode_ms": ATTN_DECODE,
+}
+COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
+MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
+LAUNCH_MS = 0.02
+BYTES = 2
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+    """Either one table of computed steps, or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
+    tables = [(path, read_csv(path)) for path in paths]
+    if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
+        return _computed(*tables[0], facts, catalog)
+    return _profiled(tables, facts, catalog)
+
+
+def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -> StepTable:
+    step_columns = {}
+    for key, name in (("llm", "model"), ("gpu", "device"), ("tp", "tp")):
+        values = table[name].drop_duplicates().tolist() if name in table.columns else []
+        if len(values) > 1:
+            raise InputError(f"{path}: {name}: expected one, found {foreign_fields.one_line(values)[:200]}")
+        step_columns[key] = values[0] if values else None
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, path, **step_columns)
+    n, chunk, prefix, decodes, context, total_ms = (
+        read_number_column(table, name, path) for name in COMPUTED[1:]
+    )
+    steps = np.column_stack(
+        [
+            n,
+            n * chunk,
+            n * prefix,
+            n * chunk * (prefix + (chunk + 1) / 2),
+            decodes,
+            decodes * context,
+            total_ms / 1e3,
+        ]
+    )
+    operators = {}
+    if set(PARTS) <= set(table.columns):
+        operators = {name: read_number_column(table, part, path) / 1e3 for part, name in PARTS.items()}
+    return _table(steps, operators, llm, gpu, tp, f"Vidur, steps of {path.name}")
+
+
+def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog: Catalog) -> StepTable:
+    names = ", ".join(path.name for path, _ in tables)
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names)
+    shape = catalog.llm(facts.llm or llm)
+    mlp_path, mlp = _find(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
+    attention_path, attention = _find(tables, PREFILL, "attention.csv")
+    mlp, attention = (
+        _of_tp(_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
+        for table, path in ((mlp, mlp_path), (attention, attention_path))
+    )
+    ops_tokens, ops_ms = _ops(mlp, mlp_path)  # by operator
+    most = ops_tokens[-1]
+    reduce_tokens = reduce_ms = np.zeros(1)
+    if tp > 1:
+        path, table = _find(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
+        table = _of_tp(table, "num_workers", tp, path)
+        if "devices_per_node" in table.columns:  # within one node
+            table = _of_tp(table, "devices_per_node", tp, path)
+        reduce_tokens, reduce_ms = _curve(
+            read_number_column(table, "size", path, least=1) / (shape.hidden * BYTES),
+            read_number_column(table, ALL_REDUCE, path),
+        )
+        most = min(most, reduce_tokens[-1])
+
+    for name in ("batch_size", "kv_cache_size", "prefill_chunk_size"):
+        if name not in attention.columns:
+            raise InputError(f"{attention_path}: lacks the column {name}")
+    batch, cached, chunk = (
+        read_number_column(attention, name, attention_path)
+        for name in ("batch_size", "kv_cache_size", "prefill_chunk_size")
+    )
+    prefill_ms, decode_ms = (
+        as_floats(attention[name]) if name in attention.columns else np.zeros(len(attention))
+        for name in (PREFILL, DECODE)
+    )
+    if SAVE in attention.columns:
+        saved_ms = np.nan_to_num(as_floats(attention[SAVE]), nan=0.0, posinf=np.inf)
+        prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
+    is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most)
+    is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
+    none = np.zeros(len(attention))
+    tokens = np.where(is_prefill, batch * chunk, batch)
+    layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
+    launched = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)
+    layer_ms[REDUCE] = launched if tp > 1 else none
+    layer_ms[ATTN_PREFILL] = np.where(is_prefill, prefill_ms, 0.0)
+    layer_ms[ATTN_DECODE] = np.where(is_prefill, 0.0, decode_ms)
+    operators = {name: shape.layers * each / 1e3 for name, each in layer_ms.items()}
+    t_s = np.sum(list(operators.values()), axis=0)
+    pairs = batch * chunk * (cached + (chunk + 1) / 2)
+    prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, none, none, t_s])
+    decodes = np.column_stack([none, none, none, none, batch, batch * (cached + 1), t_s])
+    used = is_prefill | is_decode
+    if not used.any():
+        raise InputError(
+            f"{attention_path}: no step for tp {tp} lies within the {most:g} tokens of {mlp_path.name}"
+        )
+    left = int((~used).sum())
+    note = f"{left} attention row(s) beyond {most:g} tokens or without a time are left out" if left else ""
+    steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
+    kept = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
+    return _table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", note)
+
+
+def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -> tuple[Path, pd.DataFrame]:
+    for path, table in tables:
+        if column in table.columns:
+            return path, table
+    raise InputError(
+        f"vidur: {what} is missing: none of {', '.join(path.name for path, _ in tables)} has {column}"
+    )
+
+
+def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
+    """The rows of an LLM of this shape: older profiles hold several."""
+    for name, field in SHAPE.items():
+        if name in table.columns:
+            mine = getattr(shape, field)
+            of_llm: pd.DataFrame = table[as_floats(table[name]) == mine]
+            if of_llm.empty:
+                known_values = ", ".join(map(str, table[name].unique()[:6]))
+                raise InputError(
+                    f"{path}: {name} is {known_values}, {shape.name} has {mine}; name the LLM it is of"
+                )
+            table = of_llm
+    return table
+
+
+def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
+    if name not in table.columns:
+        raise InputError(f"{path}: lacks the column {name}")
+    of_tp: pd.DataFrame = table[as_floats(table[name]) == tp]
+    if of_tp.empty:
+        raise InputError(f"{path}: holds no rows with {name} = {tp}; measure them, or choose another --tp")
+    return of_tp
+
+
+def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Array]]:
+    """Milliseconds of each of the 9 ops of a layer over the tokens of a step."""
+    if "num_tokens" not in mlp.columns:
+        raise InputError(f"{path}: lacks the column num_tokens")
+    missing = [name for name in OP_COLUMNS if name not in mlp.columns]
+    if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # some LLMs have one norm per layer
+        raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
+    tokens = read_number_column(mlp, "num_tokens", path, least=1)
+    curves = {
+        op: _curve(tokens, np.asarray(read_number_column(mlp, name, path), dtype=float))
+        for op, name in zip(OPS, OP_COLUMNS, strict=True)
+        if name in mlp.columns
+    }
+    return curves[OPS[0]][0], {op: each_ms for op, (_, each_ms) in curves.items()}
+
+
+def _curve(x: Array, y: Array) -> tuple[Array, Array]:
+    """Sorted, repeats replaced by their median."""
+    at = pd.Series(y).groupby(x).median()
+    return np.asarray(at.index, dtype=np.float64), np.asarray(at, dtype=np.float64)
+
+
+def _table(
+    steps: Array, operators: Mapping[str, Array], llm: str, gpu: str, tp: int, source: str, note: str = ""
+) -> StepTable:
+    about = {
+        "llm": llm,
+        "gpu": gpu,
+        "tp": str(tp),
+        "source": foreign_fields.one_line(source),
+        "host_overhead": NOT_INCLUDED,
+    }
+    if note:
+        about["note"] = note
+    seconds = {operator_column(name): each for name, each in operators.items()}
+    return StepTable(pd.DataFrame(steps, columns=list(COLUMNS)).assign(**seconds), about)

@@ -1,0 +1,57 @@
+"""`vllm bench latency --output-json`: how long one batch takes, from all prompts sent to the last token.
+
+The file holds {avg_latency, latencies, percentiles} and no lengths: they are given by options. The time is
+that of the last request of the batch to finish, `e2e max` of a closed loop as large as the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.document_values import check_mapping
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+
+MARKS = ("avg_latency", "latencies")
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, ", ".join(path.name for path in paths))
+    runs = []
+    for path in paths:
+        document = check_mapping(foreign_fields.read_json(path), path)
+        shape = {}
+        for key, own, option in (
+            ("requests", "batch_size", "--requests (the batch size)"),
+            ("input_tokens", "input_len", "--input-tokens"),
+            ("output_tokens", "output_len", "--output-tokens"),
+        ):
+            value = getattr(facts, key) or document.get(own)
+            if value is None:
+                raise InputError(f"{path}: does not say what was run; add {option}")
+            shape[key] = foreign_fields.read_count(value, f"{path}: {own}")
+        latencies = foreign_fields.read_numbers(document.get("latencies"), f"{path}: latencies")
+        if not latencies or not min(latencies) > 0:
+            raise InputError(f"{path}: latencies: expected seconds > 0")
+        notes = () if len(latencies) >= 3 else (f"only {len(latencies)} iteration(s) were timed",)
+        runs.append(
+            with_stated_load(
+                MeasuredRun(
+                    path.name,
+                    shape["requests"],
+                    (shape["input_tokens"],),
+                    (shape["output_tokens"],),
+                    {"e2e": {"max": float(np.mean(latencies))}},
+                    concurrency=shape["requests"],
+                    notes=notes,
+                ),
+                facts,
+            )
+        )
+    return MeasuredRuns(llm, gpu, tp, f"vllm bench latency, {', '.join(p.name for p in paths)}", tuple(runs))

@@ -1,0 +1,195 @@
+"""What vLLM's metrics say of the traffic and the latencies of a deployment, per window.
+
+A request counts when it finishes. Arrivals are finished requests plus what the number in flight rose by. In a
+deployment with prefill and decode workers both finish every request, the prefill worker after one token: its
+TTFT counts, and everything else of the decode workers.
+
+Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32); older names after the
+newer ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.importers.prometheus_range import (
+    Floats,
+    SampledHistogram,
+    Series,
+    counter_increase,
+    find_series,
+    interval_edges,
+    interval_histogram,
+    mean_gauge,
+)
+
+FINISHED = "vllm:request_success_total"
+PROMPT, OUTPUT = "vllm:request_prompt_tokens", "vllm:request_generation_tokens"
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+PREEMPTED = "vllm:num_preemptions_total"
+LATENCIES: Mapping[str, tuple[str, ...]] = {
+    "ttft": ("vllm:time_to_first_token_seconds",),
+    "tpot": ("vllm:request_time_per_output_token_seconds",),
+    "tbt": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "e2e": ("vllm:e2e_request_latency_seconds",),
+}
+_HISTOGRAMS = (PROMPT, OUTPUT, *(name for names in LATENCIES.values() for name in names))
+NAMES = (
+    *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
+    *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
+)
+_PREFILL_TOKENS = 1.5  # an engine whose answers are shorter on average only prefills
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Live:
+    """A deployment between `edges_s` (N + 1,), Unix time [s]; every array (N,), NaN where nothing is known.
+
+    `arrived`, `finished` are requests, `input_tokens`, `output_tokens` those of finished ones, of which
+    prefix caches were asked for `queried_tokens` and had `hit_tokens`. `kv_use_frac` is the mean over
+    workers, `running` and `waiting` are requests in all of them. `instances` is how many engines were seen.
+    """
+
+    edges_s: Floats
+    arrived: Floats
+    finished: Floats
+    input_tokens: Floats
+    output_tokens: Floats
+    queried_tokens: Floats
+    hit_tokens: Floats
+    kv_use_frac: Floats
+    running: Floats
+    waiting: Floats
+    preempted: Floats
+    latency: Mapping[str, SampledHistogram]
+    lengths: Mapping[str, SampledHistogram]
+    model: str
+    instances: int
+
+    @property
+    def windows(self) -> int:
+        return len(self.edges_s) - 1
+
+    @property
+    def every_s(self) -> float:
+        return float(self.edges_s[1] - self.edges_s[0])
+
+
+def live_traffic(
+    series: Sequence[Series], *, every_s: float = 60.0, model: str | None = None, splits: bool = False
+) -> Live:
+    """The deployment by windows of `every_s`; `model` is the label model_name, `splits` whether prefill and
+    decode have workers of their own.
+
+    Raises InputError where the series are of several LLMs and `model` is none of them, where the metrics
+    that count requests are missing, and where no window is whole.
+    """
+    series, model = _of_model(series, model)
+    finished = find_series(series, FINISHED)
+    if not finished:
+        known_names = ", ".join(sorted({row.name for row in series})[:4])
+        raise InputError(
+            f"Prometheus: {FINISHED} is missing (found {known_names}); is this a vLLM's /metrics?"
+        )
+    edges_s = interval_edges(finished, every_s)
+    if len(edges_s) < 2:
+        raise InputError(
+            f"Prometheus: the samples cover no whole window of {every_s:g} s; ask for a longer range"
+        )
+    prefill = _prefill_instances(series, edges_s) if splits else frozenset()
+    serving = [row for row in series if _instance(row) not in prefill]
+    first = [row for row in series if _instance(row) in prefill] or serving
+
+    def rise(*names: str) -> Floats:
+        return counter_increase(find_series(serving, *names), edges_s)
+
+    done = rise(FINISHED)
+    if not np.isfinite(done).any():
+        raise InputError(f"Prometheus: {FINISHED} has gaps in every window of {every_s:g} s")
+    kv_use, level = (
+        find_series(serving, *KV_USE),
+        {name: find_series(serving, name) for name in (RUNNING, WAITING)},
+    )
+    return Live(
+        edges_s,
+        np.maximum(done + sum(_rise_of_level(level[name], edges_s) for name in level), 0.0),
+        done,
+        rise(f"{PROMPT}_sum"),
+        rise(f"{OUTPUT}_sum"),
+        rise(*QUERIES),
+        rise(*HITS),
+        mean_gauge(kv_use, edges_s) / max(len({_instance(row) for row in kv_use}), 1),
+        mean_gauge(level[RUNNING], edges_s),
+        mean_gauge(level[WAITING], edges_s),
+        rise(PREEMPTED),
+        _histograms(LATENCIES, {"ttft": first}, serving, edges_s),
+        _histograms({"prompt": (PROMPT,), "output": (OUTPUT,)}, {}, serving, edges_s),
+        model,
+        len({_instance(row) for row in finished}),
+    )
+
+
+def _of_model(series: Sequence[Series], model: str | None) -> tuple[Sequence[Series], str]:
+    models = sorted({row.label("model_name") for row in series if row.name == FINISHED})
+    if model is not None and model in models:
+        return [row for row in series if row.label("model_name") == model], model
+    if len(models) > 1 or (model is not None and models):
+        model_words = "" if model is None else f", none of them {model!r}"
+        raise InputError(
+            f"Prometheus: model_name is {', '.join(models)[:200]}{model_words}; name one with --model"
+        )
+    return series, models[0] if models else ""
+
+
+def _instance(row: Series) -> tuple[str, ...]:
+    return tuple(row.label(key) for key in ("instance", "pod", "engine"))
+
+
+def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[tuple[str, ...]]:
+    """Engines that answer with one token."""
+    by: dict[tuple[str, ...], dict[str, float]] = {}
+    whole = edges_s[[0, -1]]
+    for row in series:
+        if row.name in (f"{OUTPUT}_sum", f"{OUTPUT}_count"):
+            rose = float(np.nan_to_num(counter_increase([row], whole, gap_s=math.inf))[0])
+            each = by.setdefault(_instance(row), {})
+            each[row.name] = each.get(row.name, 0.0) + rose
+    return frozenset(
+        instance
+        for instance, rose in by.items()
+        if 0 < rose.get(f"{OUTPUT}_sum", 0.0) < _PREFILL_TOKENS * rose.get(f"{OUTPUT}_count", 0.0)
+    )
+
+
+def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
+    """What a gauge rose by in each interval, all instances together; 0 where it is not known."""
+    total = np.zeros(len(edges_s) - 1)
+    for row in series:
+        is_number = np.isfinite(row.values)
+        if is_number.sum() > 1:
+            t_s, values = row.t_s[is_number], row.values[is_number]
+            total += np.diff(values[np.maximum(np.searchsorted(t_s, edges_s, side="right") - 1, 0)])
+    return total
+
+
+def _histograms(
+    names: Mapping[str, tuple[str, ...]],
+    of: Mapping[str, Sequence[Series]],
+    serving: Sequence[Series],
+    edges_s: Floats,
+) -> dict[str, SampledHistogram]:
+    histogram_by_name: dict[str, SampledHistogram] = {}
+    for key, candidates in names.items():
+        for name in candidates:
+            read = interval_histogram(of.get(key, serving), name, edges_s)
+            if read is not None and key not in histogram_by_name:
+                histogram_by_name[key] = read
+    return histogram_by_name

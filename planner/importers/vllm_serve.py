@@ -1,0 +1,207 @@
+"""`vllm bench serve --save-result`, with or without --save-detailed, and the summary.json of a sweep.
+
+Lists per request are in seconds, the summary in milliseconds. `tpot` is per request and leaves the first
+token out, `itl` is a gap between chunks. The file names neither GPU nor tensor parallelism, unless --metadata
+did (gpu=..., tp=...) or a sweep varied them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.errors import InputError
+from planner.files.document_values import check_mapping, check_rows, is_number
+from planner.importers import foreign_fields
+from planner.importers.benchmark_runs import ENGINE_KEYS, MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.foreign_fields import Facts
+
+MARKS = ("completed", "total_input_tokens", "total_output_tokens", "request_throughput")
+NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "tbt", "e2el": "e2e"}
+_SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
+
+
+def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+    documents: list[tuple[str, Mapping[str, Any]]] = []
+    files = foreign_fields.file_labels(paths)
+    for file, path in zip(files, paths, strict=True):
+        document = foreign_fields.read_json(path)
+        many = document if isinstance(document, list) else [document]
+        for i, row in enumerate(many):
+            name = file if len(many) == 1 else f"{file}[{i}]"
+            result = check_mapping(
+                row, f"{path}: item {i}"
+            )  # a sweep writes its parameters as they were given
+            documents.append((name, {str(key).replace("-", "_"): value for key, value in result.items()}))
+    setups = {
+        foreign_fields.read_setup(
+            facts,
+            catalog,
+            name,
+            llm=row.get("model_id"),
+            gpu=row.get("gpu", row.get("hw")),
+            tp=row.get("tp", row.get("tensor_parallel_size")),
+        )
+        for name, row in documents
+    }
+    if len(setups) != 1:
+        raise InputError(
+            "vllm-bench-serve: the runs are of different engines ("
+            + "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
+            + "); import each apart"
+            if setups
+            else "vllm-bench-serve: holds no runs"
+        )
+    llm, gpu, tp = setups.pop()
+    runs = tuple(with_stated_load(_run(name, row), facts) for name, row in documents)
+    return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {foreign_fields.list_first(files)}", runs)
+
+
+def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
+    completed = foreign_fields.read_count(row.get("completed"), f"{name}: completed", least=0)
+    if not completed:
+        raise InputError(f"{name}: no request completed; there is nothing to import")
+    failed = foreign_fields.read_count(row.get("failed") or 0, f"{name}: failed", least=0)
+    notes: list[str] = []
+    if isinstance(row.get("ttfts"), list) and isinstance(row.get("output_lens"), list):
+        requests, lengths, latency, start_s, remarks = _detailed(name, row, failed)
+    else:
+        requests, start_s = completed, ()
+        mean_input, mean_output = (
+            (
+                foreign_fields.read_number(row.get(f"total_{way}_tokens"), f"{name}: total_{way}_tokens")
+                / completed,
+            )
+            for way in ("input", "output")
+        )
+        lengths = mean_input, mean_output
+        latency = _summary(name, row)
+        gaps = latency.get("tbt", {})
+        remarks = foreign_fields.run_remarks(
+            failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
+        )
+    notes += remarks
+    concurrency, rate_rps, arrival_s = _load(name, row, requests, start_s, notes)
+    engine = {
+        key: foreign_fields.read_count(row[key], f"{name}: {key}")
+        for key in ENGINE_KEYS
+        if row.get(key) not in (None, "")
+    }
+    return MeasuredRun(
+        name,
+        requests,
+        lengths[0],
+        lengths[1],
+        latency,
+        concurrency,
+        rate_rps,
+        arrival_s,
+        failed,
+        engine.get("max_num_seqs"),
+        engine.get("max_num_batched_tokens"),
+        engine.get("kv_tokens"),
+        tuple(notes),
+    )
+
+
+def _load(
+    name: str, row: Mapping[str, Any], requests: int, start_s: tuple[float, ...], notes: list[str]
+) -> tuple[int | None, float | None, tuple[float, ...]]:
+    """Closed loop (concurrency), open loop (rate, or recorded arrivals)."""
+    rate = row.get("request_rate")
+    rate_rps = (
+        math.inf
+        if rate in (None, "inf", math.inf)
+        else foreign_fields.read_number(rate, f"{name}: request_rate")
+    )
+    most = row.get("max_concurrency")
+    seats = None if most is None else foreign_fields.read_count(most, f"{name}: max_concurrency")
+    if rate_rps == math.inf:
+        return min(seats or requests, requests), None, ()  # without a limit all come at once
+    if start_s:
+        return None, None, start_s
+    if seats is not None:
+        notes.append(f"the limit of {seats} requests in flight is not modelled beside a rate")
+    burstiness = foreign_fields.read_optional(row, "burstiness", name)
+    if burstiness is not None and burstiness != 1:
+        notes.append(f"burstiness was {burstiness:g}; arrivals are taken for Poisson")
+    return None, rate_rps, ()
+
+
+def _summary(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    latency: dict[str, dict[str, float]] = {}
+    for key, value in row.items():
+        if not (match := _SUMMARY.fullmatch(key)) or not is_number(value) or not value > 0:
+            continue
+        statistic = "p50" if match[1] == "median" else match[1]
+        latency.setdefault(NAMES[match[2]], {})[statistic] = float(value) / 1e3
+    return latency
+
+
+def _detailed(
+    name: str, row: Mapping[str, Any], failed: int
+) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...], tuple[str, ...]]:
+    """Requests that finished: count, lengths, latencies, start times, remarks."""
+    columns = {
+        key: foreign_fields.read_numbers(row[key], f"{name}: {key}")
+        for key in ("input_lens", "output_lens", "ttfts", "start_times", "latencies")
+        if isinstance(row.get(key), list)
+    }
+    columns = {key: values for key, values in columns.items() if values or key == "ttfts"}
+    gaps = [
+        foreign_fields.read_numbers(item, f"{name}: itls[{i}]")
+        for i, item in enumerate(check_rows(row.get("itls"), f"{name}: itls"))
+    ]
+    n = len(columns["ttfts"])
+    for key, items in {**{key: len(values) for key, values in columns.items()}, "itls": len(gaps)}.items():
+        if items != n:
+            raise InputError(f"{name}: {key} has {items} items, ttfts has {n}")
+    if not {"input_lens", "output_lens"} <= columns.keys():
+        raise InputError(f"{name}: input_lens or output_lens is empty; expected one per request")
+    errors = row.get("errors")
+    wrong = errors if isinstance(errors, list) and len(errors) == n else [""] * n
+    good = [
+        i
+        for i in range(n)
+        if not wrong[i] and min(columns["ttfts"][i], columns["output_lens"][i], columns["input_lens"][i]) > 0
+    ]
+    if not good:
+        raise InputError(f"{name}: no request finished; there is nothing to import")
+    decoding_s = [sum(gaps[i]) for i in good]
+    output = [columns["output_lens"][i] for i in good]
+    ttft_s = [columns["ttfts"][i] for i in good]
+    e2e_s = (
+        [columns["latencies"][i] for i in good]
+        if "latencies" in columns
+        else [t + d for t, d in zip(ttft_s, decoding_s, strict=True)]
+    )
+    tpot_s = [d / (n - 1) for d, n in zip(decoding_s, output, strict=True) if n > 1]
+    every_gap = [gap for i in good for gap in gaps[i]]
+    latency = {
+        metric: values
+        for metric, values in (
+            ("ttft", foreign_fields.mean_and_percentiles(ttft_s)),
+            ("tpot", foreign_fields.mean_and_percentiles(tpot_s)),
+            ("tbt", foreign_fields.mean_and_percentiles(every_gap)),
+            ("e2e", foreign_fields.mean_and_percentiles(e2e_s)),
+        )
+        if values
+    }
+    after_first = sum(n - 1 for n in output)
+    remarks = foreign_fields.run_remarks(
+        failed=max(failed, n - len(good)),
+        tokens_per_chunk=after_first / len(every_gap) if every_gap else 1.0,
+        gap_p50=float(np.median(every_gap)) if every_gap else None,
+        gap_mean=float(np.mean(every_gap)) if every_gap else None,
+    )
+    start = columns.get("start_times", [])
+    first = min((start[i] for i in good), default=0.0) if start else 0.0
+    start_s = tuple(start[i] - first for i in good) if start else ()
+    lengths = (tuple(columns["input_lens"][i] for i in good), tuple(output))
+    return len(good), lengths, latency, start_s, remarks

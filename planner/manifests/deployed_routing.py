@@ -1,0 +1,81 @@
+"""What a deployment routes and queues by where that is not what was simulated, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from planner.fleet import Fleet, Role
+from planner.manifests import engine_command
+from planner.policies import (
+    QUEUE,
+    ROUTERS,
+    ROUTERS_OF,
+    ROUTING,
+    VLLM,
+    RouterDifference,
+    find_router_difference,
+)
+
+
+def notes(fleet: Fleet, target: str) -> list[str]:
+    """A sentence for every policy of the plan that the target lacks, or has in another shape."""
+    policies = fleet.policies
+    mixed, prefill, decode = ROUTERS_OF[target]
+    unique_notes: dict[str, None] = {}
+    routers_in_plan: tuple[tuple[Role, str, str], ...] = (
+        ("mixed", mixed, policies.routing),
+        ("prefill", prefill, policies.routing),
+        ("decode", decode, policies.decode_routing),
+    )
+    for role, router, planned_router in routers_in_plan:
+        if engine_command.workers_of(fleet, role) < 2:
+            continue  # no choice
+        answered = find_router_difference(ROUTING[planned_router], router)
+        front = find_router_difference(ROUTING[policies.routing], router)
+        if role == "decode" and ROUTERS[router].is_single and front.name != answered.name:
+            answered = RouterDifference(front.name, is_lacking=True)
+        unique_notes |= dict.fromkeys(_sentence(router, planned_router, answered))
+    return [
+        *unique_notes,
+        *_sentence(VLLM, policies.queue, find_router_difference(QUEUE[policies.queue], VLLM)),
+    ]
+
+
+def _sentence(router: str, planned_router: str, answered: RouterDifference) -> list[str]:
+    title = ROUTERS[router].title
+    if answered.is_lacking:
+        return [
+            f"{title} lacks {planned_router}: {answered.name} is in its place, which the plan was not "
+            "made for."
+        ]
+    return [f"{planned_router} at {title}: {answered.name} {answered.differs}."] if answered.differs else []
+
+
+def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
+    """A target's files, with the notes as comments in those of its router; in all, where it has no own."""
+    lines = "".join(f"# {note}\n" for note in note_lines)
+    routers = [path for path in files if "router" in Path(path).name] or list(files)
+    return {
+        path: _below_first_comment(text, lines) if path in routers else text for path, text in files.items()
+    }
+
+
+def _below_first_comment(text: str, lines: str) -> str:
+    first, newline, rest = text.partition("\n")
+    return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text
+
+
+def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
+    """A target's files with a comment as their first line, in scripts below the one that names their shell;
+    files that take no comments stay as they are.
+    """
+    if not line:
+        return dict(files)
+    return {
+        path: text if path.endswith(".json") else _first(text, f"# {line}\n") for path, text in files.items()
+    }
+
+
+def _first(text: str, line: str) -> str:
+    return _below_first_comment(text, line) if text.startswith("#!") else line + text

@@ -1,0 +1,508 @@
+"""What every deployment target shares: the engine's command line, the router's, images, names, placement."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.domain import KV_BLOCK_TOKENS, Gpu
+from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
+from planner.manifests import kv_store
+from planner.models.engine import DEPLOYED_VERSION, NAMES
+from planner.models.llm import Llm
+from planner.models.lora import Lora
+from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, VLLM_ROUTER_PAIRS, find_router_difference
+
+VLLM_VERSION = DEPLOYED_VERSION
+IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
+FIRST_ASYNC = (0, 10)  # with --async-scheduling
+OTHER_LABELS = (
+    "habana.ai/",
+    "cloud.google.com/gke-tpu",
+)  # of accelerators that neither of these images serves
+ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
+ROUTER_IMAGE = "python:3.12-slim"
+ROUTER_PACKAGE = "vllm-router==0.1.17"
+GPU_MEMORY_UTILIZATION = 0.9  # what planner.models.memory assumes
+
+ADAPTERS, ANY_ADAPTER = "/adapters", "ADAPTER"  # a folder on every worker; a name to be replaced
+
+HTTP_PORT = 8000
+NIXL_PORT = 5600
+NIXL_PORT_STEP = 16  # between workers that share a host's network
+START_S = 3600  # a worker may download and load its weights for this long
+ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs {START_S}"
+
+_KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
+
+RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of what is no pool
+
+# what Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and DisaggregatedSet (`-SLICE-REVISION-`) make of
+# them, joined, stays within the 63 letters of a label
+LLM_LETTERS, POOL_LETTERS = 18, 16
+
+Setting = bool | int | float | str | Mapping[str, Any] | list[str]
+
+
+def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
+    """What one worker of `pool` is told besides its model: long flag of `vllm serve` without dashes -> value.
+
+    The only place where a number of the plan becomes a number of the engine.
+    """
+    check_name(fleet.llm.name)
+    engine = pool.type
+    flags: dict[str, Setting] = {
+        "served-model-name": fleet.llm.name,
+        "tensor-parallel-size": engine.tp,
+        "pipeline-parallel-size": engine.pp,
+        "max-model-len": served_model_len(fleet, max_model_len),
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
+        "block-size": KV_BLOCK_TOKENS,
+        "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
+        "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
+    }
+    if not fleet.llm.has_heads_alone:
+        del flags["block-size"]  # the kernels of latent attention and of states have sizes of their own
+    if engine.dp > 1:  # behind one port: vLLM itself chooses the rank
+        flags["data-parallel-size"] = engine.dp
+    if engine.all2all:
+        flags["data-parallel-size-local"] = local_ranks(engine)
+        flags["all2all-backend"] = engine.all2all
+    if engine.ep:
+        flags["enable-expert-parallel"] = True
+    if (
+        order := find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
+    ) != Policies().queue:  # vLLM's own
+        flags["scheduling-policy"] = order
+    if (
+        0
+        < (threshold := fleet.policies.long_prefill_token_threshold)
+        < served_model_len(fleet, max_model_len)
+    ):
+        flags["long-prefill-token-threshold"] = threshold
+    if engine.engine is not None and _has_async(engine.engine.version):
+        flags["async-scheduling"] = engine.engine.async_scheduling
+    if (speculation := engine.speculation) is not None:
+        check_name(speculation.model or speculation.method)
+        flags["speculative-config"] = {
+            "method": speculation.method,
+            "num_speculative_tokens": speculation.tokens,
+            **({} if speculation.model is None else {"model": speculation.model}),
+        }
+    if engine.lora is not None:
+        flags |= _lora(engine.lora.lora)
+    if pool.role in _KV_ROLES:
+        flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    if kv_store.serves(fleet, pool):
+        store = kv_store.connector(fleet)
+        is_alone = pool.role == "mixed"
+        flags["kv-transfer-config"] = store if is_alone else _both(flags["kv-transfer-config"], store)
+    if offload_bytes := cpu_bytes(pool, fleet):
+        if pool.role == "mixed":
+            flags["kv-offloading-size"] = offload_bytes / 2**30
+        else:  # beside the one that hands KV over
+            flags["kv-transfer-config"] = _both(flags["kv-transfer-config"], _offloading(offload_bytes))
+    return flags
+
+
+def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
+    """CPU memory for KV blocks of one worker of `pool`, over all its GPUs; decode workers have none."""
+    offload = fleet.policies.kv_offload
+    return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
+
+
+def _offloading(offload_bytes: int) -> Setting:
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": offload_bytes},
+    }
+
+
+def _both(handing_over: Setting, keeping: Setting) -> Setting:
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [handing_over, keeping]},
+    }
+
+
+def version(fleet: Fleet) -> str:
+    """Of vLLM: the release the plan counts on, else ours."""
+    return VLLM_VERSION if fleet.engine is None else _release(fleet.engine.version)
+
+
+def made_for(text: str, fleet: Fleet) -> str:
+    """What a target names as its versions, with the plan's vLLM where it takes that."""
+    fleet_version, ours = f"vLLM {version(fleet)}", f"vLLM {VLLM_VERSION}"
+    if fleet_version == ours or ours in text:
+        return text.replace(ours, fleet_version) + "."
+    return f"{text}; the plan counts on {fleet_version}, which this target does not bring."
+
+
+def _release(version_text: str) -> str:
+    return version_text if version_text.count(".") > 1 else f"{version_text}.0"
+
+
+def _has_async(version_text: str) -> bool:
+    return tuple(int(part) for part in version_text.split(".")[:2]) >= FIRST_ASYNC
+
+
+def to_args(flags: Mapping[str, Setting]) -> list[str]:
+    """`settings` as words of a command line."""
+    args: list[str] = []
+    for key, value in flags.items():
+        if isinstance(value, bool):
+            args.append(f"--{key}" if value else f"--no-{key}")
+        elif isinstance(value, Mapping):
+            args += [f"--{key}", json.dumps(value, separators=(",", ":"))]
+        elif isinstance(value, list):
+            args += [f"--{key}", *value]
+        else:
+            args += [f"--{key}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return args
+
+
+def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
+    """What follows `vllm serve` for one worker of `pool`; the longest request of the plan fits."""
+    return [fleet.llm.name, *to_args(settings(pool, fleet, max_model_len))]
+
+
+def _lora(lora: Lora) -> dict[str, Setting]:
+    """Slots for adapters, and where their files are to be, or whoever deploys it says where they are."""
+    names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
+    if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
+        raise InputError(
+            f"lora: adapter {bad[0][:100]!r}: vLLM is told of names of letters, digits and . _ / @ + - alone"
+        )
+    return {
+        "enable-lora": True,
+        "max-loras": lora.max_loras,
+        "max-lora-rank": lora.max_rank,
+        "max-cpu-loras": lora.max_cpu_loras,
+        **({} if lora.targets is None else {"lora-target-modules": list(lora.targets)}),
+        "lora-modules": [f"{name}={ADAPTERS}/{name}" for name in names],
+    }
+
+
+def without_adapters(fleet: Fleet, target: str, why: str) -> None:
+    """Raise InputError where the fleet serves adapters: `target` cannot be told of them here."""
+    if fleet.lora is not None:
+        raise InputError(f"{target}: {why}, which is not written here; take vllm or kubernetes")
+
+
+def without_offload(fleet: Fleet, target: str) -> None:
+    """Raise InputError where the fleet keeps KV in CPU memory: pods of `target` are not given any here."""
+    if fleet.policies.kv_offload is not None:
+        raise InputError(
+            f"{target}: kv_offload needs shared memory in its pods, which is not written here; take vllm, "
+            "compose, kubernetes, lws or llm-d"
+        )
+
+
+def _kv_cache_dtype(llm: Llm) -> str:
+    if llm.kv_dtype_bytes not in _KV_DTYPES:
+        raise InputError(
+            f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan counts on "
+            f"{llm.kv_dtype_bytes:g}"
+        )
+    return _KV_DTYPES[llm.kv_dtype_bytes]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name of an LLM that no file or command line of ours can carry unharmed."""
+    if not name or not name.isprintable() or name != name.strip() or name.startswith("-") or len(name) > 1000:
+        raise InputError(
+            f"LLM {name[:200]!r}: expected a name such as meta-llama/Llama-3.1-70B or a path: printable, no "
+            "leading dash, no space around it"
+        )
+
+
+def hub_name(fleet: Fleet, target: str) -> str:
+    """The LLM's name, where `target` loads it from the Hugging Face hub by that name."""
+    if not _HUB_NAME.fullmatch(fleet.llm.name):
+        raise InputError(
+            f"{target}: loads the LLM from the Hugging Face hub, found {fleet.llm.name!r}; expected a name "
+            "such as meta-llama/Llama-3.1-70B"
+        )
+    return fleet.llm.name
+
+
+def plain_name(fleet: Fleet, target: str) -> str:
+    """The LLM's name, where templates of `target` pass it on unquoted."""
+    if not _PLAIN_NAME.fullmatch(fleet.llm.name):
+        raise InputError(
+            f"{target}: its templates hold only plain names of LLMs (letters, digits and . _ / @ + -), found "
+            f"{fleet.llm.name!r}"
+        )
+    return fleet.llm.name
+
+
+def one_line(text: str) -> str:
+    """`text` for a comment or a heading: nothing in it can end the line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def served_model_len(fleet: Fleet, max_model_len: int) -> int:
+    """`max_model_len` rounded up to a multiple of 256, but not beyond what LLM and KV caches hold.
+
+    vLLM refuses to start with a length that its KV cache or the LLM's context cannot hold; the simulator
+    rejects the requests beyond it.
+    """
+    holds = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
+    return min(-(-max_model_len // 256) * 256, holds)
+
+
+def nodes_of(worker: WorkerType) -> int:
+    """Nodes that one worker spans; every one of them is full if they are several."""
+    per_node = worker.gpu.gpus_per_node
+    if worker.gpus <= per_node:
+        return 1
+    if worker.gpus % per_node:
+        raise InputError(
+            f"{worker.name} pp{worker.pp}: a worker of {worker.gpus} GPUs does not fill whole nodes of "
+            f"{per_node}"
+        )
+    return worker.gpus // per_node
+
+
+def local_ranks(worker: WorkerType) -> int:
+    """Data-parallel ranks on each of its nodes."""
+    return worker.dp // nodes_of(worker)
+
+
+def on_one_node(fleet: Fleet, target: str) -> None:
+    """Refuse a worker that spans nodes, where `target` cannot start one."""
+    for pool in fleet.running_pools:
+        if (nodes := nodes_of(pool.type)) > 1:
+            raise InputError(
+                f"{target}: {one_line(pool.name)}: a worker of {pool.type.gpus} GPUs spans {nodes} nodes; "
+                "take lws"
+            )
+
+
+def without_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
+    """Refuse data-parallel ranks, where `target` would start them in another way than was simulated; on
+    several nodes too, unless `on_nodes` is False.
+    """
+    for pool in fleet.running_pools:
+        if pool.type.dp > 1 and (on_nodes or not pool.type.all2all):
+            others = "lws or vllm" if pool.type.all2all else "kubernetes, lws or compose"
+            raise InputError(
+                f"{target}: {one_line(pool.name)}: starts data-parallel ranks (dp {pool.type.dp}) in a way "
+                f"of its own, which is not written here; take {others}"
+            )
+
+
+def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
+    """Name -> roles it serves. A fleet of both kinds needs two: vLLM's router does one or the other."""
+    roles = {pool.role for pool in fleet.running_pools}
+    if "mixed" not in roles:
+        return {"router": ("prefill", "decode")}
+    if len(roles) == 1:
+        return {"router": ("mixed",)}
+    return {"router": ("prefill", "decode"), "router-mixed": ("mixed",)}
+
+
+def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
+    """Name -> (decode pool, prefill pool) or (mixed pool, None): for targets that serve a pair at a time."""
+    pools = dict(zip(pool_labels(fleet), fleet.running_pools, strict=True))
+    pools_by_service: dict[str, tuple[Pool, Pool | None]] = {}
+    if fleet.is_disaggregated:
+        prefill, decode = ([p for p in pools.values() if p.role == role] for role in ("prefill", "decode"))
+        if len(prefill) > 1 or len(decode) > 1:
+            raise InputError(
+                f"{target}: serves one prefill and one decode pool together, found {len(prefill)} and "
+                f"{len(decode)}; take kubernetes or lws"
+            )
+        pools_by_service["pair"] = (decode[0], prefill[0])
+    return pools_by_service | {name: (pool, None) for name, pool in pools.items() if pool.role == "mixed"}
+
+
+def workers_of(fleet: Fleet, role: Role) -> int:
+    return sum(pool.count for pool in fleet.pools if pool.role == role)
+
+
+def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
+    """What vllm-router has of the plan's policies, or in their place.
+
+    The router refuses to choose between two where there is one worker; round robin does the same then.
+    """
+
+    def nearest(policy: str, role: Role) -> str:
+        has_choice, router = (
+            workers_of(fleet, role) > 1,
+            VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS,
+        )
+        return find_router_difference(ROUTING[policy], router).name if has_choice else "round_robin"
+
+    routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing
+    if "mixed" in roles:
+        front = nearest(routing, "mixed")
+        return ["--policy", front, *_cache_settings(fleet, front)]
+    front, back = nearest(routing, "prefill"), nearest(decode_routing, "decode")
+    return [
+        "--vllm-pd-disaggregation",
+        "--kv-connector",
+        "nixl",
+        "--policy",
+        front,
+        *_cache_settings(fleet, front),
+        "--prefill-policy",
+        front,
+        "--decode-policy",
+        back,
+    ]
+
+
+def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
+    """Of the cache-aware rule: the plan's where it was simulated with that rule, else the router's own."""
+    policies = fleet.policies
+    if (
+        not has_cache_rule(policies)
+        or policy != find_router_difference(ROUTING[policies.routing], VLLM_ROUTER).name
+    ):
+        return []
+    return [
+        "--cache-threshold",
+        f"{policies.cache_threshold_frac:g}",
+        "--balance-abs-threshold",
+        str(policies.balance_requests),
+        "--balance-rel-threshold",
+        f"{policies.balance_ratio:g}",
+    ]
+
+
+def has_cache_rule(policies: Policies) -> bool:
+    """Whether vllm-router looks at prefix caches by the rule that was simulated."""
+    row = ROUTING[policies.routing]
+    return row.needs_caches and not find_router_difference(row, VLLM_ROUTER).is_lacking
+
+
+def router_words(fleet: Fleet) -> str:
+    """What our router routes by, for a README."""
+    words = []
+    for roles in routers(fleet).values():
+        args = router_policy_args(fleet, roles)
+        if "mixed" in roles:
+            words.append(f"mixed workers by {args[args.index('--policy') + 1]}")
+        else:
+            words += [f"{role} by {args[args.index(f'--{role}-policy') + 1]}" for role in roles]
+    return f"vllm-router, {', '.join(words)}."
+
+
+def router_command(args: Iterable[str]) -> list[str]:
+    """Install the pinned router and start it; `args` are words without spaces or quotes."""
+    return ["sh", "-c", f"pip install {ROUTER_PACKAGE} && exec vllm-router {ROUTER_START} {' '.join(args)}"]
+
+
+def is_rocm(gpu: Gpu) -> bool:
+    return gpu.node_selector.startswith("amd.com/")
+
+
+def undeployable(fleet: Fleet) -> str:
+    """Why no manifest here deploys this fleet; empty where one may."""
+    if fleet.engine is not None and fleet.engine.name != "vllm":
+        return (
+            f"the plan counts on {NAMES[fleet.engine.name]}, and what is deployed and run here is vLLM alone"
+        )
+    if others := sorted({pool.type.gpu.name for pool in fleet.running_pools if _is_other(pool.type.gpu)}):
+        return (
+            f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "
+            "vLLM for NVIDIA and AMD do not run there"
+        )
+    return ""
+
+
+def _is_other(gpu: Gpu) -> bool:
+    """Neither NVIDIA's nor AMD's, by the label of its nodes."""
+    return gpu.node_selector.startswith(OTHER_LABELS)
+
+
+def image(kind: WorkerType) -> str:
+    base_image = ROCM_IMAGE if is_rocm(kind.gpu) else IMAGE
+    return (
+        base_image if kind.engine is None else base_image.replace(VLLM_VERSION, _release(kind.engine.version))
+    )
+
+
+def is_capped(gpu: Gpu) -> bool:
+    return gpu.uncapped_w is not None
+
+
+def power_note(gpu: Gpu) -> str:
+    """A comment on what a capped GPU needs: no manifest can set a power cap."""
+    return f"# Before: sudo nvidia-smi -pl {gpu.power_w:g} (nothing here sets the power cap)."
+
+
+def label(text: str, *, length: int = 63) -> str:
+    """`text` as an RFC 1123 label that also begins with a letter, as names of services must."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+    return (name if name[0].isalpha() else f"x{name}")[:length].strip("-")
+
+
+def llm_label(fleet: Fleet) -> str:
+    """For instance llama-3-1-70b: the last part of the LLM's name."""
+    return label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=LLM_LETTERS)
+
+
+def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
+    """One label per running pool, in order, all different: `length` letters, and a number where need be."""
+    labels: list[str] = []
+    for pool in fleet.running_pools:
+        name = stem = label(pool.name, length=length)
+        for number in range(2, len(fleet.pools) + 2):
+            if name not in (*labels, *RESERVED_LABELS):
+                break
+            name = f"{stem}-{number}"
+        labels.append(name)
+    return labels
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedWorker:
+    """One worker on one node: `devices` are GPU indices of that node."""
+
+    name: str
+    pool: Pool
+    node: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedNode:
+    gpu: Gpu
+    workers: tuple[PlacedWorker, ...]
+
+
+def place(fleet: Fleet) -> list[DeployedNode]:
+    """Workers, none wider than a node, onto nodes of one GPU row each: widest first, on the first with room.
+
+    Widths that are powers of two fill nodes without waste, so this takes the fewest nodes.
+    """
+    pools = list(zip(pool_labels(fleet), fleet.running_pools, strict=True))
+    nodes: list[DeployedNode] = []
+    for gpu in dict.fromkeys(pool.type.gpu for _, pool in pools):
+        own = sorted(((n, p) for n, p in pools if p.type.gpu == gpu), key=lambda item: -item[1].type.gpus)
+        used: list[list[PlacedWorker]] = []
+        for name, pool in own:
+            width = pool.type.gpus
+            for number in range(pool.count):
+                taken = [sum(len(worker.devices) for worker in node) for node in used]
+                at = next((k for k, t in enumerate(taken) if t + width <= gpu.gpus_per_node), len(used))
+                first = taken[at] if at < len(used) else 0
+                if at == len(used):
+                    used.append([])
+                devices = tuple(range(first, first + width))
+                used[at].append(PlacedWorker(f"{name}-{number}", pool, len(nodes) + at, devices))
+        nodes += [DeployedNode(gpu, tuple(workers)) for workers in used]
+    return nodes

@@ -1,0 +1,173 @@
+"""vLLM itself, without a cluster: per pool a config file for `vllm serve` and a script for one worker.
+
+A script takes the worker's number on its host, which decides its ports; its GPUs are those that
+CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names. Whatever follows the number goes to `vllm serve`.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from planner.files.checked_files import to_yaml
+from planner.fleet import Fleet, Pool, Role
+from planner.manifests import engine_command, kv_store
+from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
+
+ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
+FIRST_PORT = HTTP_PORT + 1  # the router has HTTP_PORT
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """vllm/POOL.config.yaml and vllm/POOL.sh for every pool, and vllm/router.sh."""
+    files: dict[str, str] = {}
+    for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
+        engine_settings = {"model": fleet.llm.name, **engine_command.settings(pool, fleet, max_model_len)}
+        engine_settings = dict(
+            (f"no-{key}", True) if value is False else (key, value) for key, value in engine_settings.items()
+        )
+        files[f"vllm/{name}.config.yaml"] = f"# vllm serve --config {name}.config.yaml\n" + to_yaml(
+            engine_settings
+        )
+        files[f"vllm/{name}.sh"] = _worker(fleet, name, pool)
+    for name, roles in engine_command.routers(fleet).items():
+        files[f"vllm/{name}.sh"] = _router(fleet, name, roles)
+    if size := kv_store.size_bytes(fleet):
+        files[f"vllm/{kv_store.CONFIG}"] = kv_store.config("KV_STORE", "PROTOCOL")
+        files[f"vllm/{kv_store.NAME}.sh"] = _store(size)
+    return files
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to apply it."""
+    lines = []
+    packages, stored = f"vllm=={engine_command.version(fleet)}", ""
+    if kv_store.size_bytes(fleet):
+        packages, stored = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
+        lines += [
+            f"First the store of KV blocks, on a host of its own: `pip install {kv_store.PACKAGE}`, and",
+            "",
+            f"    bash vllm/{kv_store.NAME}.sh   # its address is KV_STORE of the workers",
+            "",
+            "Without RDMA between the hosts set PROTOCOL=tcp there and for every worker.",
+            "",
+        ]
+    lines += [f"On every host, `pip install {packages}`; then each worker, for instance", ""]
+    for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
+        gpus = pool.type.gpus // engine_command.nodes_of(pool.type)
+        devices = ",".join(map(str, range(gpus)))
+        visible = "HIP_VISIBLE_DEVICES" if engine_command.is_rocm(pool.type.gpu) else "CUDA_VISIBLE_DEVICES"
+        group = "NODE_RANK=0 MASTER_ADDR=10.0.0.1 " if engine_command.nodes_of(pool.type) > 1 else ""
+        environment = f"{visible}={devices} {group}{stored if kv_store.serves(fleet, pool) else ''}"
+        lines.append(f"    {environment}bash vllm/{name}.sh 0   # {pool.count} in all")
+    lines += [
+        "",
+        f"Worker N of a host listens on port {FIRST_PORT} + N: count on through all pools of that host. The "
+        "routers take the workers' addresses:",
+        "",
+    ]
+    for name, roles in engine_command.routers(fleet).items():
+        urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
+        lines.append(f"    {urls} bash vllm/{name}.sh")
+    ours = " ".join(f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _names(fleet))
+    lines += [
+        "",
+        "Or, to route as simulated, the planner's own router, which takes every worker's address:",
+        "",
+        f"    plan serve plan.yaml {ours}",
+    ]
+    return lines
+
+
+def _names(fleet: Fleet) -> list[str]:
+    return [shlex.quote(engine_command.one_line(pool.name)) for pool in fleet.running_pools]
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes, for a README."""
+    return engine_command.router_words(fleet)
+
+
+def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
+    nodes = engine_command.nodes_of(pool.type)
+    gpus = pool.type.gpus // nodes
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# One worker of {name}: {gpus} x {engine_command.one_line(pool.type.gpu.name)}"
+        + (f" on each of {nodes} nodes" if nodes > 1 else "")
+        + f"; the plan has {pool.count}.",
+        f"# bash {name}.sh [NUMBER OF THE WORKER ON THIS HOST] [more flags of vllm serve]",
+    ]
+    if engine_command.is_capped(pool.type.gpu):
+        lines.append(engine_command.power_note(pool.type.gpu))
+    lines += [
+        "set -euo pipefail",
+        'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+        "number=${1:-0}",
+        "shift || true",
+    ]
+    flags = [f'--config "$here/{name}.config.yaml"', f"--port $(({FIRST_PORT} + number))"]
+    if pool.role != "mixed":
+        lines += [
+            "address=$(hostname -i | cut -d' ' -f1)",
+            'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
+            f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
+        ]
+    if kv_store.serves(fleet, pool):
+        lines += [
+            f': "${{KV_STORE:?set KV_STORE: the address of the host that runs {kv_store.NAME}.sh}}"',
+            f"export {kv_store.CONFIG_PATH}=$(mktemp)",
+            f'sed "s/KV_STORE/$KV_STORE/; s/PROTOCOL/${{PROTOCOL:-rdma}}/" "$here/{kv_store.CONFIG}" '
+            f'> "${kv_store.CONFIG_PATH}"',
+        ]
+    if nodes > 1:
+        lines += [
+            f': "${{NODE_RANK:?set NODE_RANK: 0 on the first node of the worker, up to {nodes - 1}}}"',
+            ': "${MASTER_ADDR:?set MASTER_ADDR: the address of the first node}"',
+            "headless=()",
+            'if [ "$NODE_RANK" != 0 ]; then headless=(--headless); fi',
+        ]
+        flags += [
+            f"--nnodes {nodes}",
+            '--node-rank "$NODE_RANK"',
+            '--master-addr "$MASTER_ADDR"',
+            '"${headless[@]}"',
+        ]
+    lines.append(" ".join(["exec vllm serve", *flags, '"$@"']))
+    return "\n".join(lines) + "\n"
+
+
+def _store(size: int) -> str:
+    owner = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# The store of KV blocks that all workers have: {size / 1e9:.4g} GB of this host's memory.",
+        "set -euo pipefail",
+        "address=$(hostname -i | cut -d' ' -f1)",
+        f"{' '.join(kv_store.master_args())} &",
+        "trap 'kill $!' EXIT",
+        owner,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _router(fleet: Fleet, name: str, roles: tuple[Role, ...]) -> str:
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# pip install {engine_command.ROUTER_PACKAGE}; the variables hold the workers' addresses, "
+        "spaces between.",
+        "set -euo pipefail",
+        "urls=()",
+    ]
+    for role in roles:
+        variable = f"{role.upper()}_URLS"
+        lines.append(f': "${{{variable}:?set {variable}: the addresses of the {role} workers}}"')
+        if role == "mixed":
+            lines.append(f"urls+=(--worker-urls ${variable})")
+        else:
+            lines.append(f'for url in ${variable}; do urls+=(--{role} "$url"); done')
+    lines.append(
+        f"exec vllm-router {engine_command.ROUTER_START} "
+        f"{' '.join(engine_command.router_policy_args(fleet, roles))} "
+        '"${urls[@]}" "$@"'
+    )
+    return "\n".join(lines) + "\n"

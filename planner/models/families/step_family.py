@@ -1,0 +1,121 @@
+"""What all families do alike: check X and y, remember the profiled range, and refuse to predict beyond it.
+
+A family predicts seconds. `latency_` is its five-number form where it has one exactly, else None: then
+`planner.models.family_choice` refits that form to the family's predictions and states the error of the refit.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+from scipy.optimize import nnls
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import validate_data
+
+from planner.errors import ExtrapolationError, InputError
+from planner.models.latency import Array, StepLatency
+from planner.models.step_fit import check_profiled
+
+
+class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Step time t(N, A_p, D, K, P) [s]; a subclass defines it in `_fit` and `_predict`.
+
+    X (n, 5), y (n,): step time [s], > 0. `beyond` is "raise" or "extrapolate", for steps outside the profiled
+    range.
+    """
+
+    beyond: str
+    latency_: StepLatency | None
+
+    def fit(self, X: Array, y: Array) -> Self:
+        X, y = self._checked(X, y)
+        self.latency_ = None
+        self._fit(X, y)
+        return self
+
+    def predict(self, X: Array) -> Array:
+        return self._predict(check_profiled(self, X))
+
+    def _checked(self, X: Array, y: Array) -> tuple[Array, Array]:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if X.shape[1] != 5:
+            raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
+        if not (y > 0).all():
+            raise InputError(f"step table: t_s is {y.min():g}, must be > 0")
+        self.x_max_ = X.max(axis=0)
+        return X, y
+
+    def _fit(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _predict(self, X: Array) -> Array:
+        raise NotImplementedError
+
+
+class TwoPhases(StepFamily):
+    """A family whose paper runs prefills and decodes apart: one form for each, fitted on steps of its kind.
+
+    A step with both counts as one after the other, t = t_prefill + t_decode. No such paper says how they
+    overlap, and the sum is on the safe side. Mixed rows are not fitted. A phase that the table lacks cannot
+    be predicted.
+    """
+
+    def _fit(self, X: Array, y: Array) -> None:
+        prefill, decode = X[:, 2] == 0, X[:, 4] == 0
+        self.phases_ = frozenset(
+            name for name, rows in (("prefill", prefill), ("decode", decode)) if rows.any()
+        )
+        if not self.phases_:
+            raise InputError(
+                f"{type(self).__name__}: the table has mixed steps only; needs prefills or decodes"
+            )
+        if prefill.any():
+            self._fit_prefill(X[prefill], y[prefill])
+        if decode.any():
+            self._fit_decode(X[decode], y[decode])
+
+    def _predict(self, X: Array) -> Array:
+        t = np.zeros(len(X))
+        for name, rows, phase in (
+            ("prefill", X[:, 4] > 0, self._predict_prefill),
+            ("decode", X[:, 2] > 0, self._predict_decode),
+        ):
+            if rows.any():
+                if name not in self.phases_:
+                    raise ExtrapolationError(f"{type(self).__name__}: asked for a {name}, fitted on none")
+                t[rows] += phase(X[rows])
+        return t
+
+    def _fit_prefill(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _fit_decode(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _predict_prefill(self, X: Array) -> Array:
+        raise NotImplementedError
+
+    def _predict_decode(self, X: Array) -> Array:
+        raise NotImplementedError
+
+
+def prefill_tokens(X: Array) -> Array:
+    """New tokens of a step's prefills, N - D."""
+    return X[:, 0] - X[:, 2]
+
+
+def squared_lengths(X: Array) -> Array:
+    """sum n_i (n_i + 2 c_i) = 2 A_p - sum n_i: the sum of squared prompt lengths where nothing is cached."""
+    return np.maximum(2 * X[:, 1] - prefill_tokens(X), 0.0)
+
+
+def fit_nonnegative(columns: Array, y: Array) -> Array:
+    """Coefficients >= 0 of the columns (n, k), by least squares on the relative error."""
+    scale = np.maximum(columns.max(axis=0), 1e-30)
+    solution, _ = nnls(columns / scale / y[:, None], np.ones(len(y)), maxiter=100 * columns.shape[1])
+    return np.asarray(solution / scale)
+
+
+def ones_column(X: Array) -> Array:
+    return np.ones(len(X))

@@ -1,0 +1,101 @@
+"""Vidur's random forests over triaged operators (Agrawal et al. 2024, arXiv:2405.05465, section 4.3 and 4.4).
+
+    t = token-level(N) + communication(N) + prefill attention(p, cached) + decode attention(D, K)       [s]
+
+    token-level         GEMMs, norms, activations, each an operator: only the tokens of the step count, here
+                        in eights; the LM head: the sequences that are sampled
+    communication       all-reduce of N tokens, an operator as well
+    prefill attention   a batch of prefills p_i counts as ONE prefill of length p = sqrt(sum p_i^2)
+    decode attention    the KV tokens read, and how many sequences share them
+
+With cached tokens c_i, p = sqrt(sum n_i (n_i + 2 c_i)) = sqrt(2 A_p - sum n_i): the prompt that makes as many
+query-key pairs from an empty cache. A forest averages times it has seen, so it never extrapolates: beyond
+the profile it goes on with the last value, whatever `beyond` says, and it is not monotone.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import pandas as pd
+from sklearn.ensemble import RandomForestRegressor
+
+from planner.errors import InputError
+from planner.models.families.step_family import StepFamily, prefill_tokens, squared_lengths
+from planner.models.latency import Array
+from planner.models.step_tables import ATTN_DECODE, ATTN_PREFILL, HEAD
+
+# Vidur rounds the tokens of a step up to multiples of this.
+TOKEN_TILE = 8
+TOTAL = "total"
+# Operators of an engine: one attention kernel for all sequences, and the time outside all operators.
+ATTN, REST = "attn", "rest"
+
+
+def equivalent_prefill_tokens(X: Array) -> Array:
+    """Length of the one prefill that stands for a step's: sqrt(sum p_i^2) where nothing is cached."""
+    return np.asarray(np.sqrt(squared_lengths(X)))
+
+
+class VidurForest(StepFamily):
+    """The forms above. `fit(X, y, operators)` with a column of seconds per operator (`StepTable.operators`)
+    fits one forest per operator and ignores y. Without `operators` one forest learns the total over all
+    features.
+
+    Times are predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27
+    settings of the forest over 10 folds (half a CPU hour for one LLM); here `trees` and the other settings
+    stay as given.
+    """
+
+    def __init__(self, *, trees: int = 60, seed: int = 0, beyond: str = "raise") -> None:
+        self.trees = trees
+        self.seed = seed
+        self.beyond = beyond
+
+    def fit(self, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Self:
+        missing = set() if operators is None else {ATTN_PREFILL, ATTN_DECODE} - set(operators)
+        if operators is not None and missing and ATTN not in operators:
+            raise InputError(f"Vidur's operators: lacks {', '.join(sorted(missing))}; needs both attentions")
+        X, y = self._checked(X, y)
+        self.latency_ = None
+        parts = {TOTAL: y}
+        if operators is not None:
+            parts = {str(name): seconds.to_numpy(float) for name, seconds in operators.items()}
+        self.forests_ = {}
+        for name, seconds in parts.items():
+            if (seconds > 0).any():
+                rows = seconds > 0
+                forest = RandomForestRegressor(self.trees, random_state=self.seed)
+                self.forests_[name] = forest.fit(operator_features(name, X[rows]), np.log(seconds[rows]))
+        return self
+
+    def _predict(self, X: Array) -> Array:
+        t = np.zeros(len(X))
+        for name, forest in self.forests_.items():
+            rows = _runs_operator(name, X)
+            if rows.any():
+                t[rows] += np.exp(forest.predict(operator_features(name, X[rows])))
+        return t
+
+
+def operator_features(name: str, X: Array) -> Array:
+    """The features that the operator's time depends on, after Vidur's triage; all features for the total."""
+    tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
+    equivalent, new = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
+    if name == ATTN_PREFILL:
+        return np.hstack([equivalent, new])
+    if name == ATTN_DECODE:
+        return X[:, [2, 3]]
+    if name == HEAD:
+        return X[:, [2]] + X[:, [4]]
+    return np.hstack([tokens, equivalent, X[:, 2:]]) if name in (TOTAL, ATTN, REST) else tokens
+
+
+def _runs_operator(name: str, X: Array) -> Array:
+    """The rows whose step runs the operator at all."""
+    if name == ATTN_PREFILL:
+        return np.asarray(X[:, 4] > 0)
+    if name == ATTN_DECODE:
+        return np.asarray(X[:, 2] > 0)
+    return np.full(len(X), True)

@@ -1,0 +1,250 @@
+"""Which family of step times fits a table best, judged on steps that it has not seen.
+
+    choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone,
+                                                 and a StepLatency
+
+Distinct steps are dealt into folds (repeats of one stay together, as in scikit-learn's GroupKFold); every
+family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
+the table has (prefill, decode of small and of large batches, mixed), each counting alike. The best score
+wins; of families within `TIE_FRAC` of it the first in the given order, the simplest, is taken.
+
+The optimizer needs the five-number form (`planner.models.latency`). Families that have this form exactly
+return it; for the others it is refitted to their predictions, with a held-out error of its own. The simulator
+can also use the corrected family's form as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from sklearn.base import clone
+
+from planner.errors import InputError, PlannerError
+from planner.models.correction import CorrectedFormula
+from planner.models.families.aladdin_form import AladdinSteps
+from planner.models.families.corrected import CorrectedSteps
+from planner.models.families.distserve_form import DistServeForm
+from planner.models.families.preble import PrebleSteps
+from planner.models.families.rooflines import RooflineSteps
+from planner.models.families.splitwise_form import SplitwiseInterpolation
+from planner.models.families.vidur_forest import VidurForest
+from planner.models.latency import Array, StepLatency
+from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, errors_by_regime, folds_of_steps
+from planner.models.step_tables import StepTable
+
+SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
+# Scores that differ by at most this much count as equal.
+TIE_FRAC = 0.0005
+# A prediction that falls by less than this share, as work grows, is rounding.
+FALL_FRAC = 0.001
+# Predictions are compared with those for this much more work.
+GROWTH_FACTORS = (1.05, 1.25, 2.0)
+# At most this many steps of a table are checked for falling predictions.
+_GRID_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """How often a prediction falls where work of one kind grows, over the grid of `find_falls`."""
+
+    growing: str  # "prompt", "prefix", "sequences" or "context"
+    checked: int
+    falling: int
+    worst_frac: float
+
+
+@dataclass(frozen=True)
+class FamilyChoice:
+    """The family chosen for a table. `model` is fitted to the whole table and refuses to predict beyond it.
+
+    `errors_by_family[family][regime]` are errors on steps held out of the fit. `converted` are those of
+    `latency` where it is a refit of five numbers, None where `latency` is the family itself. `form` is the
+    corrected family's form where it is better than such a refit (`is_better`).
+    """
+
+    family: str
+    model: Any
+    latency: StepLatency
+    form: CorrectedFormula | None
+    errors_by_family: Mapping[str, Mapping[str, Errors]]
+    converted: Mapping[str, Errors] | None
+    falls: tuple[Fall, ...]
+    skipped: Mapping[str, str]  # The reason for each family that cannot be fitted to this table.
+
+    def __str__(self) -> str:
+        error = self.errors_by_family[self.family]["all"]
+        lines = [f"{self.family}: {error.mape_frac:.1%} off on held-out steps (p90 {error.p90_frac:.1%})"]
+        if self.converted is not None:
+            lines.append(f"as five numbers {self.converted['all'].mape_frac:.1%}")
+        if self.form is not None:
+            lines.append(
+                "plan takes the five numbers; a fleet that names this fit is simulated with corrected"
+            )
+        lines += [
+            f"falls in {fall.falling} of {fall.checked} steps as {fall.growing} grows, by "
+            f"{fall.worst_frac:.1%}"
+            for fall in self.falls
+            if fall.falling
+        ]
+        lines += [f"{name} was not tried: {why}" for name, why in self.skipped.items()]
+        return "; ".join(lines)
+
+
+def default_families(shape: StepLatency | None = None) -> dict[str, Any]:
+    """Every family with its usual settings, simplest first; the roofline needs its `shape`."""
+    rooflines = {} if shape is None else {"roofline": RooflineSteps(shape)}
+    return rooflines | {
+        "preble": PrebleSteps(),
+        "aladdin": AladdinSteps(),
+        "distserve": DistServeForm(),
+        "splitwise": SplitwiseInterpolation(),
+        "five numbers": PiecewiseLinearStepLatency(),
+        "corrected": CorrectedSteps(),
+        "vidur": VidurForest(),
+    }
+
+
+def choose_step_family(
+    table: StepTable, *, candidates: Mapping[str, Any] | None = None, folds: int = 5, seed: int = 0
+) -> FamilyChoice:
+    """Choose the family of a table as the module's docstring says; `candidates` defaults to
+    `default_families()`.
+
+    Raises InputError if no family can be fitted.
+    """
+    X, y, operators = table.X, table.y, table.operators
+    fold = folds_of_steps(X, folds, seed)
+    candidates = default_families() if candidates is None else candidates
+    errors_by_family: dict[str, Mapping[str, Errors]] = {}
+    skipped: dict[str, str] = {}
+    for name, candidate in candidates.items():
+        try:
+            predicted = cross_validated_s(candidate, X, y, fold, operators)
+        except PlannerError as error:
+            skipped[name] = str(error)
+        else:
+            errors_by_family[name] = errors_by_regime(X, y, predicted)
+    if not errors_by_family:
+        raise InputError(f"step table: no family can be fitted: {'; '.join(skipped.values())}")
+    scores = {name: score_errors(errors) for name, errors in errors_by_family.items()}
+    best = next(name for name, s in scores.items() if s <= min(scores.values()) + TIE_FRAC)
+
+    model = fit_candidate(candidates[best], X, y, operators)
+    latency, is_exact = to_step_latency(model, X)
+    errors, converted, form = errors_by_family[best], None, None
+    if not is_exact:
+        refits = np.empty_like(y)
+        for k in range(folds):
+            seen = fold != k
+            part = fit_candidate(candidates[best], X[seen], y[seen], _select_rows(operators, seen))
+            refits[~seen] = to_step_latency(part, X[seen])[0].step_s(*X[~seen].T)
+        errors = converted = errors_by_regime(X, y, refits)
+        for name, candidate in candidates.items():
+            if isinstance(candidate, CorrectedSteps) and is_better(errors_by_family.get(name, {}), converted):
+                form = fit_candidate(candidate, X, y).form_
+    named = f"{best}, fitted" if is_exact else f"{best}, refitted as five numbers"
+    return FamilyChoice(
+        family=best,
+        model=model,
+        form=form,
+        latency=replace(latency, basis=named, mape_frac=errors["all"].mape_frac),
+        errors_by_family=errors_by_family,
+        converted=converted,
+        falls=find_falls(model, X),
+        skipped=skipped,
+    )
+
+
+def score_errors(errors: Mapping[str, Errors]) -> float:
+    """The mean of the errors over the regimes that the table has."""
+    return float(np.mean([errors[regime].mape_frac for regime in SCORED_REGIMES if regime in errors]))
+
+
+def is_better(errors: Mapping[str, Errors], others: Mapping[str, Errors]) -> bool:
+    """Whether errors have a lower score than others, and are no larger for decodes of large batches, which
+    make up most of an engine's steps.
+    """
+    if not errors or score_errors(errors) >= score_errors(others):
+        return False
+    large = "decode_large"
+    return large not in others or errors[large].mape_frac <= others[large].mape_frac
+
+
+def cross_validated_s(
+    candidate: Any, X: Array, y: Array, fold: npt.NDArray[np.int64], operators: pd.DataFrame | None = None
+) -> Array:
+    """Seconds of every row, each predicted by a fit to the other folds."""
+    predicted = np.empty_like(y)
+    for k in np.unique(fold):
+        seen = fold != k
+        model = fit_candidate(candidate, X[seen], y[seen], _select_rows(operators, seen))
+        predicted[~seen] = model.set_params(beyond="extrapolate").predict(X[~seen])
+    return predicted
+
+
+def fit_candidate(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Any:
+    """A fitted copy of the candidate; Vidur's forest takes the times of operators if the table has them."""
+    model = clone(candidate)
+    if isinstance(model, VidurForest):
+        return model.fit(X, y, operators)
+    return model.fit(X, y)
+
+
+def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
+    """The model as five numbers, and whether exactly so or refitted to its predictions for X."""
+    if model.latency_ is not None:
+        return model.latency_, True
+    steps = np.unique(X, axis=0)
+    refit = PiecewiseLinearStepLatency().fit(steps, model.predict(steps))
+    latency: StepLatency = refit.latency_
+    return latency, False
+
+
+def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
+    """Where predictions fall although work grows.
+
+    At most _GRID_STEPS evenly spaced steps of the table are compared with steps that have 5 %, 25 % and 100 %
+    longer prompts, prefixes or contexts, or more sequences.
+    """
+    steps = np.unique(X, axis=0)
+    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _GRID_STEPS)).astype(int)]
+    falls_by_kind = []
+    for growing in ("prompt", "prefix", "sequences", "context"):
+        less = np.vstack([steps] * len(GROWTH_FACTORS))
+        more = np.vstack([grow_work(steps, growing, growth) for growth in GROWTH_FACTORS])
+        inside = (more <= model.x_max_).all(axis=1) & (more != less).any(axis=1)
+        if inside.any():
+            change = model.predict(more[inside]) / model.predict(less[inside]) - 1
+            fallen = change < -FALL_FRAC
+            worst = float(-change.min()) if fallen.any() else 0.0
+            falls_by_kind.append(Fall(growing, int(inside.sum()), int(fallen.sum()), worst))
+    return tuple(falls_by_kind)
+
+
+def grow_work(X: Array, growing: str, growth: float) -> Array:
+    """The steps with more of one kind of work; steps without any of that work stay as they are."""
+    tokens, pairs, decodes, kv_tokens, prefills = X.T
+    new, chunks = tokens - decodes, np.maximum(prefills, 1.0)
+    if growing == "prefix":
+        pairs = pairs * growth
+    elif growing == "context":
+        kv_tokens = kv_tokens * growth
+    elif growing == "sequences":
+        more = np.ceil(decodes * growth)
+        kv_tokens = kv_tokens * more / np.maximum(decodes, 1.0)
+        tokens, decodes = new + more, more
+    elif growing == "prompt":
+        cached = np.where(new > 0, pairs / np.maximum(new, 1.0) - (new / chunks + 1) / 2, 0.0)
+        more = np.ceil(new * growth)
+        pairs = more * (cached + (more / chunks + 1) / 2)
+        tokens = more + decodes
+    return np.column_stack([tokens, pairs, decodes, kv_tokens, prefills])
+
+
+def _select_rows(operators: pd.DataFrame | None, rows: Array) -> pd.DataFrame | None:
+    return None if operators is None else operators[rows]

@@ -1,0 +1,199 @@
+"""Step times in the forms of other programs, exactly: the simulator replays their results with these.
+
+A form compiles itself for the kernel (`planner.simulator.step_times`); `StepLatency` and
+`planner.models.correction.CorrectedFormula` do too. Forms that are read from a file know how short a step may
+get (`shortest_s`): with a negative step time would run backwards, and the simulation would never end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = range(6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """The numbers and tables of a form as the kernel reads them; `code` names the form."""
+
+    code: int
+    numbers: tuple[float, ...]
+    tables: tuple[Floats, ...] = ()
+    widths: tuple[int, ...] = ()
+
+
+class StepForm(Protocol):
+    """Any form of step times that the kernel can read."""
+
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitwiseLookup:
+    """Splitwise's simulator: prompts by their tokens, decodes by their number, each interpolated between the
+    knots and extrapolated beyond.
+
+    A step with both phases takes `mixed_factor` times a prompt of all its tokens, with one token per decode.
+    The profile has `token_s` by *tokens*, and the program looks it up by number of *sequences*, so 64 decodes
+    cost what one does. With `b_s` and `d_s`, per decode and per KV token, and one value in `token_s` the form
+    is a fit without that mistake; then prompts are looked up by their own tokens.
+    """
+
+    knots_tokens: tuple[float, ...]
+    prompt_s: tuple[float, ...]
+    token_s: tuple[float, ...]
+    mixed_factor: float = 1.1
+    b_s: float = 0.0
+    d_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        knots = np.array(self.knots_tokens)
+        if len(knots) < 2 or not (np.diff(knots) > 0).all() or knots[0] < 0:
+            raise InputError(
+                f"knots_tokens: must be two or more numbers >= 0 that rise, found {list(self.knots_tokens)}"
+            )
+        if len(self.prompt_s) != len(knots):
+            raise InputError(
+                f"prompt_s: must have a time for each of the {len(knots)} knots_tokens, found "
+                f"{len(self.prompt_s)}"
+            )
+        if len(self.token_s) not in (1, len(knots)):
+            raise InputError(
+                f"token_s: must have one time, or one for each of the {len(knots)} knots_tokens, found "
+                f"{len(self.token_s)}"
+            )
+        if not 0 < self.mixed_factor < np.inf:
+            raise InputError(f"mixed_factor: must be > 0, found {self.mixed_factor:g}")
+        for name, seconds in (("b_s", self.b_s), ("d_s", self.d_s)):
+            if not 0 <= seconds < np.inf:
+                raise InputError(f"{name}: must be >= 0, found {seconds:g}")
+
+    def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
+        """Seconds of the shortest step of up to this many tokens and decodes, and its list."""
+        shortest = []
+        for name, times_s, most in (
+            ("prompt_s", self.prompt_s, most_tokens),
+            ("token_s", self.token_s, most_decodes),
+        ):
+            if len(times_s) == 1:
+                shortest.append((times_s[0], name))
+                continue
+            corners = np.unique(np.clip([1, most, *self.knots_tokens], 1, most)).astype(float)
+            shortest.append((float(interpolate_linearly(corners, self.knots_tokens, times_s).min()), name))
+        return min(shortest)
+
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        is_fit = len(self.token_s) == 1
+        tokens = np.arange(most_tokens + 1, dtype=float)
+        prompt = interpolate_linearly(tokens, self.knots_tokens, self.prompt_s)
+        token = (
+            np.full(len(tokens), self.token_s[0])
+            if is_fit
+            else interpolate_linearly(tokens, self.knots_tokens, self.token_s)
+        )
+        return Compiled(
+            SPLITWISE_LOOKUP, (self.mixed_factor, self.b_s, self.d_s, float(not is_fit)), (prompt, token)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VidurTables:
+    """Vidur's predictor as tables: `linear_s` (N / 8,) by tokens in eights; `prefill_s` by cached tokens in
+    sixty-fours and by the root of the summed squares of the chunks; `decode_s` by decodes and by their mean
+    context in sixty-fours.
+
+    Attention takes longer by `prefill_over_frac` or `decode_over_frac` where a step has several prefills or
+    decodes. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
+    a step beyond the tables.
+    """
+
+    linear_s: Floats
+    prefill_s: Floats  # (C, edge)
+    decode_s: Floats  # (D, context)
+    prefill_over_frac: float = 0.0
+    decode_over_frac: float = 0.0
+    send_s_per_token: float = 0.0
+    send_s: float = 0.0
+
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        return Compiled(
+            VIDUR_TABLES,
+            (self.prefill_over_frac, self.decode_over_frac, self.send_s_per_token, self.send_s),
+            (self.linear_s, self.prefill_s.ravel(), self.decode_s.ravel()),
+            (len(self.linear_s), *self.prefill_s.shape, self.decode_s.shape[1], len(self.decode_s)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DistServeSteps:
+    """DistServe's fits: prefill a + b sum n + c sum n^2; decodes a + b K + c D below and from `threshold` on,
+    all over pp. The first rank adds the engine's overhead, and `per_rank_s` times pp comes on top beside
+    prefills.
+    """
+
+    prefill_s: tuple[float, float, float]
+    decode_small_s: tuple[float, float, float]
+    decode_large_s: tuple[float, float, float]
+    threshold: int
+    per_rank_s: float
+    overhead_s: float
+    overhead_s_per_token: float
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_s", "decode_small_s", "decode_large_s"):
+            numbers = getattr(self, name)
+            if len(numbers) != 3 or not np.isfinite(numbers).all():
+                raise InputError(f"{name}: must be three finite numbers a, b, c, found {list(numbers)}")
+        if self.threshold < 0 or self.threshold % 1:
+            raise InputError(f"threshold: must be a whole number of decodes >= 0, found {self.threshold:g}")
+        for name in ("per_rank_s", "overhead_s", "overhead_s_per_token"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise InputError(f"{name}: must be >= 0, found {getattr(self, name):g}")
+
+    def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
+        """The shortest step of up to this many tokens, decodes and tokens of context in seconds, and its
+        list.
+
+        Coefficients of a least-squares fit may be negative while times are not. The simulator relies on
+        decodes that do not get shorter with context, so where b is negative that number is returned.
+        """
+        a, b, c = self.prefill_s
+        n = np.arange(1.0, most_tokens + 1)
+        prefill = a + b * n + np.minimum(c * n, c * n * 2 * max(most_kv_tokens, most_tokens))
+        shortest = [(float(prefill.min()), "prefill_s")]
+        small = (1, min(self.threshold - 1, most_decodes))
+        large = (max(self.threshold, 1), most_decodes)
+        for name, (least, most) in (("decode_small_s", small), ("decode_large_s", large)):
+            a, b, c = getattr(self, name)
+            if least <= most:
+                shortest.append(
+                    (min(a + b * k + c * d for d in (least, most) for k in (d, most_kv_tokens)), name)
+                )
+                shortest.append((min(b, 0.0) or np.inf, name))
+        return min(shortest)
+
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        numbers = (
+            *self.prefill_s,
+            *self.decode_small_s,
+            *self.decode_large_s,
+            self.per_rank_s,
+            self.overhead_s,
+            self.overhead_s_per_token,
+        )
+        return Compiled(DISTSERVE_FIT, numbers, (np.zeros(1),), (self.threshold,))
+
+
+def interpolate_linearly(x: Floats, knots: tuple[float, ...], values: tuple[float, ...]) -> Floats:
+    """Linear interpolation between the knots, and along the outermost two beyond them."""
+    at, y = np.array(knots), np.array(values)
+    i = np.clip(np.searchsorted(at, x) - 1, 0, len(at) - 2)
+    return np.asarray(y[i] + (x - at[i]) * (y[i + 1] - y[i]) / (at[i + 1] - at[i]))

@@ -1,0 +1,162 @@
+"""What tensor and pipeline parallelism add to a step, and what a pipeline gains.
+
+TP: two all-reduces per layer, after attention and after the feed-forward block, of N x hidden in 16 bit.
+
+    ring      latency + 2 (TP - 1) / TP * bytes / link     every GPU sends its share around twice
+    one-shot  latency +   (TP - 1)      * bytes / link     every GPU fetches the other TP - 1 copies at once
+    measured  latency +                   bytes / bandwidth    of the GPU's row, where it has this TP
+
+PP: layers in PP stages, N tokens x (hidden + residual) in 16 bit from each stage to the next. As in vLLM each
+GPU of a TP group sends 1 / TP of them and the next group gathers the rest over its own links. A micro-batch
+takes the sum of all stages and PP - 1 hand-overs; with m of them in flight the last stage has idled PP - 1
+turns for m turns of work:
+
+    bubbles = (PP - 1) / m of the work;      throughput = m / (m + PP - 1) of PP stages at work
+
+Ranks on several nodes: `planner/models/all2all.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.models.latency import Array, StepLatency
+from planner.models.llm import GroupedAttention, Llm
+from planner.models.memory import stage_layers
+
+Algorithm = Literal["ring", "one-shot", "fastest"]
+ACTIVATION_BYTES = 2.0
+# The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
+LINK_FRAC = 0.64
+ALL_REDUCE_S = 8.1e-6
+# Estimated: a hand-over between stages costs two launches and a wait on the host.
+SEND_RECV_S = 20e-6
+
+
+def all_reduce_s(
+    payload_bytes: float | Array,
+    tp: int,
+    link_bytes_per_s: float,
+    *,
+    latency_s: float = ALL_REDUCE_S,
+    algorithm: Algorithm = "ring",
+) -> Array:
+    """Seconds to add up `payload_bytes` over `tp` GPUs, zero for one GPU. Broadcasts.
+
+    `link_bytes_per_s` is what one GPU sends in one direction, as in the catalog.
+    """
+    if tp == 1:
+        return np.zeros_like(np.asarray(payload_bytes, dtype=float))
+    sent = {"ring": 2 * (tp - 1) / tp, "one-shot": tp - 1.0}
+    share = min(sent.values()) if algorithm == "fastest" else sent[algorithm]
+    return np.asarray(latency_s + share * np.asarray(payload_bytes) / link_bytes_per_s)
+
+
+def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
+    """Seconds per KV token of decodes in steps with prefills, where attention serves both in one launch and
+    so reads keys and values once per query head; 0 where attention does not. Layers with a window are left
+    out: they read little.
+    """
+    if gpu.mixed_kv_bytes_per_s is None:
+        return 0.0
+    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim
+    if llm.groups:
+        values = sum(
+            group.count * group.attention.heads * (group.attention.head_dim + group.attention.value_dim)
+            for group in llm.groups
+            if isinstance(group.attention, GroupedAttention) and not group.attention.window_tokens
+        )
+        read_bytes = llm.kv_dtype_bytes * values / tp
+    return read_bytes / gpu.mixed_kv_bytes_per_s
+
+
+def tp_s(
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    tokens: float | Array,
+    *,
+    link_frac: float = LINK_FRAC,
+    latency_s: float = ALL_REDUCE_S,
+    algorithm: Algorithm = "ring",
+) -> Array:
+    """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
+
+    Times measured on such GPUs are preferred to the link's rate, of which `link_frac` is reached.
+    """
+    payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
+    if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):
+        once_s = measured.latency_s + payload_bytes / measured.bytes_per_s
+    else:
+        once_s = all_reduce_s(
+            payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s, algorithm=algorithm
+        )
+    return np.asarray(2 * llm.layers * once_s)
+
+
+def send_recv_s(
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    tokens: float | Array,
+    *,
+    link_bytes_per_s: float | None = None,
+    link_frac: float = LINK_FRAC,
+    latency_s: float = SEND_RECV_S,
+) -> Array:
+    """Seconds to hand the activations of `tokens` tokens from one pipeline stage to the next.
+
+    `link_bytes_per_s` is one GPU's share of the link between the stages; without it the stages share a node.
+    """
+    between = gpu.link_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
+    payload_bytes = np.asarray(tokens, dtype=float) * 2 * llm.hidden * ACTIVATION_BYTES
+    sent_s = payload_bytes / tp / (between * link_frac)
+    gathered_s = payload_bytes * (tp - 1) / tp / (gpu.link_bytes_per_s * link_frac)
+    return np.asarray(latency_s + sent_s + gathered_s)
+
+
+def bubble_frac(pp: int, micro_batches: int) -> float:
+    """Idle time of a stage per second of its work, (PP - 1) / m."""
+    if pp < 1 or micro_batches < 1:
+        raise InputError(f"a pipeline of {pp} stages and {micro_batches} micro-batches: both must be >= 1")
+    return (pp - 1) / micro_batches
+
+
+def throughput_factor(llm: Llm, pp: int, micro_batches: int) -> float:
+    """Micro-batches that a pipeline completes in the time that one of them takes through all of its stages.
+
+    The factor is PP for even stages that never idle; bubbles and a stage of ceil(layers / PP) layers lower
+    it. The micro-batches are those of one burst, which fills the pipeline and drains it. vLLM with waiting
+    work keeps the pipeline full, as with many micro-batches.
+    """
+    balance = llm.layers / (pp * max(stage_layers(llm, pp)))
+    return pp * balance / (1 + bubble_frac(pp, micro_batches))
+
+
+def add_pipeline(
+    latency: StepLatency, llm: Llm, gpu: Gpu, tp: int, pp: int, *, link_bytes_per_s: float | None = None
+) -> StepLatency:
+    """Seconds of ONE micro-batch through all stages, from the fit of the same `tp` without a pipeline.
+
+    The layers do the same work on as many GPUs per stage, so the sum over the stages is the step of PP = 1,
+    plus PP - 1 hand-overs. These are affine in N, so f stays piecewise linear. Up to PP steps overlap: steps
+    per second are `throughput_factor` times the inverse of this time.
+    """
+    if not 1 <= pp <= llm.layers:
+        raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")
+    if pp == 1:
+        return latency
+    handed_s = (pp - 1) * send_recv_s(
+        llm, gpu, tp, np.array(latency.knots_tokens), link_bytes_per_s=link_bytes_per_s
+    )
+    return replace(
+        latency,
+        f_s=tuple((np.array(latency.f_s) + handed_s).tolist()),
+        basis=f"{latency.basis}; {pp - 1} hand-overs between {pp} stages added, not measured",
+        mape_frac=None,
+    )

@@ -1,0 +1,161 @@
+"""Step tables: what a profile measured, one engine step per row.
+
+    # llm: meta-llama/Llama-3.1-70B
+    # gpu: h100-80g
+    # tp: 4
+    n_prefill,prefill_tokens,cached_tokens,prefill_pairs,n_decode,kv_tokens,t_s
+    1,512,0,131328,0,0,0.037
+    0,0,0,0,64,131072,0.0207
+
+Sums over the step: `prefill_tokens` are new, `cached_tokens` lie in the KV cache before them,
+`prefill_pairs` is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Columns
+`op_NAME_s` are the seconds of one operator in the whole step, timed apart from `t_s`; other columns are kept
+and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import InputError
+from planner.files.numeric import as_floats
+from planner.files.text_tables import parse_csv, read_text
+from planner.models.latency import Array
+
+NOT_INCLUDED = "not included"  # The value of host_overhead in a table of kernel times.
+COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
+
+ATTN_PREFILL, ATTN_DECODE, ALL_REDUCE, HEAD = "attn_prefill", "attn_decode", "all_reduce", "head"
+
+
+def operator_column(name: str) -> str:
+    """The name of the column with an operator's seconds."""
+    return f"op_{name}_s"
+
+
+class StepShape(NamedTuple):
+    """Equal prompts, each `new` tokens after `cached` ones, and equal decodes that attend to `context`."""
+
+    prompts: int
+    new: int
+    cached: int
+    decodes: int
+    context: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.prompts * (self.new + self.cached) + self.decodes * self.context
+
+    @property
+    def column_sums(self) -> tuple[float, ...]:
+        """The columns of the step in the order of COLUMNS, without the time."""
+        prompts, new, cached, decodes, context = self
+        pairs = prompts * new * (cached + (new + 1) / 2)
+        return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Steps and their times. `X` (n, 5) has N, A_p, D, K, P; `y` (n,) seconds; `about` the `#` lines."""
+
+    steps: pd.DataFrame
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_step_table(self.steps, where="step table")
+
+    @property
+    def X(self) -> Array:
+        s = self.steps
+        return np.column_stack(
+            [s.prefill_tokens + s.n_decode, s.prefill_pairs, s.n_decode, s.kv_tokens, s.n_prefill]
+        ).astype(float)
+
+    @property
+    def y(self) -> Array:
+        return self.steps.t_s.to_numpy(float)
+
+    @property
+    def operators(self) -> pd.DataFrame | None:
+        """Seconds of every operator in every step, a column by each name; None where a step lacks them."""
+        names = {
+            column: column[3:-2]
+            for column in self.steps.columns
+            if column.startswith("op_") and column.endswith("_s")
+        }
+        columns = {name: as_floats(self.steps[column]) for column, name in names.items()}
+        seconds = pd.DataFrame(columns, index=self.steps.index)
+        return None if seconds.empty or seconds.isna().any(axis=None) else seconds
+
+    @property
+    def is_kernel_time(self) -> bool:
+        """Whether these are times of kernels alone, without the host's part."""
+        host_s = self.about.get("host_s", "")
+        return self.about.get("host_overhead") == NOT_INCLUDED or host_s.startswith("0:")
+
+    def to_csv(self) -> str:
+        header = "".join(f"# {key}: {value}\n" for key, value in self.about.items())
+        return header + self.steps.to_csv(index=False, lineterminator="\n")
+
+
+def read_step_table(path: Path) -> StepTable:
+    """Read and check a step table. Raises InputError with file, column and row."""
+    text = read_text(path)
+    about = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        key, _, value = line.lstrip("# ").partition(":")
+        about[key.strip()] = value.strip()
+    steps = parse_csv(text, path)
+    check_step_table(steps, where=str(path))
+    return StepTable(steps, about)
+
+
+def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
+    """Refuse a table that cannot be fitted, naming the column and the first row at fault (1 = first step)."""
+    if missing := [column for column in COLUMNS if column not in steps.columns]:
+        raise InputError(f"{where}: lacks the column(s) {', '.join(missing)}; needs {', '.join(COLUMNS)}")
+    if steps.empty:
+        raise InputError(f"{where}: holds no steps")
+    for column in COLUMNS:
+        values = as_floats(steps[column])
+        least, bound = (0.0, "> 0") if column == "t_s" else (-0.5, ">= 0")
+        _refuse_rows(
+            ~(np.isfinite(values) & (values > least)), steps, column, f"must be a number {bound}", where
+        )
+    work = steps.prefill_tokens + steps.n_decode
+    _refuse_rows(work <= 0, steps, "prefill_tokens", "a step without prefill or decode has no work", where)
+    _refuse_rows(
+        (steps.n_prefill > 0) != (steps.prefill_tokens > 0),
+        steps,
+        "n_prefill",
+        "prefills and prefill_tokens must be zero together",
+        where,
+    )
+    _refuse_rows(
+        steps.prefill_pairs < steps.prefill_tokens,
+        steps,
+        "prefill_pairs",
+        "every new token attends at least to itself, so prefill_pairs must be >= prefill_tokens",
+        where,
+    )
+    _refuse_rows(
+        steps.kv_tokens < steps.n_decode,
+        steps,
+        "kv_tokens",
+        "counts the new token too, so it must be >= n_decode",
+        where,
+    )
+
+
+def _refuse_rows(bad: object, steps: pd.DataFrame, column: str, why: str, where: str) -> None:
+    if (rows := np.flatnonzero(np.asarray(bad))).size:
+        row = int(rows[0])
+        raise InputError(f"{where}: step {row + 1}: {column} is {steps[column].iloc[row]}: {why}")

@@ -1,0 +1,331 @@
+"""DistServe's placement (Zhong et al. 2024, arXiv:2401.09670, Algorithms 1 and 2), and a freer one.
+
+Sets   p, d   types of a prefill and of a decode instance: tensor x pipeline parallelism on one GPU
+       x      stages of a pipeline that lie on different nodes
+Data   |c|    GPUs of an instance of type c
+       g(f)   goodput of a fleet f: the highest rate it carries (goodput.py says by which rule)  [requests/s]
+       R      traffic [requests/s];   M  GPUs per node;   N  nodes
+
+  high_affinity   Algorithm 1: KV may go to any node. The phases are measured apart, decode behind a prefill
+                  that takes no time:
+                      p* = argmax g(p alone) / |p|,   d* = argmax g(d alone) / |d|
+                      n = ceil(R / g(p*)),  m = ceil(R / g(d*))
+  low_affinity    Algorithm 2: KV stays in its node. Each node holds one of x stages of a prefill and of a
+                  decode instance, |p_x| + |d_x| <= M:
+                      (p, d)* = argmax g(p + d) / (|p| + |d|),   n = m = ceil(R / g(p + d))
+  free_counts     n and m are decided together with p and d, on the whole fleet at the whole rate:
+                      min n |p| + m |d|   s.t.  n x p + m x d keep the SLO at R, the KV moved over the network
+                  level 0 of the planner with GPUs for an objective; exact among the types and counts.
+
+DistServe's program has one search of pairs, low_affinity with its own rule (goodput.FirstRequests); it knows
+no n, no m but one of each, and moves KV in no time. Algorithm 1 multiplies the goodput of one instance up and
+rounds; `holds` simulates what comes out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from planner.documents.catalog import Catalog
+from planner.domain import Gpu, Slo
+from planner.errors import InputError
+from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.models.foreign_forms import DistServeSteps
+from planner.models.llm import Llm
+from planner.models.memory import kv_cache_tokens
+from planner.models.parallelism import add_pipeline
+from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
+from planner.search.level0.one_pool import Bounded, Search
+from planner.search.level0.two_pools import AskPairs, search_two_pools
+from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
+from planner.solvers.master import FleetLimits, Option
+from planner.traffic.trace import Trace
+
+NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), 1, 0.0, 0.0, 0.0)
+GROWTH = 1.15  # A start that fails grows by 15 % until it holds.
+MOST_GROWTHS = 20
+
+Measure = Callable[[Fleet, float], float]
+"""The goodput of a fleet [requests/s], if it is above a rate; what is below may be given as 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is served how: `network` carries KV between nodes, `node_network` within one."""
+
+    llm: Llm
+    policies: Policies
+    network: Network
+    node_network: Network
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a rate is carried by a whole fleet, by prefill alone, by decode alone."""
+
+    whole: GoodputRule
+    prefill: GoodputRule
+    decode: GoodputRule
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A fleet of one instance, or of a pair, and its goodput; 0 where it was only seen to be worse."""
+
+    fleet: Fleet
+    rate_rps: float
+
+    @property
+    def gpus(self) -> int:
+        """The instant prefill before a decode instance counts as none."""
+        return sum(pool.type.gpus for pool in self.fleet.pools if pool.type.latency != INSTANT)
+
+    @property
+    def gpu_rate_rps(self) -> float:
+        return self.rate_rps / self.gpus
+
+    @property
+    def type(self) -> WorkerType:
+        """Of the instance measured, of the decode instance in a pair."""
+        return self.fleet.pools[-1].type
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedPlacement:
+    """`fleet` as an algorithm proposes it for `rate_rps`, and what it was chosen from, best first."""
+
+    fleet: Fleet
+    rate_rps: float
+    measured: tuple[tuple[Measured, ...], ...]  # The instances of each phase, or the pairs.
+
+
+def instance_types(
+    llm: Llm,
+    gpu: Gpu,
+    catalog: Catalog,
+    *,
+    nodes: int,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 256,
+) -> tuple[WorkerType, ...]:
+    """Every TP within a node that the heads divide by, 3 of OPT's too, x PP that divides the layers, on up to
+    `nodes` nodes, if it holds the weights.
+    """
+    types = []
+    for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
+        for pp in range(1, min(MAX_PP, llm.layers, nodes * gpu.gpus_per_node // tp) + 1):
+            if llm.layers % pp:
+                continue
+            kv_tokens = kv_cache_tokens(
+                llm, gpu, tp, pp, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+            )
+            if kv_tokens:
+                latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
+                types.append(
+                    WorkerType(
+                        gpu, tp, latency, kv_tokens, max_num_batched_tokens, max_num_seqs, pp
+                    ).with_llm(llm)
+                )
+    if not types:
+        raise InputError(
+            f"{llm.name} fits no instance of up to {nodes} nodes of {gpu.name}; take more, or larger GPUs"
+        )
+    return tuple(types)
+
+
+def pair(
+    setting: Setting,
+    prefill: WorkerType,
+    decode: WorkerType,
+    *,
+    counts: tuple[int, int] = (1, 1),
+    network: Network | None = None,
+) -> Fleet:
+    pools = (Pool("pre", "prefill", prefill, counts[0]), Pool("dec", "decode", decode, counts[1]))
+    return Fleet(setting.llm, pools, setting.policies, network or setting.network)
+
+
+def prefill_alone(setting: Setting, prefill: WorkerType, count: int = 1) -> Fleet:
+    """Instances that do nothing but prefill, if measured with `first_tokens`."""
+    return Fleet(setting.llm, (Pool("pre", "mixed", prefill, count),), setting.policies, setting.network)
+
+
+def decode_alone(setting: Setting, decode: WorkerType, count: int = 1) -> Fleet:
+    """Instances behind a prefill that takes no time."""
+    instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
+    return pair(setting, instant, decode, counts=(1, count), network=NO_LINK)
+
+
+def first_tokens(traffic: Traffic) -> Traffic:
+    """The same requests, each done with its first token."""
+
+    def prompts(rate_rps: float, requests: int, seed: int) -> Trace:
+        trace = traffic(rate_rps, requests, seed)
+        return replace(trace, output_tokens=trace.output_tokens * 0 + 1)
+
+    return prompts
+
+
+def split_slo(slo: Slo) -> tuple[Slo, Slo]:
+    """The SLO of prefill (its TTFT limits) and that of decode (all other limits)."""
+    ttft = tuple(limit for limit in slo.limits if limit.metric == "ttft")
+    rest = tuple(limit for limit in slo.limits if limit.metric != "ttft")
+    if not ttft or not rest:
+        raise InputError("slo: a search of both phases needs a limit on ttft and one on tpot, tbt or e2e")
+    return Slo(ttft), Slo(rest)
+
+
+def measured_by(rule: GoodputRule) -> Measure:
+    """Goodput by a rule; a fleet that does not carry what it has to beat is not measured."""
+
+    def measure(fleet: Fleet, to_beat_rps: float) -> float:
+        if to_beat_rps and not rule.carries(fleet, to_beat_rps):
+            return 0.0
+        return find_goodput(rule, fleet, guess_rps=to_beat_rps or fleet.gpus / 2).rate_rps
+
+    return measure
+
+
+def high_affinity(
+    setting: Setting,
+    prefills: Iterable[WorkerType],
+    decodes: Iterable[WorkerType],
+    rate_rps: float,
+    prefill_goodput: Measure,
+    decode_goodput: Measure,
+) -> ProposedPlacement:
+    """Algorithm 1."""
+    front = _best_first((prefill_alone(setting, type_) for type_ in prefills), prefill_goodput)
+    back = _best_first((decode_alone(setting, type_) for type_ in decodes), decode_goodput)
+    counts = tuple(_replicas(rate_rps, best) for best in (front[0], back[0]))
+    fleet = pair(setting, front[0].type, back[0].type, counts=(counts[0], counts[1]))
+    return ProposedPlacement(fleet, rate_rps, (front, back))
+
+
+def low_affinity(
+    setting: Setting,
+    prefills: Sequence[WorkerType],
+    decodes: Sequence[WorkerType],
+    rate_rps: float,
+    pair_goodput: Measure,
+    *,
+    nodes: int,
+) -> ProposedPlacement:
+    """Algorithm 2."""
+    pairs = [
+        pair(setting, prefill, decode, network=setting.node_network)
+        for prefill in prefills
+        for decode in decodes
+        if any(_fits_node(prefill, decode, stages) for stages in range(1, nodes + 1))
+    ]
+    if not pairs:
+        raise InputError("no prefill and decode instance fit a node together; take more nodes or other types")
+    rows = _best_first(pairs, pair_goodput)
+    n = _replicas(rate_rps, rows[0])
+    prefill, decode = (pool.type for pool in rows[0].fleet.pools)
+    fleet = pair(setting, prefill, decode, counts=(n, n), network=setting.node_network)
+    return ProposedPlacement(fleet, rate_rps, (rows,))
+
+
+def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> Rules:
+    """Steady state for a whole fleet, and for each phase against its own limits."""
+    ttft, rest = split_slo(slo)
+    return Rules(
+        Steady(slo, traffic, seeds), Steady(ttft, first_tokens(traffic), seeds), Steady(rest, traffic, seeds)
+    )
+
+
+def free_counts(
+    setting: Setting,
+    prefills: Iterable[WorkerType],
+    decodes: Iterable[WorkerType],
+    rate_rps: float,
+    rules: Rules,
+    start: Fleet,
+) -> Fleet:
+    """The fleet of fewest GPUs that carries `rate_rps`.
+
+    `start`, a prefill and a decode pool, is made larger until it holds; from then on only smaller fleets are
+    looked at.
+    """
+
+    @cache
+    def holds(counts: Counts) -> bool:
+        return rules.whole.carries(_fleet(setting, counts), rate_rps)
+
+    @cache
+    def leads(counts: Counts) -> bool:
+        ((option, n),) = counts
+        return rules.prefill.carries(prefill_alone(setting, option.type, n), rate_rps)
+
+    def each(ask: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
+        return lambda fleets: [ask(counts) for counts in fleets]
+
+    search = Search(FleetLimits(stock={}))
+    counts: Counts = tuple((_option(pool.role, pool.type), pool.count) for pool in start.pools)
+    for _ in range(MOST_GROWTHS):
+        if holds(counts):
+            search.offer(counts)
+            break
+        counts = tuple((option, math.ceil(GROWTH * count)) for option, count in counts)
+    if search.best is None:
+        gpus = sum(option.type.gpus * count for option, count in counts)
+        raise InputError(
+            f"a fleet of {gpus} GPUs misses the SLO at {rate_rps:g} requests/s; start with others"
+        )
+    front = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
+    back = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
+    ask = AskPairs(each(holds), each(leads))
+    search_two_pools(front, back, ask, search, side_by_side, lambda: False)
+    return _fleet(setting, search.best)
+
+
+def _fleet(setting: Setting, counts: Counts) -> Fleet:
+    (prefill, n), (decode, m) = counts
+    return pair(setting, prefill.type, decode.type, counts=(n, m))
+
+
+def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tuple[tuple[Fleet, bool], ...]:
+    """The fleet without one instance of each pool that has more than one, and whether it carries the rate.
+
+    None does beside the fewest GPUs: that is checked here, not taken for granted.
+    """
+    smaller = [
+        replace(fleet, pools=tuple(replace(pool, count=pool.count - (pool is less)) for pool in fleet.pools))
+        for less in fleet.pools
+        if less.count > 1
+    ]
+    return tuple((one, rule.carries(one, rate_rps)) for one in smaller)
+
+
+def _option(role: Role, type_: WorkerType) -> Option:
+    return Option(role, type_, type_.gpus)
+
+
+def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
+    """Whether a node holds one of so many stages of both."""
+    node_gpus = (prefill.gpus + decode.gpus) / stages
+    return not (prefill.pp % stages or decode.pp % stages) and node_gpus <= prefill.gpu.gpus_per_node
+
+
+def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
+    rows: list[Measured] = []
+    best = 0.0  # The best goodput per GPU so far.
+    for fleet in fleets:
+        row = Measured(fleet, 0.0)
+        row = Measured(fleet, measure(fleet, best * row.gpus))
+        best = max(best, row.gpu_rate_rps)
+        rows.append(row)
+    rows.sort(key=lambda row: -row.gpu_rate_rps)
+    if not best:
+        raise InputError("no instance keeps the SLO at any rate; relax it, or take other types")
+    return tuple(rows)
+
+
+def _replicas(rate_rps: float, best: Measured) -> int:
+    return math.ceil(rate_rps / best.rate_rps - 1e-9)

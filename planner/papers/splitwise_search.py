@@ -1,0 +1,196 @@
+"""Splitwise's provisioning (Patel et al. 2024, arXiv:2311.18677, section IV-D): machines of each pool.
+
+Sets   d      designs: a prompt machine and a token machine (AA, HH, HA, HHcap), or one machine for both
+Data   c_p, c_t   what a prompt and a token machine cost (USD/h, Watts or one)
+       s_qm   factor at percentile q of metric m over the same request alone on a reference machine (table VI)
+Vars   p, t   machines of each pool; r  requests/s
+       holds(p, t, r)   every one of the nine percentiles is below its factor in a simulation of r
+
+  cheapest          iso-throughput:  min c_p p + c_t t   s.t.  holds(p, t, r)
+  most_throughput   iso-power or iso-cost:  max r   s.t.  holds(p, t, r),  c_p p + c_t t <= C
+
+The paper simulates a grid. `holds` is monotone in p and t but for the noise of routing, so `cheapest` walks
+the staircase of the cells that hold: for each t the least p, by bisection, and only where it would cost no
+more than the best known. `most_throughput` asks each split first whether it carries more than the best known.
+
+TBT is the paper's program's: (E2E - TTFT) over all output tokens, the first included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.slo import Slowdown
+from planner.domain import Metric
+from planner.errors import InputError
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
+from planner.models.llm import Llm
+from planner.simulator.replay import Simulation, simulate
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Alone = Callable[[Trace], Mapping[Metric, Floats]]
+"""Seconds of each request of a trace, alone on the reference machine, by metric: ttft, tbt, e2e."""
+
+BASELINE = Policies(batching="splitwise", routing="token-jsq", decode_routing="token-jsq")
+SPLIT = Policies(batching="splitwise", routing="token-jsq", decode_routing="token-jsq", pools="splitwise")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineDesign:
+    """Which machine computes prompts and which tokens; `token` is None where every machine does both."""
+
+    name: str
+    prompt: WorkerType
+    token: WorkerType | None
+
+    def fleet(self, llm: Llm, network: Network, prompts: int, tokens: int) -> Fleet:
+        if self.token is None:
+            return Fleet(llm, (Pool("machine", "mixed", self.prompt, prompts),), BASELINE, network)
+        pools = (Pool("prompt", "prefill", self.prompt, prompts), Pool("token", "decode", self.token, tokens))
+        return Fleet(llm, pools, SPLIT, network)
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioning:
+    """The best value, and all (prompt, token) counts that reach it, most prompt machines first.
+
+    `value` is a cost from `cheapest`, a rate [requests/s] from `most_throughput`.
+    """
+
+    value: float
+    counts: tuple[tuple[int, int], ...]
+    simulations: int
+
+
+def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
+    """The reference from a machine's step times: each request by itself, its prompt in one step."""
+    latency, n, m = machine.latency, trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    prompt_s = latency.step_s(n, pairs=n * (n + 1) / 2, prefills=1)
+    decode_s = latency.step_s(1, decodes=1) + latency.d_s * (n + m / 2)
+    decodes_s = (m - 1) * decode_s
+    return {"ttft": prompt_s, "tbt": decodes_s / m, "e2e": prompt_s + decodes_s}
+
+
+def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[Metric, Floats]:
+    """Of every request (n,), over its reference; NaN where it was never finished."""
+    values: dict[Metric, Floats] = {
+        "ttft": simulation.ttft_s,
+        "tbt": (simulation.e2e_s - simulation.ttft_s) / simulation.output_tokens,
+        "e2e": simulation.e2e_s,
+    }
+    return {metric: value / alone_s[metric] for metric, value in values.items()}
+
+
+def keeps_slowdowns(
+    fleet: Fleet, trace: Trace, limits: Sequence[Slowdown], alone_s: Mapping[Metric, Floats]
+) -> bool:
+    """Whether all requests are served, every (interpolated) percentile of the slowdowns below its factor."""
+    if unknown := [limit.metric for limit in limits if limit.metric not in alone_s]:
+        raise InputError(f"slowdown: the reference has {', '.join(alone_s)}, but not {unknown[0]}")
+    simulation = simulate(fleet, trace)
+    factors = slowdowns(simulation, alone_s)
+    return bool((simulation.status == 0).all()) and all(
+        np.quantile(factors[limit.metric], limit.percentile_frac) < limit.factor for limit in limits
+    )
+
+
+def find_cheapest_splits(
+    holds: Callable[[int, int], bool],
+    prompt_cost: float,
+    token_cost: float,
+    *,
+    most: int,
+    splits: bool = True,
+) -> Provisioning:
+    """All cheapest (p, t), both at least 1 and at most `most`; without `splits` t is 0."""
+    known_verdicts: dict[tuple[int, int], bool] = {}
+
+    def ask(p: int, t: int) -> bool:
+        if (p, t) not in known_verdicts:
+            known_verdicts[p, t] = holds(p, t)
+        return known_verdicts[p, t]
+
+    def least_p(t: int, low: int, high: int) -> int | None:
+        """Least p in [low, high] that holds beside t."""
+        if high < low or not ask(high, t):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if ask(middle, t):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    value = math.inf
+    counts: list[tuple[int, int]] = []
+    if not splits:
+        if (p := least_p(0, 1, most)) is not None:
+            value, counts = p * prompt_cost, [(p, 0)]
+        return Provisioning(value, tuple(counts), len(known_verdicts))
+    fewest = least_p(most, 1, most)
+    if fewest is None:
+        return Provisioning(value, (), len(known_verdicts))
+    high = most
+    for t in range(1, most + 1):
+        if fewest * prompt_cost + t * token_cost > value * (1 + 1e-9):
+            break
+        if value < math.inf:
+            high = min(high, math.floor((value * (1 + 1e-9) - t * token_cost) / prompt_cost))
+        p = least_p(t, fewest, high)
+        if p is None:
+            continue
+        high = p
+        cost = p * prompt_cost + t * token_cost
+        if cost < value * (1 - 1e-9):
+            value, counts = cost, []
+        counts.append((p, t))
+    return Provisioning(value, tuple(counts), len(known_verdicts))
+
+
+def splits_within(
+    budget: float, prompt_cost: float, token_cost: float, *, step: int = 1
+) -> list[tuple[int, int]]:
+    """Every p, by steps, with as many token machines as the rest of the budget buys; at least one of each."""
+    most = math.floor((budget - token_cost) / prompt_cost + 1e-9)
+    return [
+        (p, math.floor((budget - p * prompt_cost) / token_cost + 1e-9)) for p in range(step, most + 1, step)
+    ]
+
+
+def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tuple[int, int]]:
+    """Up to `most` splits of a budget, spread over `splits_within`; of one cost all machines in one."""
+    if len(costs) == 1:
+        machines = math.floor(budget / costs[0] + 1e-9)
+        return [(machines, 0)] if machines else []
+    every = splits_within(budget, costs[0], costs[1])
+    chosen = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int)) if every else ()
+    return [every[i] for i in chosen]
+
+
+def most_throughput(
+    splits: Sequence[tuple[int, int]], rates_rps: Sequence[float], holds: Callable[[int, int, float], bool]
+) -> Provisioning:
+    """The highest of the ascending rates that any split carries, and all splits that carry it."""
+    best, simulations = -1, 0
+    counts: list[tuple[int, int]] = []
+    for p, t in splits:
+        climbed = False
+        while best + 1 < len(rates_rps):
+            simulations += 1
+            if not holds(p, t, rates_rps[best + 1]):
+                break
+            best, climbed = best + 1, True
+        if climbed:
+            counts = [(p, t)]
+        elif best >= 0:
+            simulations += 1
+            if holds(p, t, rates_rps[best]):
+                counts.append((p, t))
+    return Provisioning(rates_rps[best] if best >= 0 else 0.0, tuple(reversed(counts)), simulations)

@@ -1,0 +1,171 @@
+"""Vidur-Search (Agrawal et al. 2024, arXiv:2405.05465, section 6): the most requests per dollar.
+
+Sets   c   configuration: GPU, tensor x pipeline parallelism, batching, tokens per step, sequences at once
+Data   G   GPUs of the deployment;  n_c = floor(G / GPUs of one replica) replicas
+       g_c   capacity: the highest rate that n_c replicas carry, by a rule of goodput.py     [requests/s]
+       c_c   USD/h of n_c replicas
+
+  max   3600 g_c / c_c       requests per dollar                                             (best)
+  and   the configurations that no other beats both in requests per dollar and in a latency  (frontier)
+
+Two rules are of interest. `SchedulingDelay` is Vidur's: the P99 of the time until a request is first
+scheduled stays below 5 s over a fixed number of requests; on a short run that accepts overload, because a
+queue takes time to grow that long. The SLO is held against that one run afterwards. `goodput.Steady` has the
+SLO inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.domain import Gpu, Metric
+from planner.errors import InputError
+from planner.fleet import MAX_PP, Fleet, Policies, Pool, WorkerType
+from planner.models.llm import Llm
+from planner.models.memory import kv_cache_tokens
+from planner.models.parallelism import add_pipeline
+from planner.papers.goodput import GoodputRule, Traffic, find_goodput
+from planner.simulator.replay import Simulation, simulate
+from planner.simulator.slo_verdict import value_s
+from planner.traffic.trace import Trace
+
+BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
+LEAST_SHARE = 0.1  # The bisection begins at this share of the bound by work.
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingDelay:
+    """Vidur's rule: see above."""
+
+    traffic: Traffic
+    requests: int = 1000
+    delay_s: float = 5.0
+    percentile_frac: float = 0.99
+    seed: int = 0
+
+    def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
+        return simulate(fleet, self.traffic(rate_rps, self.requests, self.seed), record=True)
+
+    def carries(self, fleet: Fleet, rate_rps: float) -> bool:
+        simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
+        all_served = bool((simulation.status == 0).all())
+        return all_served and bool(np.quantile(simulation.queue_s, self.percentile_frac) <= self.delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedConfiguration:
+    """A configuration, its capacity, and the latencies of one run at it (0 and NaN where it carries nothing).
+
+    `values_s` are the percentiles asked for, in their order.
+    """
+
+    fleet: Fleet
+    rate_rps: float
+    values_s: tuple[float, ...]
+
+    @property
+    def requests_per_usd(self) -> float:
+        return 3600 * self.rate_rps / self.fleet.price_usd_per_h
+
+    @property
+    def name(self) -> str:
+        pool, batching = self.fleet.pools[0], self.fleet.policies.batching
+        return f"{pool.count} x {pool.type.name} {batching} {pool.type.max_num_seqs} seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What of an engine may be chosen: batching, tokens per step, sequences at once, pipeline stages."""
+
+    batchings: tuple[str, ...] = BATCHINGS
+    budgets: tuple[int, ...] = (512, 1024, 2048, 4096)
+    seats: tuple[int, ...] = (64, 128, 256)
+    pipelines: tuple[int, ...] = (1, 2, 4)
+
+
+WHOLE = Space()
+
+
+def configurations(
+    llm: Llm,
+    gpus: Iterable[Gpu],
+    catalog: Catalog,
+    space: Space = WHOLE,
+    *,
+    total_gpus: int,
+    least_kv_tokens: int = 1,
+) -> list[Fleet]:
+    """Every configuration that fits `total_gpus` and holds the weights and `least_kv_tokens` beside them."""
+    fleets = []
+    for gpu in gpus:
+        for tp in (2**k for k in range(int(math.log2(gpu.gpus_per_node)) + 1)):
+            for pp in space.pipelines:
+                if tp * pp > total_gpus or llm.heads % tp or pp > min(MAX_PP, llm.layers):
+                    continue
+                latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
+                for budget in space.budgets:
+                    for most in space.seats:
+                        kv_tokens = kv_cache_tokens(
+                            llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most
+                        )
+                        if kv_tokens < max(least_kv_tokens, 1) or budget < most:
+                            continue
+                        type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, most, pp).with_llm(llm)
+                        pool = Pool("mixed", "mixed", type_, total_gpus // type_.gpus)
+                        fleets += [Fleet(llm, (pool,), Policies(batching=name)) for name in space.batchings]
+    if not fleets:
+        raise InputError(
+            f"{llm.name}: no configuration holds it on {total_gpus} GPUs; allow more, or larger ones"
+        )
+    return fleets
+
+
+def most_rps(fleet: Fleet, lengths: Trace) -> float:
+    """A rate near which the engines run out of seconds: mean prompts, decodes in as full a batch as fits."""
+    n, m = float(lengths.input_tokens.mean()), float(lengths.output_tokens.mean())
+    rate_rps = 0.0
+    for pool in fleet.pools:
+        type_ = pool.type
+        batch = max(1.0, min(type_.max_num_seqs, type_.kv_tokens / (n + m / 2)))
+        prefill_s = float(type_.latency.prefill_s(n, type_.max_num_batched_tokens))
+        step_s = float(type_.latency.step_s(batch, decodes=batch, kv_tokens=batch * (n + m / 2)))
+        rate_rps += pool.count * type_.pp / (prefill_s + (m - 1) * step_s / batch)
+    return rate_rps
+
+
+def search_configurations(
+    fleets: Iterable[Fleet],
+    rule: GoodputRule,
+    lengths: Trace,
+    latencies: Sequence[tuple[Metric, float]] = (("ttft", 0.9), ("tbt", 0.99)),
+    *,
+    tolerance_frac: float = 0.02,
+) -> tuple[SearchedConfiguration, ...]:
+    """The capacity of every configuration, most requests per dollar first; `lengths` tell where to begin."""
+    rows = []
+    for fleet in fleets:
+        best = find_goodput(
+            rule, fleet, guess_rps=LEAST_SHARE * most_rps(fleet, lengths), tolerance_frac=tolerance_frac
+        )
+        values_s: tuple[float, ...] = tuple(math.nan for _ in latencies)
+        if best.rate_rps:
+            run = rule.run(fleet, best.rate_rps)
+            values_s = tuple(value_s(run, metric, percentile) for metric, percentile in latencies)
+        rows.append(SearchedConfiguration(fleet, best.rate_rps, values_s))
+    return tuple(sorted(rows, key=lambda row: (-row.requests_per_usd, row.name)))
+
+
+def pareto_configurations(
+    rows: Iterable[SearchedConfiguration], latency: int
+) -> tuple[SearchedConfiguration, ...]:
+    """The rows that no other beats in both requests per dollar and `values_s[latency]`; cheapest first."""
+    kept: list[SearchedConfiguration] = []
+    for row in sorted(rows, key=lambda row: (-row.requests_per_usd, row.values_s[latency])):
+        if row.rate_rps and (not kept or row.values_s[latency] < kept[-1].values_s[latency]):
+            kept.append(row)
+    return tuple(kept)

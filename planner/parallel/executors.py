@@ -1,0 +1,656 @@
+"""One function over many items: in this process, in processes of this machine, or on a cluster.
+
+    serial        one item after the other, here
+    threads:N     here too, so many at a time; what Numba has compiled runs side by side
+    processes:N   processes of this machine (loky), by default one per CPU
+    ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
+    dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
+
+What many items share (a trace, a fleet) travels once, not with every item: processes map its arrays from a
+file in memory, `ray.put` and Dask's `scatter` lay it onto the cluster. What a worker makes of it for others
+(a trace that it draws) stays there too.
+
+All workers have this version of fleetplan and of what computes with it, or nothing is computed at all. The
+item of a worker that dies is given to another one, three times at most; then it is one PlannerError.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from importlib import metadata
+from itertools import count
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from planner import __version__
+from planner.errors import InputError, PlannerError
+from planner.parallel.interrupts import tidy_at_end
+
+Shared = TypeVar("Shared")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:8786"}
+ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # variables, as their own clients have
+NAMES = ("serial", "threads", "processes", *EXAMPLES)
+COUNTED = ("threads", "processes")
+PARENT_S = 1.0  # how often a process checks that its parent is alive
+ANSWER_S = 10.0  # a cluster that does not answer a connection by then is not there
+FIRST_WORKER_S = 60.0
+TRIES = 4  # of one item: the first, and three after workers that died
+LONGEST_REASON = 300
+MOST_WORKERS = 1024
+KEPT_VALUES = 32  # values that a process keeps mapped at a time
+IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"  # loky's tracker warns after an interrupt
+IN_MEMORY = Path("/dev/shm")
+FOLDER, LOCK = "fleetplan-crew-", "lock"  # the lock is held as long as the run lasts
+ROOM_BYTES = 2**30  # needed free memory there; with less, files go to the temporary folder
+COMPUTED_WITH = ("numpy", "numba")
+
+
+@cache
+def deciding_versions() -> str:
+    """The versions that decide the last bit of a result, on this machine."""
+    names = [f"fleetplan {__version__}", f"Python {sys.version.split()[0]}"]
+    return ", ".join([*names, *(f"{name} {metadata.version(name)}" for name in COMPUTED_WITH)])
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """Where to compute: one of NAMES, `processes:4` with a number; `address` is that of a Ray or Dask
+    cluster, by default what their own environment variables say.
+    """
+
+    name: str = "serial"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        kind, _, number = self.name.partition(":")
+        if kind not in NAMES or (":" in self.name and kind not in COUNTED):
+            known = ", ".join(f"{each}[:N]" if each in COUNTED else each for each in NAMES)
+            raise InputError(f"--executor: must be one of {known}, found {self.name!r}")
+        if ":" in self.name and not (number.isdecimal() and 1 <= int(number) <= MOST_WORKERS):
+            raise InputError(
+                f"--executor {self.name}: expected a number from 1 to {MOST_WORKERS} after {kind}:"
+            )
+        if kind not in EXAMPLES:
+            if self.address is not None:
+                raise InputError(f"--address {self.address}: is for ray and dask, not for {self.name}")
+            return
+        if self.address is None:
+            object.__setattr__(self, "address", os.environ.get(ADDRESSES[kind]) or None)
+        if self.address is None:
+            raise InputError(
+                f"--executor {kind}: needs the cluster's --address, {EXAMPLES[kind]}, or {ADDRESSES[kind]}; "
+                "processes uses the CPUs of this machine"
+            )
+        if self.address != "auto" or kind == "dask":
+            self.host_and_port()
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def workers(self) -> int:
+        """How many processes or threads it has on this machine; 1 for the others."""
+        if self.kind not in COUNTED:
+            return 1
+        return int(self.name.partition(":")[2] or os.cpu_count() or 1)
+
+    def host_and_port(self) -> tuple[str, int]:
+        """Host and port of the address; raises InputError for a malformed one."""
+        match = re.fullmatch(r"(?:\w+://)?\[?([^/\s\[\]]+)\]?:(\d{1,5})", self.address or "")
+        if match is None or int(match[2]) > 65535:
+            raise InputError(f"--address {self.address}: expected {EXAMPLES[self.kind]}")
+        return match[1], int(match[2])
+
+
+SERIAL = Executor()
+
+
+class Crew(Protocol):
+    """Workers in other processes. A value lives there as long as a reference to it lives here."""
+
+    workers: int
+
+    def put_value(self, value: Any) -> Any:
+        """Put a value where every worker can read it; returns a reference."""
+
+    def put_result(self, function: Callable[[Any, Any], Any], reference: Any, item: Any) -> Any:
+        """Compute function(value, item) on a worker and leave the result there; returns a reference to it."""
+
+    def start_item(self, function: Callable[[Any, Any], Any], reference: Any, item: Any) -> Callable[[], Any]:
+        """Start function(value, item) on a worker; returns a function that waits for the result."""
+
+
+_crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
+_threads: ContextVar[int | None] = ContextVar("threads", default=None)
+_here = threading.Semaphore(os.cpu_count() or 1)
+_slots: ContextVar[threading.Semaphore] = ContextVar("slots", default=_here)
+
+
+def current_crew() -> Crew | None:
+    """The workers that simulations in this context use; None for this process itself."""
+    return _crew.get()
+
+
+def is_chosen() -> bool:
+    """Whether `working_on` has chosen where to compute."""
+    return _crew.get() is not None or _threads.get() is not None
+
+
+def parallel_width() -> int:
+    """How many computations may run at a time."""
+    if (workers := _crew.get()) is not None:
+        return workers.workers
+    return _threads.get() or os.cpu_count() or 1
+
+
+def current_slot() -> threading.Semaphore:
+    """A semaphore that every computation in this process holds, so that threads and memory stay bounded."""
+    return _slots.get()
+
+
+@contextmanager
+def working_on(executor: Executor) -> Iterator[None]:
+    """Simulations inside the block use these workers. Raises InputError if the package, the cluster or the
+    right version is missing.
+    """
+    with ExitStack() as stack:
+        if executor.kind in ("serial", "threads"):
+            own, threads = None, executor.workers
+        else:
+            own, threads = stack.enter_context(_open_crew(executor)), None
+        slots = _here if threads is None else threading.Semaphore(threads)
+        before = _crew.set(own), _threads.set(threads), _slots.set(slots)
+        try:
+            yield
+        finally:
+            _crew.reset(before[0])
+            _threads.reset(before[1])
+            _slots.reset(before[2])
+
+
+def run_items(
+    function: Callable[[Shared, Item], Result],
+    items: Sequence[Item],
+    *,
+    shared: Shared,
+    executor: Executor | None = None,
+) -> list[Result]:
+    """[function(shared, item) for item in items], whatever the executor: same order, same values.
+
+    `function` belongs to a module, depends on nothing but its arguments and changes neither. An error it
+    raises is raised here; of several errors any one. Without `executor` the workers are those of
+    `working_on`. Raises InputError if package or cluster are missing, PlannerError if workers die.
+    """
+    if executor is not None:
+        if executor.kind == "processes" and items:
+            executor = Executor(f"processes:{min(executor.workers, len(items))}")
+        with working_on(executor):
+            return run_items(function, items, shared=shared)
+    if (workers := current_crew()) is None:
+        threads = min(_threads.get() or 1, len(items))
+        if threads <= 1:
+            return [function(shared, item) for item in items]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(partial(function, shared), items))
+    reference = workers.put_value(shared)
+    waiting = [workers.start_item(function, reference, item) for item in items]
+    return [wait() for wait in waiting]
+
+
+def _open_crew(executor: Executor) -> Any:
+    """The context manager that opens the executor's crew."""
+    opened = {"processes": _processes, "ray": _ray, "dask": _dask}[executor.kind]
+    return opened(executor)
+
+
+# -- what a worker does
+
+
+class OtherVersionError(InputError):
+    """A worker computes with other versions than the process that sent the item."""
+
+
+def _check_versions(parent_versions: str) -> None:
+    if (own := deciding_versions()) != parent_versions:
+        raise OtherVersionError(
+            f"--executor: a worker has {own}, and this machine {parent_versions}; install the same on "
+            "all of them"
+        )
+
+
+def _run_item(parent_versions: str, function: Callable[[Any, Any], Any], value: Any, item: Any) -> Any:
+    _check_versions(parent_versions)
+    return function(value, item)
+
+
+@lru_cache(maxsize=KEPT_VALUES)
+def _map_file(path: str) -> Any:
+    from joblib import load
+
+    # Mapped copy-on-write, because Numba compiles anew for read-only arrays.
+    return load(path, mmap_mode="c")
+
+
+def _run_item_on_file(
+    parent_versions: str, function: Callable[[Any, Any], Any], path: str, item: Any, made: str | None = None
+) -> Any:
+    from joblib import dump
+
+    result = _run_item(parent_versions, function, _map_file(path), item)
+    if made is None:
+        return result
+    dump(result, f"{made}.part")
+    Path(f"{made}.part").replace(made)
+    return None
+
+
+# -- processes
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _File:
+    """A value in a file of the crew's folder; the file is deleted with the last reference."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class _Processes:
+    """A pool of loky's processes, replaced by a new pool when one of its processes has died."""
+
+    def __init__(self, workers: int, folder: Path) -> None:
+        self.workers, self.folder = workers, folder
+        self._lock, self._number = threading.Lock(), count()
+        self._pool, self._is_closed = self._start_pool(), False
+
+    def _start_pool(self) -> Any:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        with _deaf_to_interrupts():
+            return ProcessPoolExecutor(
+                self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),)
+            )
+
+    def put_value(self, value: Any) -> _File:
+        from joblib import dump
+
+        path = self.folder / str(next(self._number))
+        try:
+            dump(value, path)
+        except OSError as error:
+            raise PlannerError(
+                f"--executor processes: {self.folder}: {error.strerror or error}; make room there, or use "
+                "--executor threads"
+            ) from None
+        return _File(path)
+
+    def put_result(self, function: Callable[[Any, Any], Any], reference: _File, item: Any) -> _File:
+        made = _File(self.folder / str(next(self._number)))
+        self._start_call(
+            _run_item_on_file, deciding_versions(), function, str(reference.path), item, str(made.path)
+        )()
+        return made
+
+    def start_item(
+        self, function: Callable[[Any, Any], Any], reference: _File, item: Any
+    ) -> Callable[[], Any]:
+        wait = self._start_call(_run_item_on_file, deciding_versions(), function, str(reference.path), item)
+
+        def wait_with_reference(reference: _File = reference) -> Any:  # the default keeps the file until then
+            return wait()
+
+        return wait_with_reference
+
+    def _start_call(self, *call: Any) -> Callable[[], Any]:
+        pool, pending = self._submit(call)
+
+        def wait() -> Any:
+            nonlocal pool, pending
+            for _ in range(TRIES - 1):
+                try:
+                    return pending.result()
+                except BrokenProcessPool:
+                    self._replace(pool)
+                    pool, pending = self._submit(call)
+            try:
+                return pending.result()
+            except BrokenProcessPool:
+                raise PlannerError(
+                    f"--executor processes: one of {self.workers} processes died {TRIES} times, most likely "
+                    "of want of memory; use fewer, a smaller --window, or --executor serial"
+                ) from None
+
+        return wait
+
+    def _submit(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        for _ in range(TRIES):
+            with self._lock, _deaf_to_interrupts():  # the pool may start workers here
+                pool = self._pool
+                try:
+                    return pool, pool.submit(*call)
+                except BrokenProcessPool:
+                    self._pool = self._start_pool()
+        return pool, pool.submit(*call)
+
+    def _replace(self, broken: Any) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise PlannerError("--executor processes: it was ended")
+            if self._pool is broken:
+                self._pool = self._start_pool()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        threading.excepthook = partial(_unless_of_loky, threading.excepthook)
+        self._pool.shutdown(kill_workers=True)
+
+
+def _unless_of_loky(excepthook: Callable[[Any], object], raised: Any) -> None:
+    """Ignore the error of loky's manager thread, which misses what a shutdown with waiting items took
+    away."""
+    if raised.thread is None or raised.thread.name != "ExecutorManagerThread":
+        excepthook(raised)
+
+
+@contextmanager
+def _processes(executor: Executor) -> Iterator[_Processes]:
+    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES
+    where = IN_MEMORY if has_room else Path(tempfile.gettempdir())
+    _remove_left_over(where)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=where))
+    with tidy_at_end(lambda: shutil.rmtree(folder, ignore_errors=True)), (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        crew = _Processes(executor.workers, folder)
+        try:
+            yield crew
+        finally:
+            crew.close()
+
+
+def _remove_left_over(where: Path) -> None:
+    """Delete the folders of killed runs: nobody holds their locks."""
+    for lock in where.glob(f"{FOLDER}*/{LOCK}"):
+        with suppress(OSError), lock.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Workers started in the block ignore SIGINT and SIGTERM: Ctrl-C reaches every process of a terminal, but
+    this process ends its workers itself. The same holds for the trackers of shared resources, whose warnings
+    about what an interrupt leaves (and they tidy up) are silenced.
+    """
+    from joblib.externals.loky.backend import resource_tracker as of_loky
+
+    known = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{known},{IGNORE_LEAK_WARNINGS}" if known else IGNORE_LEAK_WARNINGS
+    for tracker in (resource_tracker, of_loky):  # if started later they would unblock the signals
+        tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        if known is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = known
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# -- Ray
+
+
+_NO_MODULE = "No module named"
+
+
+class _Ray:
+    def __init__(self, ray: Any, executor: Executor) -> None:
+        self.ray, self.executor = ray, executor
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._work = ray.remote(max_retries=TRIES - 1)(_run_item)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+        with self._ray_errors_as_ours():
+            here = deciding_versions()
+            check = ray.remote(max_retries=TRIES - 1)(_check_versions)
+            on = [On(node["NodeID"], soft=True) for node in nodes if node["Resources"].get("CPU")]
+            ray.get([check.options(scheduling_strategy=each).remote(here) for each in on])
+
+    def put_value(self, value: Any) -> Any:
+        return self.ray.put(value)
+
+    def put_result(self, function: Callable[[Any, Any], Any], reference: Any, item: Any) -> Any:
+        with self._ray_errors_as_ours():
+            return self._work.remote(deciding_versions(), function, reference, item)
+
+    def start_item(self, function: Callable[[Any, Any], Any], reference: Any, item: Any) -> Callable[[], Any]:
+        with self._ray_errors_as_ours():
+            pending = self._work.remote(deciding_versions(), function, reference, item)
+
+        def wait() -> Any:
+            with self._ray_errors_as_ours():
+                return self.ray.get(pending)
+
+        return wait
+
+    @contextmanager
+    def _ray_errors_as_ours(self) -> Iterator[None]:
+        """Raise errors of Ray as errors of ours, with advice."""
+        errors = self.ray.exceptions
+        try:
+            yield
+        except errors.RayTaskError as error:
+            is_missing = isinstance(error.cause, errors.RaySystemError) and _NO_MODULE in str(error.cause)
+            if is_missing or "failed to import on the worker" in str(error.cause):
+                raise _cannot_import(self.executor) from None
+            raise error.cause from None
+        except ModuleNotFoundError:  # raised by Ray's client
+            raise _cannot_import(self.executor) from None
+        except (errors.RayError, ConnectionError) as error:
+            if _NO_MODULE in str(error):
+                raise _cannot_import(self.executor) from None
+            raise _lost_workers(self.executor, error) from None
+
+
+@contextmanager
+def _ray(executor: Executor) -> Iterator[_Ray]:
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise _not_installed("ray") from None
+    if executor.address != "auto":
+        _check_answer(executor)
+    try:
+        ray.init(executor.address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ImportError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"--address {executor.address}: no Ray cluster to use ({_one_line(error)})"
+        ) from None
+    try:
+        yield _Ray(ray, executor)
+    finally:
+        ray.shutdown()
+
+
+# -- Dask
+
+
+class _OnDask:
+    """A value on Dask's workers, and how to put it there again: a scattered value is lost with the last
+    worker that has it, and everything that waits for it is cancelled.
+    """
+
+    def __init__(self, lay: Callable[[], Any], source: _OnDask | None = None) -> None:
+        self._lay, self._source, self._lock = lay, source, threading.Lock()
+        self.future = lay()
+
+    def lay_again(self, lost: Any) -> None:
+        """Put the value there again unless another thread has since; a lost source is put there first."""
+        with self._lock:
+            if self.future is not lost:
+                return
+            if self._source is not None and (source := self._source.future).status in ("cancelled", "lost"):
+                self._source.lay_again(source)
+            self.future = self._lay()
+
+
+class _Dask:
+    def __init__(self, client: Any, executor: Executor) -> None:
+        self.client, self.executor = client, executor
+        try:
+            client.wait_for_workers(1, timeout=FIRST_WORKER_S)
+        except TimeoutError:
+            raise InputError(
+                f"--address {executor.address}: the Dask cluster has no worker; start one with `dask worker`"
+            ) from None
+        with self._dask_errors_as_ours():
+            client.run(_check_versions, deciding_versions())
+        self.workers = max(1, sum(client.nthreads().values()))
+        self._known: set[str] = set()
+
+    def put_value(self, value: Any) -> _OnDask:
+        with self._dask_errors_as_ours():
+            return _OnDask(lambda: self.client.scatter(value, broadcast=True, hash=False))
+
+    def put_result(self, function: Callable[[Any, Any], Any], reference: _OnDask, item: Any) -> _OnDask:
+        with self._dask_errors_as_ours():
+            self._check_importable(function)
+            return _OnDask(
+                lambda: self.client.submit(
+                    _run_item, deciding_versions(), function, reference.future, item, pure=False
+                ),
+                reference,
+            )
+
+    def start_item(
+        self, function: Callable[[Any, Any], Any], reference: _OnDask, item: Any
+    ) -> Callable[[], Any]:
+        pending = self.put_result(function, reference, item)
+
+        def wait() -> Any:
+            with self._dask_errors_as_ours():
+                for _ in range(TRIES - 1):
+                    future = pending.future
+                    with suppress(CancelledError):
+                        return future.result()
+                    pending.lay_again(future)
+                return pending.future.result()
+
+        return wait
+
+    def _check_importable(self, function: Callable[[Any, Any], Any]) -> None:
+        """Import the function's module on the workers; without it they would die of the item."""
+        if (module := function.__module__) not in self._known:
+            self.client.run(exec, f"import {module}")
+            self._known.add(module)
+
+    @contextmanager
+    def _dask_errors_as_ours(self) -> Iterator[None]:
+        """Raise errors of Dask as errors of ours, with advice."""
+        from distributed import KilledWorker
+        from distributed.comm.core import CommClosedError
+
+        try:
+            yield
+        except ModuleNotFoundError:
+            raise _cannot_import(self.executor) from None
+        except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
+            raise _lost_workers(self.executor, error) from None
+
+
+@contextmanager
+def _dask(executor: Executor) -> Iterator[_Dask]:
+    try:
+        from distributed import Client
+    except ModuleNotFoundError:
+        raise _not_installed("dask") from None
+    _check_answer(executor)
+    try:
+        client = Client(executor.address, timeout=ANSWER_S, set_as_default=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"--address {executor.address}: no Dask cluster to use ({_one_line(error)})"
+        ) from None
+    with client:
+        yield _Dask(client, executor)
+
+
+# -- what is wrong with a cluster
+
+
+def _check_answer(executor: Executor) -> None:
+    """Refuse an address where nobody listens; both clients would wait for minutes, or end the process."""
+    try:
+        socket.create_connection(executor.host_and_port(), timeout=ANSWER_S).close()
+    except OSError as error:
+        raise InputError(
+            f"--address {executor.address}: nobody answers there ({error.strerror or error}); "
+            f"expected a {executor.name} cluster at {EXAMPLES[executor.name]}"
+        ) from None
+
+
+def _not_installed(name: str) -> InputError:
+    return InputError(
+        f"--executor {name}: {name} is not installed; pip install 'fleetplan[cluster]' or use --executor "
+        "processes"
+    )
+
+
+def _cannot_import(executor: Executor) -> InputError:
+    return InputError(
+        f"--address {executor.address}: the {executor.name} workers there cannot import what they are to do; "
+        f"install fleetplan {__version__} on them"
+    )
+
+
+def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
+    return PlannerError(
+        f"--executor {executor.name}: workers of {executor.address} died and it gave up "
+        f"({_one_line(error)}); "
+        "look for want of memory in the cluster's logs"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."

@@ -1,0 +1,921 @@
+"""Facts in words: the one place that makes a sentence of what speaks for a plan (documents/facts.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import singledispatch
+
+from planner.documents import facts
+from planner.documents.certificate import Alternative
+from planner.domain import STEADY_FRAC, FleetLimit
+from planner.policies import QUEUE, ROUTING, router_name
+from planner.search.problem.reasons import left_out_text, reason_text
+from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
+from planner.units import show_clock, show_s, show_span
+
+LEVEL0 = "with one worker type per pool"
+
+_DRAWN = {
+    "other-draws": "other draws of this traffic",
+    "histories": "histories of interruptions, drawn at random",
+}
+_LEFT_OUT: dict[facts.LeftOut, str] = {
+    "neighbours": "fleets with one worker fewer",
+    "one-more": "fleets with one worker more",
+    "pinned-replicas": "what pinned prefixes are worth",
+    "longer-steps": "the plan with longer steps",
+    "expected": "the plan for what is expected, to price the insurance",
+    "longest-ttft": "the longest TTFT of other policies",
+    "hours": "what it costs to hold every hour",
+    "routers": "the fleet under the routers of other targets",
+    "shortest-first": "what shortest prompts first would save",
+    "spot-gone": "spot workers that go all at once",
+    "other-draws": "other draws of this traffic",
+    "more-draws": "more draws of this traffic",
+    "histories": "histories of interruptions, drawn at random",
+}
+_FOUND: dict[facts.FindingName, str] = {
+    "caches-unused": "prefix caches save nothing here: the plan counts on no hit",
+    "nothing-drawn": (
+        "nothing is drawn here: the trace is replayed as it is, so other seeds give the same run"
+    ),
+    "no-shared-limit": "no shared limit binds: every LLM has the fleet it would have alone",
+}
+_GRANTED: dict[facts.Granted, str] = {
+    "monotonicity": "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
+    "ttft-ends-with-prefill": (
+        "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap"
+    ),
+    "steady-state": (
+        "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end"
+    ),
+    "sessions-wait": (
+        "requests that wait for others arrive when this fleet has answered those; rate and window are of "
+        "arrivals as if answers took no time; what arrives after the warm-up counts, to the end of the run"
+    ),
+    "sessions-given-up": (
+        "bound: with every request that a percentile lets go, all of its session is given up; of the others "
+        "each begins as late as the limits let the ones before it end"
+    ),
+    "one-budget-per-role": "beyond level 0 every GPU and TP degree takes part with one token budget per role",
+    "board-power": "power: the boards' limits, GPUs only",
+    "first-use-of-blocks": (
+        "the bound counts of every block of a prompt its first use in the trace alone, which no cache "
+        "spares, and of memory the blocks that one request has alone"
+    ),
+    "cold-caches": (
+        "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
+        "more workers may hit less: neighbours and binding have what was simulated with one worker fewer "
+        "and one more"
+    ),
+    "no-shared-workers": "no worker serves two LLMs, and the fleets do not disturb each other",
+    "level0-of-each": (
+        "level 0: every LLM has one worker type, or one prefill and one decode type; its own "
+        "certificate.json has the options, and what else is assumed"
+    ),
+    "bounds-add-up": "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
+}
+_SHORTCUTS: dict[facts.Shortcut, str] = {
+    "more-mixed": "one mixed pool: what holds with n workers holds with n + 1",
+    "more-decode": "beside the same prefill pool, what holds with d decode workers holds with d + 1",
+    "leads": "a prefill pool that misses TTFT with unlimited decode misses it beside any decode pool",
+    "follows": (
+        "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
+    ),
+    "seats": (
+        "a decode pool has a growing backlog that could not make the tokens in time at its best batch size, "
+        "with every seat taken at the end"
+    ),
+    "link": (
+        "no pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off "
+        "passes an earlier one that waits for room"
+    ),
+}
+_CAUTIONS: dict[facts.Caution, str] = {
+    "spot-nodes": "spot workers need nodes of your cloud's spot market: no manifest asks for them",
+    "copies-share-prefixes": (
+        "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
+        "thin or compress, or plan on a trace of that rate"
+    ),
+    "prompts-are-text": (
+        "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
+        "are taken as text of input_tokens"
+    ),
+}
+_REMARKS: dict[facts.Remark, str] = {
+    "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",
+    "fails-on-other-draw": "its best fails on another draw or rate of the traffic",
+    "perhaps-not-cheapest": "perhaps not the cheapest, as not all of its settings were tried",
+    "effort-ended": "the effort ended",
+    "all-too-few": "all that are in stock or within the limits are too few",
+    "is-the-plan": "the plan",
+    "on-paper": "on paper, not planned for production",
+    "cheaper-alone": (
+        "cheaper than the plan, whose search over all types did not find it: name this GPU alone under "
+        "fleet: gpus"
+    ),
+}
+
+
+@singledispatch
+def sentence(fact: object) -> str:
+    """A fact in words, without a capital or a full stop."""
+    return reason_text(fact)
+
+
+def sentences(values: Iterable[object]) -> list[str]:
+    return [sentence(fact) for fact in values]
+
+
+def prices_text(prices: Iterable[facts.Price]) -> str:
+    return "; ".join(sentences(prices))
+
+
+def alternative_note(alternative: Alternative, value: float) -> str:
+    """What is said of an alternative to a plan of this value."""
+    difference = [costs_more(alternative.objective, value)] if alternative.fleet is not None else []
+    return "; ".join([*difference, *sentences(alternative.notes)])
+
+
+def queue_text(patient_frac: float, patience_s: float) -> str:
+    """What the backlog test found (`Verdict`), in the same words wherever it is told."""
+    values = (
+        f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
+        f"than {show_s(patience_s)}, {percent(STEADY_FRAC)} must"
+    )
+    if patient_frac >= STEADY_FRAC:
+        return f"the backlog test holds: {values}"
+    return f"the backlog grows: {values}"
+
+
+def drawn_text(repeats: Repeats) -> str:
+    """What was drawn anew, for instance "other draws of this traffic"."""
+    losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
+    return _DRAWN.get(repeats.what, repeats.what) + (losses if repeats.after_losses else "")
+
+
+def times_text(low: float, high: float) -> str:
+    """Between which factors step times lie: 'x0.76-1.43'."""
+    return f"x{low:.2f}-{high:.2f}"
+
+
+def percent(share: float) -> str:
+    """0.9 -> '90 %', 0.9987 -> '99.87 %'; never rounds up to 100 %."""
+    if share == share and share < 1 and f"{share * 100:.4g}" == "100":
+        return "> 99.99 %"
+    return f"{share * 100:.4g} %"
+
+
+def costs_more(cost: float, value: float) -> str:
+    if not math.isfinite(cost):
+        return "not found"
+    if value <= 0:  # all of the plan is owned
+        return "the same" if cost <= 0 else "costs more"
+    return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
+
+
+# -- what a simulation says --------------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.Outcome) -> str:
+    reasons = [_at_text(at) for at in fact.missed]
+    if fact.attainment is not None:
+        reasons.append(
+            f"{100 * fact.attainment.frac:.2f} % of requests keep all limits "
+            f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
+        )
+    if fact.backlog is not None:
+        reasons.append(queue_text(fact.backlog.patient_frac, fact.backlog.patience_s))
+    return "; ".join(reasons) or "keeps the SLO"
+
+
+def _at_text(at: facts.At) -> str:
+    return (
+        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
+        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed){_window_text(at.window_s)}"
+    )
+
+
+def _window_text(window_s: tuple[float, float] | None) -> str:
+    return (
+        ""
+        if window_s is None
+        else f", from {show_clock(window_s[0])} to {show_clock(window_s[1])} of the trace"
+    )
+
+
+@sentence.register
+def _(fact: facts.Neighbour) -> str:
+    after = "on another draw or rate of the traffic, " if fact.on_other_draw else ""
+    after += "after the losses it must survive, " if fact.after_losses else ""
+    return after + ("no worker of this role is left" if fact.outcome is None else sentence(fact.outcome))
+
+
+# -- under the routers of deployment targets ---------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.RoutersMiss) -> str:
+    """For instance "the SLO is not kept under the router of lws (vllm-router by random): ttft p90 6 s"."""
+    targets: dict[tuple[str, str], list[str]] = {}
+    for each in fact.missed:
+        targets.setdefault((router_text(each), decided_text(each)), []).append(each.target)
+    return "the SLO is not kept under the router of " + "; of ".join(
+        f"{', '.join(names)} ({router}): {text}" for (router, text), names in targets.items()
+    )
+
+
+def router_text(under: facts.UnderRouter) -> str:
+    return router_name(under.router, under.told)
+
+
+def decided_text(under: facts.UnderRouter) -> str:
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 futures" where some were asked."""
+    kept_in = under.kept_in
+    futures = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} scenarios"
+    return _written_text(under) + futures
+
+
+def _written_text(under: facts.UnderRouter) -> str:
+    """The same of the traffic as it is written."""
+    outcome, at = under.outcome, under.decides
+    if not outcome.holds and not outcome.missed:
+        return sentence(outcome)
+    if at is None:
+        return "no limit has a figure"
+    window = _window_text(at.window_s)
+    return f"{at.limit.name} {show_s(at.value_s)}, limit {show_s(at.limit.limit_s)}{window}"
+
+
+@sentence.register
+def _(fact: facts.UnderRouter) -> str:
+    return f"{decided_text(fact)}: {'kept' if fact.keeps else 'not kept'}"
+
+
+@sentence.register
+def _(fact: facts.ServicesApart) -> str:
+    return (
+        f"deploy: {fact.target} makes {fact.services} services with an address each: the SLO is kept only "
+        "behind a balancer that routes among all workers as was simulated; put one in front, which no "
+        "manifest does"
+    )
+
+
+@sentence.register
+def _(fact: facts.NotDeployable) -> str:
+    return f"deploy: {fact.target} cannot run this plan: {fact.because.removeprefix(f'{fact.target}: ')}"
+
+
+# -- what binds --------------------------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.LimitBinds) -> str:
+    return (
+        f"{fact.limit.name} binds the {fact.pool} pool: at {show_s(fact.value_s)} instead of "
+        f"{show_s(fact.limit.limit_s)} one worker of {fact.worker_type} fewer would do, which saves "
+        f"{fact.saves:.4g} {fact.unit}"
+    )
+
+
+@sentence.register
+def _(fact: facts.CapacityBinds) -> str:
+    fewer = fact.neighbour
+    return f"capacity binds the {fewer.pool} pool: with one worker fewer, {sentence(fewer)}"
+
+
+@sentence.register
+def _(fact: facts.UsedUp) -> str:
+    return f"{fact.limit.name} is used up: {fact.used:g} of {fact.amount:g}"
+
+
+@sentence.register
+def _(fact: facts.BoundPrice) -> str:
+    step = {"power": "one more kW", "cost": "one more USD/h allowed", "gpus": "one more GPU"}
+    return (
+        f"{step.get(fact.limit.of, f'one more {fact.limit.gpu}')} lowers the policy-free bound, workers not "
+        f"being whole, by {fact.saves:.3g} {fact.unit} (a dual: of the bound, not of the plan)"
+    )
+
+
+@sentence.register
+def _(fact: facts.PromisedAt) -> str:
+    return f"{fact.limit.name} is {show_s(fact.value_s)} where {show_s(fact.limit.limit_s)} is promised"
+
+
+@sentence.register
+def _(fact: facts.AskedAgain) -> str:
+    return f"{fact.change}: {moved_text(fact.planned, fact.value, fact.unit)}" + (
+        f", {fact.fleet}" if fact.fleet else ""
+    )
+
+
+def moved_text(planned: float, value: float | None, unit: str) -> str:
+    """What a change moves: "+2.99 USD/h (+12.5 %)"."""
+    if value is None:
+        return "no fleet"
+    more = value - planned
+    if abs(more) <= 1e-9 * planned:
+        return "the same"
+    return f"{more:+.4g} {unit} ({100 * more / planned:+.1f} %)"
+
+
+@sentence.register
+def _(fact: facts.LongerSteps) -> str:
+    share = f"{100 * fact.error_frac:.2g} %"
+    return f"if every step took {share} longer, the error of the fits: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: facts.UpperEnds) -> str:
+    return (
+        f"if prefills took {fact.prefill:.2f} and decodes {fact.decode:.2f} times as long, the upper ends of "
+        f"their spread: {sentence(fact.outcome)}"
+    )
+
+
+@sentence.register
+def _(fact: facts.StepSpread) -> str:
+    prefill, decode = (times_text(*ends) for ends in (fact.prefill, fact.decode))
+    how = "measured" if fact.is_own else "estimated"
+    return f"step times of {fact.worker} {how}: prefill {prefill}, decode {decode} of {fact.source}"
+
+
+@sentence.register
+def _(fact: facts.Robustness) -> str:
+    sampled = "" if fact.rates is None else f", sampled at {fact.rates} rates"
+    at = " from the upper end of their spread on" if fact.spread else ""
+    return (
+        f"planned for steps {100 * fact.step_times_frac:g} % longer{at} and all traffic up to "
+        f"{100 * fact.traffic_frac:g} % more than expected{sampled}"
+    )
+
+
+@sentence.register
+def _(fact: facts.InsuranceCosts) -> str:
+    if fact.expected is None:
+        return f"{sentence(fact.robustness)}; what that costs was not found in time"
+    costs = f"{fact.value - fact.expected:.4g} {fact.unit} ({costs_more(fact.value, fact.expected)})"
+    return f"{sentence(fact.robustness)}; this insurance costs {costs}"
+
+
+@sentence.register
+def _(fact: facts.AsExpected) -> str:
+    values = ", ".join(f"{at.limit.name} is {show_s(at.value_s)}" for at in fact.values)
+    return f"if all comes as expected, {values}"
+
+
+@sentence.register
+def _(fact: facts.ExpectedMissed) -> str:
+    missed = f"{sentence(fact.robustness)}, but if all comes as expected it misses the SLO"
+    return missed if fact.outcome is None else f"{missed}: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: facts.NoneForExpected) -> str:
+    return f"{sentence(fact.robustness)}, but for what is expected no fleet was found: {fact.error}"
+
+
+@sentence.register
+def _(fact: facts.SpotSpare) -> str:
+    return (
+        f"{fact.pool}: of {fact.workers} spot workers {fact.down} may be down at once, more are so in "
+        f"{100 * fact.risk_frac:g} % of the time at most ({fact.interruptions_per_h:g} interruptions per "
+        f"worker and hour, back after {show_s(fact.restart_s)}, each on its own); the SLO holds without them"
+    )
+
+
+@sentence.register
+def _(fact: facts.SpotGone) -> str:
+    begin = "if they go at once in the middle of the trace, their requests begin anew"
+    return f"{begin}: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: facts.CachesSave) -> str:
+    now = f"with prefix caching and {fact.routing} routing {fact.value:.4g} {fact.unit}"
+    if fact.value_without is None:
+        return f"{now}; without, no fleet within the limits keeps the SLO"
+    return f"{now} instead of {fact.value_without:.4g}, {fact.gpus} GPUs instead of {fact.gpus_without}"
+
+
+@sentence.register
+def _(fact: facts.PinnedReplicas) -> str:
+    pinned = (
+        f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % "
+        f"hit in all, {fact.value:.4g} {fact.unit}, {fact.gpus} GPUs"
+    )
+    lru = (
+        f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "
+        f"{fact.value_lru:.4g} {fact.unit}, {fact.gpus_lru} GPUs"
+    )
+    verdict = "pinned prefixes pay" if fact.is_chosen else "pinned prefixes do not pay"
+    return f"{verdict}: {pinned}; {lru}"
+
+
+@sentence.register
+def _(fact: facts.WorkerMore) -> str:
+    return f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
+
+
+@sentence.register
+def _(fact: Repeats) -> str:
+    sure, figures = 100 * CONFIDENCE_FRAC, []
+    says = {
+        "holds": f"with {sure:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
+        "fails": f"with {sure:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
+        "open": f"too few to say more with {sure:g} % confidence",
+    }[fact.decision]
+    for name, value in fact.limits.items():
+        if math.isfinite(value.mean):
+            spread = f" ± {value.half:.2g}" if math.isfinite(value.half) else ""
+            figures.append(f"{name} {value.mean:.3g}{spread} s on average, {value.most:.3g} s at most")
+    return "; ".join([f"the SLO is kept on {fact.kept} of {fact.runs} {drawn_text(fact)}, {says}", *figures])
+
+
+@sentence.register
+def _(fact: facts.GivesWay) -> str:
+    return (
+        f"{fact.llm} gives way: {fact.value:.6g} {fact.unit}, which is {fact.more:.4g} more than with all of "
+        "the fleet for itself"
+    )
+
+
+@sentence.register
+def _(fact: facts.ProductionShared) -> str:
+    if fact.is_each:
+        return "every LLM has the fleet for production that it would have alone"
+    how = "came to its end" if fact.is_exact else "was stopped"
+    again = f", {fact.tries} times, as some failed their tests" if fact.tries > 1 else ""
+    return (
+        "the fleets for production that the LLMs would have alone do not fit together; they were chosen "
+        f"together{again}: by the LLMs in turn on what is left, by a search over one worker type per pool of "
+        f"every LLM ({fact.rounds} rounds; it {how}), then each within what the others leave"
+    )
+
+
+@sentence.register
+def _(fact: facts.MoreSaves) -> str:
+    limit, unit = fact.limit, {"W": " W", "USD/h": " USD/h"}.get(fact.limit.unit, "")
+    more = (
+        f"{fact.enough - fact.amount:.6g}{unit} more {_what(limit)} "
+        f"({fact.enough:.6g} instead of {fact.amount:.6g})"
+    )
+    less = "less saves nothing" if fact.is_least else "less was not tried in time"
+    return (
+        f"{LEVEL0}, {more} would save {fact.saves:.4g} {fact.unit}; {less}, and any amount "
+        f"{fact.saves_most:.4g} {fact.unit}"
+    )
+
+
+@sentence.register
+def _(fact: facts.MoreSavesNothing) -> str:
+    if fact.is_known:
+        return f"{LEVEL0}, more {_what(fact.limit)} alone saves nothing"
+    return f"what more {_what(fact.limit)} would save was not found within the time limit"
+
+
+def _what(limit: FleetLimit) -> str:
+    """What there may be more of: GPUs by their name."""
+    return limit.gpu or limit.name
+
+
+@sentence.register
+def _(fact: facts.Finding) -> str:
+    return _FOUND[fact.name]
+
+
+# -- what is taken for granted -----------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.Assumption) -> str:
+    return _GRANTED[fact.name]
+
+
+@sentence.register
+def _(fact: facts.StepTimes) -> str:
+    return "step times: " + "; ".join(fact.bases)
+
+
+@sentence.register
+def _(fact: facts.HostOverheads) -> str:
+    shown = sorted({f"{seconds * 1e3:g} ms" for seconds in fact.overheads_s})
+    return "host overhead per step: " + ", ".join(shown)
+
+
+@sentence.register
+def _(fact: facts.EngineModelled) -> str:
+    return f"simulated as {fact.engine}; {fact.basis}; the lower bound leaves this out"
+
+
+@sentence.register
+def _(fact: facts.UncheckedEngine) -> str:
+    return f"nobody checked the scheduler or constants of {fact.engine} here; vLLM's are used"
+
+
+@sentence.register
+def _(fact: facts.Drafts) -> str:
+    cost = f"{100 * fact.draft_frac:.2g} % of a step of the LLM"
+    cost += f" and {show_s(fact.draft_s)}" if fact.draft_s else ""
+    return (
+        f"{fact.worker} drafts {fact.tokens} tokens per step by {fact.method} and is taken to yield "
+        f"{fact.mean_tokens:.3g} ({fact.basis}); a pass of the drafter takes {cost}, not measured; what your "
+        "traffic accepts, the engine's metrics say (vllm:spec_decode_num_accepted_tokens)"
+    )
+
+
+@sentence.register
+def _(fact: facts.Adapters) -> str:
+    text = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
+    kept = min(fact.max_cpu_loras, fact.adapters)
+    disk = f", {show_s(fact.disk_s)} more from disk" if kept < fact.adapters else ""
+    return (
+        f"{fact.worker} serves {fact.adapters} LoRA adapters ({text}) of rank {fact.max_rank} in "
+        f"{fact.max_loras} slots of {fact.slot_bytes / 1e9:.3g} GB per GPU, {kept} in the host's memory; a "
+        f"step with one token of one adapter takes {show_s(fact.step_s)} longer, a load "
+        f"{show_s(fact.load_s)}{disk}: estimated, not measured"
+    )
+
+
+@sentence.register
+def _(fact: facts.Offloaded) -> str:
+    place, whose = ("CPU memory", "per GPU")
+    if fact.is_shared:
+        place, whose = ("a store that all workers share", "in all")
+    return (
+        f"{fact.worker} keeps KV of {fact.memory_tokens:,} tokens in {place} "
+        f"({fact.gpu_bytes / 1e9:.4g} GB {whose}) behind {fact.kv_tokens:,} on its GPUs; 1,000 tokens come "
+        f"back in {show_s(fact.thousand_tokens_s)} ({fact.gpu_bytes_per_s / 1e9:.4g} GB/s {whose}, as it was "
+        f"given). Of all prompt tokens {100 * fact.hit_frac:.1f} % are found on the GPUs, "
+        f"{100 * fact.reload_frac:.1f} % in {place}, {100 * fact.computed_frac:.1f} % are computed; "
+        f"requests wait {show_s(fact.reload_s)} in all for loads"
+    )
+
+
+@sentence.register
+def _(fact: facts.EngineSettings) -> str:
+    seats = " or ".join(map(str, fact.max_num_seqs))
+    caches = "prefix caches" if fact.prefix_cache else "no prefix cache"
+    order = QUEUE[fact.queue].words
+    if fact.queue_window_s is not None:
+        order += f" (nobody overtaken by what arrives {show_s(fact.queue_window_s)} later)"
+    routed = f"routing {fact.routing} ({ROUTING[fact.routing].words})"
+    return f"at most {seats} sequences per worker, 16-token KV blocks, {caches}, {order}, {routed}"
+
+
+@sentence.register
+def _(fact: facts.KvLink) -> str:
+    return (
+        f"KV blocks move over one shared link of {fact.bandwidth_bytes_per_s / 1e9:g} GB/s, {fact.transfer}"
+    )
+
+
+@sentence.register
+def _(fact: facts.MeasuredWindow) -> str:
+    return (
+        f"the measured window lasts {show_s(fact.window_s)}, {fact.residences:.0f} times a request's mean "
+        "residence"
+    )
+
+
+@sentence.register
+def _(fact: facts.ObligedWork) -> str:
+    if fact.whole_frac > 0:
+        counts = (
+            f"all work of {100 * fact.whole_frac:.3g} % of the requests, by {fact.whole_after_s:.4g} s after "
+            "the trace"
+        )
+    elif fact.prefill_frac > 0:
+        counts = f"the prefill of {100 * fact.prefill_frac:.3g} % of the requests"
+    else:
+        counts = "no request"
+    if fact.tail:
+        counts += ", and of half of the last tenth all work, by the backlog test"
+    return (
+        f"bound: the SLO obliges {counts}; a percentile of gaps obliges nothing, as few gaps may be long; "
+        "work at its cheapest rate per token, by engines that batch as vLLM V1, under any routing, order and "
+        "admission"
+    )
+
+
+@sentence.register
+def _(fact: facts.SmallCaches) -> str:
+    return (
+        f"the bound is over fleets with {', '.join(fact.workers)} too, whose KV cache is too small for the "
+        f"longest request ({fact.longest_tokens} tokens) with some or all settings, as a fleet may turn away "
+        "what a percentile lets go; the search is over workers that hold it: a plan turns no request away"
+    )
+
+
+@sentence.register
+def _(fact: facts.UncheckedLeftOut) -> str:
+    return left_out_text(fact.gpus)
+
+
+@sentence.register
+def _(fact: facts.GpusConsidered) -> str:
+    each = [
+        f"{name} {text}"
+        for text, names in (("measured", fact.measured), ("estimated", fact.estimated))
+        for name in names
+    ]
+    head = "GPUs that were considered, and whether the kernels of their step times were measured"
+    return f"{head}: {', '.join(each)}"
+
+
+@sentence.register
+def _(fact: facts.PrefixesUncounted) -> str:
+    return (
+        f"prefix caches are not counted: {percent(fact.alike_frac)} of the input tokens stand at the "
+        "beginning of an earlier prompt, by the block ids of the trace; `policies: {prefix_cache: true}` "
+        "counts what is found cached"
+    )
+
+
+@sentence.register
+def _(fact: facts.NotOffered) -> str:
+    return f"not considered, as this provider has no such price of them: {', '.join(fact.gpus)}"
+
+
+@sentence.register
+def _(fact: facts.SloInSeconds) -> str:
+    return (
+        f"the relative SLO was turned into seconds: each factor times that percentile of an idle {fact.gpu} "
+        f"tp{fact.tp}, one limit for all requests"
+    )
+
+
+@sentence.register
+def _(fact: facts.OthersLeave) -> str:
+    amounts = ", ".join(f"{left.amount:.6g} of {left.limit.name}" for left in fact.left)
+    return f"the other LLMs have their fleets, which leave {amounts}"
+
+
+@sentence.register
+def _(fact: facts.Assumed) -> str:
+    here = f"on this traffic false in {fact.failed} of {fact.compared} comparisons; " if fact.compared else ""
+    return f"assumed: {_SHORTCUTS[fact.name]} ({here}{_tested(fact.tested)})"
+
+
+def _tested(tested: tuple[facts.Tested, ...]) -> str:
+    if not tested:
+        return "not measured"
+    if tested[0].of_pools:
+        return f"false of {tested[0].failed} of {tested[0].tests} pools in tests"
+    text = []
+    for k, each in enumerate(tested):
+        tests = "" if k else " tests"
+        if each.most_requests is not None:
+            of = f"{tests} with up to {each.most_requests} requests"
+        else:
+            of = tests if each.least_requests is None else " with more"
+        text.append(f"{each.failed} of {each.tests}{of}")
+    return f"hid a cheaper fleet in {', '.join(text)}"
+
+
+# -- what a reader must know first -------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.OfTraffic) -> str:
+    return fact.said
+
+
+@sentence.register
+def _(fact: facts.FewKeepAll) -> str:
+    return (
+        f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "
+        f"holds: one waits {show_s(fact.first_token_s)} for its first token, one {show_s(fact.gap_s)} "
+        "between two tokens; if more must, ask for it with slo: {attainment: 0.9}"
+    )
+
+
+@sentence.register
+def _(fact: facts.WorstHour) -> str:
+    if not fact.missed:
+        return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_at_text, fact.hours))}"
+    return (
+        "the SLO is judged over the whole trace, and its worst hour misses it: "
+        f"{'; '.join(map(_at_text, fact.missed))}; {_holding_text(fact)}slo: {{every: 1 h}} plans for it"
+    )
+
+
+def _holding_text(fact: facts.WorstHour) -> str:
+    """What it costs to hold every hour with more of the plan's workers; empty where that is not known."""
+    paid, planned = fact.holding_usd_per_h, fact.planned_usd_per_h
+    if paid is None or planned is None:
+        return ""
+    fleet = " + ".join(f"{each.count} {each.role}" for each in fact.holding)
+    more = f"{paid - planned:,.2f} USD/h more" if paid > planned + 5e-3 else "no more"
+    return f"with {fleet} workers in place of the plan's every hour holds, for {more}; "
+
+
+@sentence.register
+def _(fact: facts.OverTheWhole) -> str:
+    part = (
+        f"planned for {fact.part_requests:,} of the {fact.requests:,} requests, those of the "
+        f"{show_span(fact.part_s)} from {show_clock(fact.part_from_s)} of the trace on"
+    )
+    if fact.outcome is None:
+        return f"{part}; there was no time to simulate all of them: give more --time-limit"
+    if not fact.outcome.holds:
+        return f"{part}; over all of them the plan misses the SLO: {sentence(fact.outcome)}"
+    text = f"{part}, which ask for the most; simulated on all of them the plan keeps the SLO"
+    if fact.smaller_usd_per_h is None or fact.planned_usd_per_h is None:
+        return text
+    fleet = " + ".join(f"{each.count} {each.role}" for each in fact.smaller)
+    saved = fact.planned_usd_per_h - fact.smaller_usd_per_h
+    return (
+        f"{text}; where only the percentiles over the whole count, {fleet} workers do too, for {saved:,.2f} "
+        "USD/h less"
+    )
+
+
+@sentence.register
+def _(fact: facts.ShortTrace) -> str:
+    return (
+        f"the trace is short: {show_s(fact.window.window_s)} measured, {fact.window.residences:.1f} times a "
+        f"request's mean residence where {fact.enough} make a steady state; plan on a longer trace"
+    )
+
+
+@sentence.register
+def _(fact: facts.OneTraceRedrawn) -> str:
+    why = [f"lasts {show_s(fact.duration_s)}"] if fact.is_short else []
+    apart = [
+        f"{what} of {percent(round(frac, 2))} of requests"
+        for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))
+        if frac
+    ]
+    if apart:
+        why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
+    return (
+        f"scenarios are redrawn from this trace alone, which {' and '.join(why)}: they say nothing of other "
+        "hours and days; plan on more of them, or leave room with safety: {growth: 20 %}"
+    )
+
+
+@sentence.register
+def _(fact: facts.GuessedSteps) -> str:
+    return f"step times of {fact.gpu} tp{fact.tp} are unchecked: {fact.basis}"
+
+
+@sentence.register
+def _(fact: facts.NearestEngine) -> str:
+    return f"engine {fact.engine}: {fact.basis}"
+
+
+@sentence.register
+def _(fact: facts.OldPrices) -> str:
+    named = ", ".join(fact.gpus) if len(fact.gpus) <= 4 else f"{len(fact.gpus)} GPUs"
+    return (
+        f"prices of {named} were listed more than {fact.enough_days} days ago, the oldest {fact.date}: look "
+        "them up and give them in fleet: prices, or read a list with `plan catalog prices`"
+    )
+
+
+@sentence.register
+def _(fact: facts.NotCertified) -> str:
+    requested = percent(fact.asked_frac)
+    if not fact.have_spread:
+        return (
+            "not certified: how far these step times are from measured ones is not known, so every scenario "
+            "has them as predicted"
+        )
+    if fact.kept_in is None or not fact.kept_in.futures:
+        return "not certified: no time was left to test it on futures"
+    return (
+        f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} scenarios that the search had "
+        f"not seen, which does not say that it is kept in {requested} of all"
+    )
+
+
+@sentence.register
+def _(fact: facts.TooFewKept) -> str:
+    most, kept = fact.most_kept, percent(fact.most_kept.kept_frac)
+    return (
+        f"not for production: no fleet within the limits was found that keeps the SLO in "
+        f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for {most.value:.2f} "
+        f"{most.unit}. Planned is the cheapest on paper: raise the stock or the limits, ask for "
+        f"safety: {{kept_in: {int(100 * most.kept_frac) / 100:g}}}, or relax the SLO"
+    )
+
+
+@sentence.register
+def _(fact: facts.IdleMisses) -> str:
+    return (
+        f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "
+        f"in {fact.missed} of {fact.futures} scenarios, as steps may take longer than predicted. No "
+        "number of "
+        f"workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what {fact.fastest}, the "
+        "fastest, needs), measure the steps (plan profile), or add a faster GPU. Planned is the cheapest "
+        "fleet on paper"
+    )
+
+
+@sentence.register
+def _(fact: facts.NotSimulated) -> str:
+    left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
+    return f"not simulated, out of time: {left_out}; raise --time-limit"
+
+
+@sentence.register
+def _(fact: facts.MissedOnDraws) -> str:
+    ask = "; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
+    return sentence(fact.repeats) + (ask if fact.repeats.what == "other-draws" else "")
+
+
+@sentence.register
+def _(fact: facts.WorkerMoreFails) -> str:
+    more = f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
+    return f"{more}; do not scale it up without a new plan"
+
+
+@sentence.register
+def _(fact: facts.DyingAway) -> str:
+    return (
+        f"{100 * fact.late_frac:.0f} % of the requests arrive later than any would if answers took no time: "
+        "sessions run on while none begins, so the fleet is judged on a load that dies away; plan on a "
+        "longer trace"
+    )
+
+
+@sentence.register
+def _(fact: facts.EncoderUntimed) -> str:
+    return (
+        f"{100 * fact.image_frac:.3g} % of the prompt tokens are of images: they count in the KV cache, in "
+        "steps and in TTFT, but the encoder that makes them takes no time here; at least "
+        f"{show_s(fact.encoder_s)} for {fact.image_tokens:.0f} tokens on one {fact.gpu}"
+    )
+
+
+@sentence.register
+def _(fact: facts.Cautioned) -> str:
+    return _CAUTIONS[fact.name]
+
+
+@sentence.register
+def _(fact: facts.OfLlm) -> str:
+    return f"{fact.llm}: {sentence(fact.warning)}"
+
+
+@sentence.register
+def _(fact: facts.ElectricityCounted) -> str:
+    whose = "owned GPUs" if fact.of == "owned" else "all GPUs"
+    return (
+        f"cost has the electricity of {whose} in it, at provisioned power, their limits: "
+        f"{fact.usd_per_kwh:g} USD/kWh, PUE {fact.pue:g}; hosts and network on top"
+    )
+
+
+@sentence.register
+def _(fact: facts.Price) -> str:
+    by = f"{fact.source}, {fact.date}" if fact.date else f"from {fact.source}" if fact.source else ""
+    return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({by})"
+
+
+@sentence.register
+def _(fact: facts.Headroom) -> str:
+    shown = [
+        f"at least {twice}"
+        if values >= facts.HEADROOM_MOST_FRAC
+        else f"up to {100 * values:.2g} % {more}"
+        if values
+        else f"less than {100 * facts.HEADROOM_STEP_FRAC:g} % {more}"
+        for values, twice, more in (
+            (fact.steps_frac, "twice as long", "longer"),
+            (fact.traffic_frac, "twice the traffic", "more traffic"),
+        )
+    ]
+    return f"as written, the plan holds if steps take {shown[0]}, and it carries {shown[1]} of this kind"
+
+
+# -- what is said of alternatives --------------------------------------------------------------------------
+
+
+@sentence.register
+def _(fact: facts.Remarked) -> str:
+    return _REMARKS[fact.name]
+
+
+@sentence.register
+def _(fact: facts.NoneUpTo) -> str:
+    return f"none holds up to {fact.times:g} times the plan"
+
+
+@sentence.register
+def _(fact: facts.NoneAlone) -> str:
+    if not fact.is_proved:
+        return "no fleet was found, and nothing proves that there is none"
+    return f"no fleet of it keeps the SLO ({fact.for_want_of}: {', '.join(fact.limits)})"
+
+
+@sentence.register
+def _(fact: facts.LongestTtft) -> str:
+    longest = f"longest TTFT {show_s(fact.longest_s)}"
+    if fact.planned_s is None:
+        return longest
+    return f"{longest} instead of {show_s(fact.planned_s)}; ask for it with policies: {{queue: [fcfs, sjf]}}"

@@ -1,0 +1,76 @@
+"""A plan of prefixes as plain values: in plan.yaml, certificate.json and what `plan prefixes` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from planner.search.oracle.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
+
+Document = dict[str, Any]
+
+
+def placed_rows(values: PrefixPlan) -> list[Document]:
+    """The stable prefixes, hottest first; `prefix` counts the tree's nodes, 0 holds no token."""
+    demand, placed = values.traffic.demand, values.replication.placed
+    through_rps = demand.subtree_sum(demand.rate_rps)
+    hits_rps = values.replication.hits_rps(demand).sum(axis=1)
+    return [
+        {
+            "prefix": v,
+            "after": int(demand.parent[v]),
+            "tokens": int(demand.tokens[v]),
+            "requests_per_s": float(through_rps[v]),
+            "replicas": int(placed[v].sum()),
+            "workers": [f"{values.pool.name}-{r}" for r in placed[v].nonzero()[0].tolist()],
+            "hit_frac": float(hits_rps[v] / through_rps[v]),
+        }
+        for v in sorted(range(1, len(demand)), key=lambda v: (-through_rps[v], v))
+    ]
+
+
+def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
+    """What is planned: prefixes with their copies, hits expected, loads, tokens to prefill at the start."""
+    replication = values.replication
+    tokens: dict[str, int] = {}
+    for prompt in sorted(prompts, key=lambda one: one.worker):
+        tokens[prompt.worker] = tokens.get(prompt.worker, 0) + prompt.tokens
+    return {
+        "pool": values.pool.name,
+        "workers": values.pool.count,
+        "prefix_tokens_per_worker": values.memory_tokens,
+        "nodes": placed_rows(values),
+        "stable_hit_frac": values.stable_hit_frac,
+        "session_hit_frac": values.session_hit_frac,
+        "hit_frac": values.hit_frac,
+        "prefill_saved_frac": values.prefill_saved_frac,
+        "load_without_caches": values.uncached_load,
+        "load": replication.load.tolist(),
+        "load_bound": replication.bound,
+        "gap_frac": replication.gap_frac,
+        "session_tokens": replication.session_tokens.tolist(),
+        "warm_up_tokens": tokens,
+    }
+
+
+def pool_document(values: PoolPrefixes) -> Document:
+    """The same with what the simulation came to."""
+    return plan_document(values.plan, values.warm_up) | simulated(values)
+
+
+def simulated(values: PoolPrefixes) -> Document:
+    return {
+        "possible_hit_frac": values.possible_hit_frac,
+        "simulated_hit_frac": values.simulated_hit_frac,
+        "simulated_load": list(values.simulated_load),
+    }
+
+
+def warm_up_json(prompts: Iterable[WarmUp]) -> str:
+    """warm-up.json: per worker the prompts to prefill once, as block ids and a request that begins so."""
+    rows = [
+        {"worker": one.worker, "tokens": one.tokens, "request": one.request, "block_ids": list(one.block_ids)}
+        for one in prompts
+    ]
+    return json.dumps(rows, indent=1) + "\n"

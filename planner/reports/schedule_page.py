@@ -1,0 +1,313 @@
+"""A schedule as files, schedule.html with its charts, schedule.csv and schedule.json; and for the app."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from planner.reports import charts
+from planner.reports.drawing import Figure
+from planner.reports.page import bullets, headline, page, section, table
+from planner.reports.page import charts as drawn
+from planner.reports.words import HOURS_PER_MONTH, Rows, counted, listed, usd
+from planner.search.day.scheduled import SimulatedSchedule
+from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
+
+NAMES = ("schedule.html", "schedule.csv", "schedule.json")
+OTHERS = {
+    "peak": "a fleet for the peak, kept all the time",
+    "linear rule": "a linear rule per window (Aladdin)",
+}
+SPOT_SUFFIX = ", spot"  # of a worker's name
+FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be interrupted at any time."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleAnswer:
+    """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
+
+    It is optimal if its gap is no more than `asked_gap_frac`. `simulated` is what was simulated of it on its
+    requests; None where it was not, and `not_simulated` says why.
+    """
+
+    market: Market
+    demand: Demand
+    found: Schedule
+    others: Mapping[str, Schedule | None]
+    asked_gap_frac: float
+    simulated: SimulatedSchedule | None = None
+    not_simulated: str = "it was not asked for"
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.found.gap_frac <= self.asked_gap_frac + 1e-4
+
+
+def render(answer: ScheduleAnswer) -> dict[str, str]:
+    """Everything `plan schedule -o DIR` writes: path relative to DIR -> content."""
+    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    return dict(zip(NAMES, (_html(answer), to_csv(answer), numbers), strict=True))
+
+
+def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
+    """What `plan schedule --json` prints; "optimal" to the gap asked for."""
+    market, values = answer.market, answer.found
+    gpus = [offer.gpu for offer in market.offers]
+    return {
+        "status": "optimal" if answer.is_optimal else "best found",
+        "cost_usd_per_h": values.cost_usd_per_h,
+        "bound_usd_per_h": values.bound_usd_per_h,
+        "gap_frac": values.gap_frac,
+        "windows": answer.demand.rate_rps.shape[1],
+        "window_s": answer.demand.window_s,
+        "reserved_gpus": dict(zip(gpus, values.reserved_gpus.tolist(), strict=True)),
+        "on_demand_gpus": dict(zip(gpus, values.on_demand_gpus.tolist(), strict=True)),
+        "workers": [
+            {
+                "llm": capacity.llm,
+                "worker": capacity.name,
+                "firm": values.workers[c].tolist(),
+                "spot": values.spot_workers[c].tolist(),
+            }
+            for c, capacity in enumerate(market.capacities)
+        ],
+        "compared": {name: other and other.cost_usd_per_h for name, other in answer.others.items()},
+        "simulated": None if answer.simulated is None else _simulated_json(answer, answer.simulated),
+        "not_simulated": answer.not_simulated,
+    }
+
+
+def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[str, Any]:
+    market = answer.market
+    gpus = [offer.gpu for offer in market.offers]
+    return {
+        "cost_usd_per_h": values.cost_usd_per_h,
+        "reserved_usd_per_h": values.reserved_usd_per_h,
+        "on_demand_usd_per_h": values.on_demand_usd_per_h,
+        "spot_usd_per_h": values.spot_usd_per_h,
+        "cost_before_repair_usd_per_h": values.cost_before_usd_per_h,
+        "reserved_gpus": dict(zip(gpus, values.reserved_gpus.tolist(), strict=True)),
+        "held_gpus": dict(zip(gpus, values.held_gpus.tolist(), strict=True)),
+        "added_worker_windows": values.added,
+        "spot_workers_taken": values.taken,
+        "slo": [
+            {
+                "llm": each.llm,
+                "windows": each.windows,
+                "missed_before_repair": each.missed_before,
+                "missed": len(each.missed),
+                "missed_at_s": list(each.missed),
+                "unfinished": each.unfinished,
+            }
+            for each in values.kept
+        ],
+        "why_missed": values.why_left,
+        "workers": [
+            {"llm": capacity.llm, "worker": capacity.name, "firm": values.schedule.workers[c].tolist()}
+            for c, capacity in enumerate(market.capacities)
+        ],
+    }
+
+
+def used(answer: ScheduleAnswer) -> list[int]:
+    """The worker types in use."""
+    values = answer.found
+    return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
+
+
+def to_run(answer: ScheduleAnswer) -> Schedule:
+    """The schedule to run: as repaired, where it was simulated."""
+    return answer.found if answer.simulated is None else answer.simulated.schedule
+
+
+def to_csv(answer: ScheduleAnswer) -> str:
+    """window, llm, worker, firm, spot: a row for every worker type in use in a window, as repaired."""
+    text, values = io.StringIO(), to_run(answer)
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("window", "llm", "worker", "firm", "spot"))
+    for t in range(values.workers.shape[1]):
+        for c, capacity in enumerate(answer.market.capacities):
+            if values.workers[c, t] or values.spot_workers[c, t]:
+                rows.writerow(
+                    (t, capacity.llm, capacity.name, values.workers[c, t], values.spot_workers[c, t])
+                )
+    return text.getvalue()
+
+
+def figures(answer: ScheduleAnswer) -> list[Figure]:
+    """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
+    market, demand, values, window_s = answer.market, answer.demand, answer.found, answer.demand.window_s
+    rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
+    every = [Figure("demand", charts.windows_chart(rates, window_s, "requests/s"), "Demand of each LLM.")]
+    for g, offer in enumerate(market.offers):
+        spot = sum(
+            capacity.on.get(offer.gpu, 0) * values.spot_workers[c]
+            for c, capacity in enumerate(market.capacities)
+        )
+        windows = np.ones(values.workers.shape[1], np.int64)
+        ways = {
+            "reserved": values.reserved_gpus[g] * windows,
+            "on demand": values.on_demand_gpus[g],
+            "spot": spot * windows,
+        }
+        if used := {way: counts for way, counts in ways.items() if counts.any()}:
+            chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
+            every.append(Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used))}, stacked."))
+    for m, llm in enumerate(demand.llms):
+        workers = {
+            f"{capacity.name}{suffix}": counts[c]
+            for suffix, counts in (("", values.workers), (SPOT_SUFFIX, values.spot_workers))
+            for c, capacity in enumerate(market.capacities)
+            if capacity.llm == llm and counts[c].any()
+        }
+        if workers:
+            chart = charts.stacked_chart(workers, window_s, f"{llm} [workers]", _coloured(list(workers)))
+            every.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
+    costs = {
+        "schedule": values,
+        **{name: other for name, other in answer.others.items() if other is not None},
+    }
+    by_window = {
+        name: np.broadcast_to(cost_by_window(market, demand, one), values.workers.shape[1:])
+        for name, one in costs.items()
+    }
+    caption = "What each window costs, with the starts of workers in it; beside " + " and ".join(
+        OTHERS[name] for name in costs if name in OTHERS
+    )
+    every.append(Figure("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}."))
+    bars = [charts.Bar("no schedule costs less", values.bound_usd_per_h, at_least=True)]
+    bars.insert(0, charts.Bar("this schedule", values.cost_usd_per_h, is_plan=True))
+    bars += [charts.Bar(OTHERS[name], one.cost_usd_per_h) for name, one in costs.items() if name in OTHERS]
+    every.append(Figure("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows."))
+    return every
+
+
+def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
+    """Names in an order of colours in which spot workers have that of spot GPUs, the third."""
+    firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
+    spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
+    rows = zip_longest(firm[::2], firm[1::2], spot, fillvalue="")
+    return tuple(name or f"none {k}" for k, name in enumerate(each for row in rows for each in row))
+
+
+def sentence(answer: ScheduleAnswer) -> str:
+    usd_per_h = answer.found.cost_usd_per_h
+    return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
+
+
+def proof_line(answer: ScheduleAnswer) -> str:
+    proved = "Proved" if answer.is_optimal else "Not finished in time"
+    return f"{proved}: within {100 * answer.found.gap_frac:.2f} % of the least possible."
+
+
+def compared_lines(answer: ScheduleAnswer) -> list[str]:
+    """What the others cost, and what the schedule saves against them."""
+    lines, cost = [], answer.found.cost_usd_per_h
+    for name, other in answer.others.items():
+        if other is None:
+            lines.append(f"{OTHERS[name]}, exceeds a limit")
+        else:
+            saved = 100 * (1 - cost / other.cost_usd_per_h) if other.cost_usd_per_h else 0.0
+            lines.append(f"{OTHERS[name]}: {usd(other.cost_usd_per_h)}/h; the schedule saves {saved:.1f} %")
+    return lines
+
+
+def simulated_lines(answer: ScheduleAnswer) -> list[str]:
+    """What the simulated hours say: windows kept, what the repair added, what is paid; or why not."""
+    values, rate = answer.simulated, answer.found.cost_usd_per_h
+    if values is None:
+        return [f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."]
+    lines = []
+    for each in values.kept:
+        missed, windows = len(each.missed), each.windows
+        line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {counted(windows, 'window')}"
+        if each.missed_before > missed:
+            line += f", {windows - each.missed_before} before the repair"
+        lines.append(
+            line + (f"; {counted(each.unfinished, 'request')} never served" if each.unfinished else "")
+        )
+    if values.added:
+        more = usd(values.cost_before_usd_per_h)
+        lines.append(f"The repair adds {values.added} workers x windows; without it {more}/h are paid.")
+    if values.missed:
+        lines.append(f"Windows that are missed still: {values.why_left}.")
+    parts = (("reserved", values.reserved_usd_per_h), ("on demand", values.on_demand_usd_per_h))
+    text = ", ".join(
+        f"{usd(part)} {name}" for name, part in (*parts, ("spot", values.spot_usd_per_h)) if part
+    )
+    lines.append(
+        f"Paid on the simulated hours: {usd(values.cost_usd_per_h)}/h ({text}); by rates alone {usd(rate)}/h."
+    )
+    limit = answer.market.cost_usd_per_h
+    if limit is not None and values.cost_usd_per_h > limit:
+        lines.append(f"That is more than limits: cost, {usd(limit)}/h.")
+    return lines
+
+
+def gpu_rows(answer: ScheduleAnswer) -> Rows:
+    """GPU, reserved, on demand on average and at most."""
+    values = answer.found
+    return ("GPU", "reserved", "on demand, mean", "on demand, most"), [
+        (
+            offer.gpu,
+            f"{values.reserved_gpus[g]}",
+            f"{values.on_demand_gpus[g].mean():.1f}",
+            f"{values.on_demand_gpus[g].max()}",
+        )
+        for g, offer in enumerate(answer.market.offers)
+    ]
+
+
+def worker_rows(answer: ScheduleAnswer) -> Rows:
+    """LLM, worker type, firm and spot workers at least and at most."""
+    values = answer.found
+    return ("LLM", "worker", "firm", "spot"), [
+        (
+            capacity.llm,
+            capacity.name,
+            *(f"{counts[c].min()} to {counts[c].max()}" for counts in (values.workers, values.spot_workers)),
+        )
+        for c, capacity in enumerate(answer.market.capacities)
+        if values.workers[c].any() or values.spot_workers[c].any()
+    ]
+
+
+def _html(answer: ScheduleAnswer) -> str:
+    values, windows = answer.found, answer.demand.rate_rps.shape[1]
+    hours = windows * answer.demand.window_s / 3600
+    cells = [
+        ("Cost", usd(values.cost_usd_per_h) + "/h", "on average over all windows"),
+        ("At least", usd(values.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
+        *(
+            (name.capitalize(), usd(other.cost_usd_per_h) + "/h", OTHERS[name])
+            for name, other in answer.others.items()
+            if other
+        ),
+        ("Time", f"{hours:,.4g} h", f"{windows} windows, which repeat"),
+    ]
+    body = "\n".join(
+        [
+            f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
+            f"<h1>{escape(sentence(answer))}</h1><p class=lead>{escape(proof_line(answer))}</p></header>",
+            headline(cells),
+            section("Simulated", bullets(simulated_lines(answer))),
+            section("Against others", bullets(compared_lines(answer))),
+            section("Over time", drawn(figures(answer))),
+            section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
+            section(
+                "Workers",
+                table(*worker_rows(answer), caption="Workers", numeric=(2, 3)) + f"<p class=note>{FIRM}</p>",
+            ),
+        ]
+    )
+    return page(
+        "Schedule of workers", body, "Written by fleetplan. schedule.csv and schedule.json hold the same."
+    )

@@ -1,0 +1,344 @@
+"""A plan for several LLMs as files: plan.yaml, certificate.json and report.html of the whole, and per LLM a
+folder with all that a plan for one LLM writes, so that every command works on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from html import escape
+
+from planner.documents.certificate import facts_document
+from planner.files.checked_files import to_yaml
+from planner.reports import answer_sentences, figures, output, shared_screen
+from planner.reports.fact_sentences import costs_more, percent, sentences
+from planner.reports.output import Document
+from planner.reports.page import bullets, page, section, table
+from planner.reports.words import (
+    HOURS_PER_MONTH,
+    Rows,
+    amount,
+    bill_lines,
+    counted,
+    describe,
+    listed,
+    promise,
+    usd,
+)
+from planner.search.evidence.plan import Plan
+from planner.search.several.several_llms import SharedPlan
+
+NAMES = ("plan.yaml", "certificate.json", "report.html")
+PROMISED = (
+    "Each LLM keeps its own SLO in the share of its scenarios that it asks for; they are drawn apart, and "
+    "nothing is said of all LLMs at once. With a loss: the LLMs in turn, each beside the others' fleets."
+)
+
+
+def render(
+    plan: SharedPlan, *, command: str = "", png: bool = False, pages: bool = True
+) -> dict[str, str | bytes]:
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
+    Without `pages` all but the reports."""
+    folders: dict[str, dict[str, str | bytes]] = {
+        name: {
+            **output.render(one, command=command, pages=pages),
+            **(output.pictures(figures.every(one)) if png and pages else {}),
+        }
+        for name, one in plan.plans.items()
+    }
+    return {
+        "plan.yaml": _header(plan) + to_yaml(summary(plan)),
+        "certificate.json": output.as_json(_certificate(plan)),
+        **({"report.html": render_report(plan)} if pages else {}),
+        **{f"{name}/{path}": content for name, files in folders.items() for path, content in files.items()},
+    }
+
+
+def outdated(plan: SharedPlan) -> list[str]:
+    """Patterns of files that an earlier run may have left: a plan for one LLM, or one for these."""
+    folders = ("", *(f"{name}/" for name in plan.plans))
+    left = [folder + glob for folder in folders for glob in output.OUTDATED]
+    return [*left, "requests.csv", "manifests/README.md"]
+
+
+def summary(plan: SharedPlan) -> Document:
+    """What plan.yaml holds, and what `plan --json` prints."""
+    document: Document = {
+        "status": plan.status,
+        "llms": {
+            name: {
+                "plan": f"{name}/plan.yaml",
+                "llm": one.fleet.llm.name,
+                "fleet": describe(one.fleet),
+                "cost_usd_per_h": one.fleet.price_usd_per_h,
+                "power_w": one.fleet.power_w,
+                "gpus": one.fleet.gpus,
+                "status": one.status,
+                "value": one.value,
+                "value_on_paper": plan.paper[name],
+                "value_alone": plan.alone[name],
+                "kept_in": _kept_in(one),
+                "keeps_slo": one.verdict.holds,
+            }
+            for name, one in plan.plans.items()
+        },
+        **_totals(plan),
+        "bill": output.bill_document(plan.bill),
+        "objective": {
+            "name": plan.objective,
+            "unit": plan.unit,
+            "value": plan.value,
+            "on_paper": plan.value_on_paper,
+            "bound": plan.bound,
+            "level0": plan.level0,
+            "level0_bound": plan.level0_bound,
+        },
+        "answers": _answers(plan),
+        "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": sentences(plan.binding),
+        "in_production": sentences(plan.in_production),
+        "warnings": sentences(plan.warnings),
+        "placement": output.placement_document(plan.placement),
+    }
+    plain: Document = output.plain(document)
+    return plain
+
+
+def _kept_in(plan: Plan) -> Document | None:
+    """How the LLM's fleet did in scenarios of its own, which no search has seen; None where none were
+    asked.
+    """
+    made = plan.certificate.find_answer("production")
+    return None if made is None or made.kept_in is None else dataclasses.asdict(made.kept_in)
+
+
+def _answers(plan: SharedPlan) -> list[Document]:
+    """The three answers of all LLMs, and what each LLM has in them."""
+    return [
+        dataclasses.asdict(total)
+        | {
+            "llms": {
+                name: None if (values := one.certificate.find_answer(total.name)) is None else values.value
+                for name, one in plan.plans.items()
+            }
+        }
+        for total in plan.answers
+    ]
+
+
+def _totals(plan: SharedPlan) -> Document:
+    fleets = plan.fleets
+    return {
+        "cost_usd_per_h": plan.bill.usd_per_h,
+        "power_w": sum(fleet.power_w for fleet in fleets),
+        "gpus": sum(fleet.gpus for fleet in fleets),
+    }
+
+
+def _header(plan: SharedPlan) -> str:
+    total = _totals(plan)
+    name = next(iter(plan.plans))
+    return (
+        f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
+        f"{plan.bill.usd_per_h:.2f} USD/h.\n"
+        "# Each has a plan of its own, which every command takes:\n"
+        f"#   plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
+    )
+
+
+def _certificate(plan: SharedPlan) -> Document:
+    return {
+        "status": plan.status,
+        "objective": plan.objective,
+        "unit": plan.unit,
+        "value": plan.value_on_paper,
+        "bound": plan.bound,
+        "gap_frac": plan.gap_frac,
+        "level0": plan.level0,
+        "level0_bound": plan.level0_bound,
+        "level0_exact": plan.is_exact,
+        "level0_exhausted": plan.is_exhausted,
+        "llms": {
+            name: {
+                "value": one.value,
+                "on_paper": plan.paper[name],
+                "alone": plan.alone[name],
+                "kept_in": _kept_in(one),
+            }
+            for name, one in plan.plans.items()
+        },
+        "answers": _answers(plan),
+        "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "binding": sentences(plan.binding),
+        "in_production": sentences(plan.in_production),
+        "assumptions": sentences(plan.assumptions),
+        "warnings": sentences(plan.warnings),
+        "facts": facts_document(
+            binding=plan.binding,
+            in_production=plan.in_production,
+            assumptions=plan.assumptions,
+            warnings=plan.warnings,
+        ),
+        "rounds": plan.rounds,
+        "simulations": plan.simulations,
+        "seed": plan.seed,
+        "placement": output.placement_document(plan.placement),
+    }
+
+
+def proof_lines(plan: SharedPlan) -> list[str]:
+    """What was found and what bounds it, in sentences."""
+    value, least, bound = (
+        amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
+    )
+    if plan.level0 is None:
+        level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
+    else:
+        level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
+        level0 += f"{amount(plan.level0, plan.unit)} {plan.unit}"
+        if not plan.is_exhausted:
+            level0 += f", none has less than {least}; the search was stopped"
+        elif not plan.is_exact:
+            level0 += ", by a search that rests on the assumptions of the LLMs' certificates"
+    return [
+        f"Status: {plan.status}. {'On paper' if plan.in_production else 'Plan'}: {value} {plan.unit}.",
+        f"With one worker type per pool for every LLM, {level0}.",
+        f"Lower bound over all fleets of these worker types, under any policies: {bound} {plan.unit}, a gap "
+        f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
+        f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
+        f"{plan.seed}.",
+    ]
+
+
+def answer(plan: SharedPlan) -> str:
+    """All fleets in one sentence."""
+    total = _totals(plan)
+    paid = plan.bill
+    month = paid.usd_per_h * HOURS_PER_MONTH
+    text = "".join(f"; {line}" for line in bill_lines(paid))
+    names = listed(list(plan.plans))
+    return (
+        f"{names} on {counted(total['gpus'], 'GPU')}: {usd(paid.usd_per_h)} per hour, about "
+        f"{month:,.0f} USD per month{text}."
+    )
+
+
+def fleet_rows(plan: SharedPlan) -> Rows:
+    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict; with scenarios the
+    objective on paper, and in how many the SLO is kept.
+    """
+    has_futures = bool(plan.in_production)
+    head: tuple[str, ...] = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}")
+    head += (f"On paper, {plan.unit}", "Kept in") if has_futures else ()
+    rows = []
+    for name, one in plan.plans.items():
+        made = one.certificate.find_answer("production")
+        kept = "" if made is None or made.kept_in is None else answer_sentences.kept_text(made.kept_in)
+        rows.append(
+            (
+                f"{name} ({one.fleet.llm.name})",
+                describe(one.fleet),
+                str(one.fleet.gpus),
+                amount(one.value, plan.unit),
+                amount(plan.alone[name], plan.unit),
+                *((amount(plan.paper[name], plan.unit), kept) if has_futures else ()),
+                "kept" if one.verdict.holds else "missed",
+            )
+        )
+    return (*head, "SLO"), rows
+
+
+def answer_rows(plan: SharedPlan) -> Rows:
+    """The three answers of every LLM, then those of several; empty where no LLM asks for safety."""
+    requested = {name: one for name, one in plan.plans.items() if one.certificate.answers}
+    if not requested:
+        return ("LLM",), []
+    is_by_node = any(map(answer_sentences.pays_idle_gpus, requested.values())) or any(
+        total.value is not None
+        and total.paid_usd_per_h is not None
+        and plan.unit == "USD/h"
+        and total.paid_usd_per_h > total.value * (1 + 1e-9)
+        for total in plan.answers
+    )
+    head: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = []
+    for name, one in requested.items():
+        head, values = answer_sentences.answer_rows(one, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1)
+        rows += [(name, *row) for row in values]
+    paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
+    for total in plan.answers if len(plan.plans) > 1 else ():
+        lacks = f"no fleet of {listed(total.lacks)} within the limits" if total.lacks else ""
+        money = ["-" if total.value is None else amount(total.value, plan.unit)]
+        if is_by_node:
+            money.append("-" if total.paid_usd_per_h is None else amount(total.paid_usd_per_h, "USD/h"))
+        is_more = None not in (total.value, paper) and total.name != "on-paper"
+        more = costs_more(total.value or 0.0, paper or 0.0) if is_more else ""
+        rows.append(("all", answer_sentences.LABELS[total.name], lacks, *money, more, "", "", ""))
+    return ("LLM", *head), rows
+
+
+def limit_rows(plan: SharedPlan) -> Rows:
+    """Limit, used, of how much; stocks and GPUs are counts, power is in W and cost in USD/h."""
+    return ("Limit", "Used", "Of"), [
+        (each.limit.name, *(f"{value:,.6g} {each.limit.unit}" for value in (each.used, each.amount)))
+        for each in plan.limits
+    ]
+
+
+def binding_lines(plan: SharedPlan) -> list[str]:
+    """Which limits bind, and who gives way: of the fleets on paper."""
+    where = "on paper: " if plan.in_production else ""
+    return [f"{where}{text}" for text in sentences(plan.binding)]
+
+
+def node_rows(plan: SharedPlan) -> Rows:
+    """Node, GPUs used, workers."""
+    nodes = plan.placement.rows() if plan.placement else []
+    return ("Node", "GPUs used", "Workers"), [
+        (str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes
+    ]
+
+
+def render_report(plan: SharedPlan) -> str:
+    links = "".join(
+        f'<li><a href="{name}/report.html">{name}</a>: {escape(promise(one))}</li>'
+        for name, one in plan.plans.items()
+    )
+    nodes = node_rows(plan)
+    body = [
+        f"<header><p class=eyebrow>Fleet plan · {counted(len(plan.plans), 'LLM')} on one stock"
+        f" · seed {plan.seed}</p>",
+        shared_screen.fragment(plan),
+        "</header>",
+        *([section("Mind", bullets(sentences(plan.warnings)))] if plan.warnings else []),
+        section("Fleets", table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))),
+        *(
+            [
+                section(
+                    "On paper, in production, with a loss",
+                    table(*answer_rows(plan), caption="The three answers", numeric=(3,))
+                    + bullets(sentences(plan.in_production))
+                    + f"<p class=note>{escape(PROMISED)}</p>",
+                )
+            ]
+            if plan.in_production
+            else []
+        ),
+        section("What was promised, with the report of each", f"<ul>{links}</ul>"),
+        section(
+            "Shared limits",
+            table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
+            + f"<div class=below>{bullets(binding_lines(plan))}</div>",
+        ),
+        section(
+            "What was found, and what bounds it",
+            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(sentences(plan.assumptions)),
+        ),
+        *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
+    ]
+    return page(
+        "Fleet plan for several LLMs",
+        "\n".join(body),
+        f"Written by fleetplan, seed {plan.seed}. Each LLM's folder has its plan.yaml, certificate.json, "
+        "requests.csv, report.html and manifests/.",
+    )

@@ -1,0 +1,48 @@
+"""What became of a fleet on its requests: simulated to the end, judged, summed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.domain import Slo
+from planner.fleet import Fleet
+from planner.reports import output
+from planner.simulator import Simulation, Verdict, judge, simulate
+from planner.simulator.energy import ExpectedPower, expected_power
+from planner.simulator.utilisation import PoolUse, pool_uses
+from planner.traffic.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedOutcome:
+    """`verdict` is None where nothing was promised, `power` where no step ran."""
+
+    simulation: Simulation
+    verdict: Verdict | None
+    power: ExpectedPower | None
+    uses: tuple[PoolUse, ...]
+
+    def summary(self) -> output.Document:
+        """What `plan simulate --json` prints: plain values, null for what never happened."""
+        power = output.power_document(self.power)
+        values = output.simulation_summary(self.simulation, self.verdict)
+        return values | {"power": power, "pools": output.use_rows(self.uses)}
+
+
+def outcome(
+    fleet: Fleet, requests: Trace, slo: Slo | None = None, *, seed: int = 0, closed_loop: int = 0
+) -> SimulatedOutcome:
+    """Simulate `requests` on `fleet` with every step recorded; arguments as for `simulate`.
+
+    `seed` is added to that of the fleet's policies.
+    """
+    fleet = replace(fleet, policies=replace(fleet.policies, seed=fleet.policies.seed + seed))
+    limits = slo.limits if slo is not None else ()
+    every_s = None if slo is None else slo.every_s
+    simulation = simulate(
+        fleet, requests, limits=limits, record=True, closed_loop=closed_loop, every_s=every_s
+    )
+    verdict = judge(simulation, slo) if slo is not None else None
+    return SimulatedOutcome(
+        simulation, verdict, expected_power(fleet, simulation), pool_uses(fleet, simulation)
+    )

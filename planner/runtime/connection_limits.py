@@ -1,0 +1,284 @@
+"""Where clients come in: addresses bound before any engine starts, connections counted, silent ones ended.
+
+The HTTP server is aiohttp's. What it lacks is here: a limit on connections in all and of one client, below
+the number of files that the process may open. At the limit the connection that has been without a request
+for longest makes room, so that silent ones lock nobody out. One whose request's head is not whole after
+`idle_s` is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from planner.errors import InputError
+
+FILES_KEPT = 256  # for logs, sockets that listen, questions for /health
+FILES_EACH = 3  # of a connection: its own, one to an engine, one to an engine that is kept open
+BACKLOG = 1024
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """`connections` in all, and of one address unless it is this machine's own, where proxies are. A
+    connection may be `idle_s` without a request."""
+
+    connections: int = 10_000
+    connections_per_client: int = 1_000
+    idle_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("connections", "connections_per_client", "idle_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}: must be above 0, found {getattr(self, name)!r}")
+
+
+class Door:
+    """The connections of one server."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.most = min(limits.connections, connections_for(_most_open_files()))
+        self.open = 0
+        self.refused: Counter[str] = Counter()
+        self.clients: Counter[str] = Counter()
+        self.waiting: dict[asyncio.BaseTransport, float] = {}  # for a request since when, the longest first
+
+    def admit(self, transport: asyncio.BaseTransport, client: str) -> bool:
+        """Count a new connection, and end another one where there are too many."""
+        self.open += 1
+        self.clients[client] += 1
+        if not is_loopback(client) and self.clients[client] > self.limits.connections_per_client:
+            self.refused["client"] += 1
+            return False
+        if self.open > self.most:
+            self.refused["all"] += 1
+            if not self.waiting:
+                return False
+            self._end_oldest()
+        self.waiting[transport] = time.monotonic()
+        return True
+
+    def note_closed(self, transport: asyncio.BaseTransport, client: str) -> None:
+        self.open -= 1
+        self.clients[client] -= 1
+        if not self.clients[client]:
+            del self.clients[client]
+        self.waiting.pop(transport, None)
+
+    def _end_oldest(self) -> None:
+        oldest = next(iter(self.waiting))
+        del self.waiting[oldest]
+        assert isinstance(oldest, asyncio.Transport)
+        oldest.abort()
+
+    @web.middleware
+    async def track_waiting(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A connection has a request from the end of its head to the answer."""
+        transport = request.transport
+        if transport is not None:
+            self.waiting.pop(transport, None)
+        try:
+            return await handler(request)
+        finally:
+            if transport is not None and not transport.is_closing():
+                self.waiting[transport] = time.monotonic()
+
+    async def end_idle(self) -> None:
+        """End connections that have waited for too long, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self.limits.idle_s / 8)
+            latest_s = time.monotonic() - self.limits.idle_s
+            while self.waiting and next(iter(self.waiting.values())) < latest_s:
+                self.refused["idle"] += 1
+                self._end_oldest()
+
+
+class _Connection(asyncio.Protocol):
+    """Passes all that happens on to aiohttp's protocol, if the connection is admitted."""
+
+    def __init__(self, door: Door, inner: asyncio.Protocol) -> None:
+        self.door, self.inner = door, inner
+        self.client, self.is_admitted = "", False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername")
+        self.transport, self.client = transport, str(peer[0]) if peer else ""
+        self.is_admitted = self.door.admit(transport, self.client)
+        if self.is_admitted:
+            self.inner.connection_made(transport)
+        else:
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.door.note_closed(self.transport, self.client)
+        if self.is_admitted:
+            self.inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_admitted:
+            self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received() if self.is_admitted else None
+
+    def pause_writing(self) -> None:
+        if self.is_admitted:
+            self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.is_admitted:
+            self.inner.resume_writing()
+
+
+class _Site(web.BaseSite):
+    """Sockets that are bound already."""
+
+    def __init__(self, runner: web.AppRunner, sockets: Sequence[socket.socket], door: Door | None) -> None:
+        super().__init__(runner, backlog=BACKLOG)
+        self._sockets, self._door, self._servers = sockets, door, list[asyncio.Server]()
+
+    @property
+    def name(self) -> str:
+        return url_of(self._sockets[0])
+
+    async def start(self) -> None:
+        await super().start()
+        loop, handlers = asyncio.get_running_loop(), self._runner.server
+        assert handlers is not None
+        door = self._door
+        factory = handlers if door is None else lambda: _Connection(door, handlers())
+        for bound in self._sockets:
+            self._servers.append(await loop.create_server(factory, sock=bound, backlog=self._backlog))
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        await super().stop()
+
+
+def connections_for(files: float) -> int:
+    """How many connections a process that may open so many files can bear."""
+    return int(min(max((files - FILES_KEPT) / FILES_EACH, 16), 10**6))
+
+
+def _most_open_files() -> float:
+    """Files that this process may open, after asking for all that it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return float("inf")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return float("inf") if hard == resource.RLIM_INFINITY else hard
+    except (OSError, ValueError):
+        return soft
+
+
+def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]:
+    """Sockets on all addresses of `host`; nobody can connect yet, and nobody else take the port.
+
+    Raises InputError for an address beyond this machine without API keys, and for one that cannot be had.
+    """
+    if not is_loopback(host) and not has_keys:
+        raise InputError(f"--host {host}: reachable from outside, so API keys are needed; give --api-keys")
+    try:
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"--host {host[:100]}: no such address ({why})") from None
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+            made = socket.socket(family, kind, protocol)
+            sockets.append(made)
+            made.setblocking(False)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if not port and len(sockets) > 1:  # any port, but one for all
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            made.bind(address)
+    except OSError as error:
+        for made in sockets:
+            made.close()
+        raise InputError(f"{host}:{port} cannot be listened on ({error.strerror or error})") from None
+    return sockets
+
+
+def url_of(bound: socket.socket) -> str:
+    name, port = bound.getsockname()[:2]
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    has_keys: bool = False,
+    sockets: Sequence[socket.socket] = (),
+    door: Door | None = None,
+) -> AsyncIterator[str]:
+    """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL. Without a
+    `door` connections are not limited.
+
+    Packed bodies reach the handler as they are: aiohttp would inflate them before anybody looks at the key,
+    and those that nobody reads too.
+    """
+    bound = list(sockets) or bind_sockets(host, port, has_keys=has_keys)
+    if door is not None:
+        app.middlewares.insert(0, door.track_waiting)
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, logger=_quiet_logger(), auto_decompress=False
+    )
+    await runner.setup()
+    sweeping = asyncio.ensure_future(asyncio.sleep(0) if door is None else door.end_idle())
+    try:
+        try:
+            await _Site(runner, bound, door).start()
+        except OSError as error:
+            why = error.strerror or error
+            raise InputError(f"{url_of(bound[0])} cannot be listened on ({why})") from None
+        yield url_of(bound[0])
+    finally:
+        sweeping.cancel()
+        await runner.cleanup()
+        for each in bound:
+            each.close()
+
+
+def _quiet_logger() -> logging.Logger:
+    """aiohttp's log without what malformed requests held: a header's value may be a key."""
+    logger = logging.getLogger("fleetplan.http")
+    if not logger.filters:
+        logger.addFilter(_without_headers)
+    return logger
+
+
+def _without_headers(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = "a malformed request was refused: %s", (type(error).__name__,)
+        record.exc_info = record.exc_text = None
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,110 @@
+"""Reads what engines wrote into their step logs (planner/runtime/step_log.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.models.step_tables import COLUMNS
+
+STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
+OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request as its engine saw it; times are CLOCK_MONOTONIC."""
+
+    queued_s: float
+    scheduled_s: float
+    token_s: npt.NDArray[np.float64]
+    preemptions: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLog:
+    """All that one worker wrote. `steps` has STEP_COLUMNS, OWN_COLUMNS (NaN where the engine's thread does
+    not compute) and `t_s`, in order of time. `engine`: its version and whether it schedules asynchronously,
+    empty where it does not say."""
+
+    steps: pd.DataFrame
+    requests: Mapping[str, EngineRequest]
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_own_clock(self) -> bool:
+        return bool(self.steps.own_end_s.notna().all())
+
+    def on_its_own_clock(self, start_s: float) -> tuple[EngineLog, float]:
+        """The same on a clock that stands still while the machine is busy with others, and `start_s` on it.
+
+        It runs with the wall while the engine has no work, else while the engine's thread does not wait for a
+        core.
+        """
+        steps = self.steps[self.steps.start_s >= start_s]
+        wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()
+        between_s = steps.own_start_s - steps.own_end_s.shift(fill_value=np.nan)
+        idle_s = steps.start_s - steps.end_s.shift(fill_value=start_s)
+        before_s = np.where((steps.waited == 1) | between_s.isna() | (between_s < 0), idle_s, between_s)
+        own_s = np.cumsum(np.column_stack([before_s, steps.own_end_s - steps.own_start_s]).ravel())
+        wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
+
+        def own(at_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
+            at = np.asarray(at_s, dtype=float)
+            return np.asarray(np.interp(at, wall_s, own_s) + np.minimum(at - start_s, 0.0))
+
+        requests = {
+            name: replace(
+                one,
+                queued_s=float(own(one.queued_s)),
+                scheduled_s=float(own(one.scheduled_s)),
+                token_s=own(one.token_s),
+            )
+            for name, one in self.requests.items()
+        }
+        table = steps.assign(start_s=own(steps.start_s), end_s=own(steps.end_s))
+        return EngineLog(table.assign(t_s=table.end_s - table.start_s), requests, self.engine), 0.0
+
+
+def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
+    if "own" not in row:
+        return (np.nan,) * len(OWN_COLUMNS)
+    return (*row["own"], row["used_s"], row["waited"])
+
+
+def read_step_logs(paths: Iterable[Path]) -> EngineLog:
+    """The logs of one worker, one per time it was started; a last line cut off by a kill is left out."""
+    steps: list[list[float]] = []
+    requests: dict[str, EngineRequest] = {}
+    engine: Mapping[str, Any] = {}
+    for path in sorted(paths):
+        for line in path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if "step" in row:
+                steps.append([*row["step"], *_own_columns(row)])
+            elif "engine" in row:
+                engine = row["engine"]
+            else:
+                requests[row["request"]] = EngineRequest(
+                    row["queued_s"],
+                    row["scheduled_s"],
+                    np.array(row["token_s"]),
+                    row["preemptions"],
+                    row.get("cached_tokens", 0),
+                )
+    table = pd.DataFrame(steps, columns=[*STEP_COLUMNS, *OWN_COLUMNS]).sort_values(
+        "start_s", ignore_index=True
+    )
+    table["t_s"] = table.end_s - table.start_s
+    return EngineLog(table, requests, engine)

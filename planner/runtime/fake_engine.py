@@ -1,0 +1,372 @@
+"""An engine that only keeps time: `vllm serve`'s endpoints, each step as long as a fit says.
+
+    python -m planner.runtime.fake_engine --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
+
+It batches as vLLM v1 does (decodes first, then prompts in order of arrival, in chunks, while seats and KV
+last; no preemption: a request reserves its prompt and output) and writes the same step log. With a prefix
+cache it computes nothing of a prompt that it has computed before and still holds. With it the router, the
+replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.models.latency import StepLatency
+from planner.runtime.engine_metrics import EngineMetrics
+from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, STEP_LOG_BYTES, end_with_parent
+from planner.runtime.prompt_blocks import blocks_of, words_of
+from planner.runtime.step_log import StepLog
+
+CHAT_TOKENS = 7  # that a chat's template adds to a prompt
+DEFAULT_OUTPUT_TOKENS = 16
+TOKEN_IDS = 997  # every token's id is its place in the request's context, modulo this
+DONE = None
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    is_transferred: bool  # its KV comes from a prefill worker: one token is left to compute
+    names: list[int] = field(default_factory=list)  # of its prompt's blocks, where they are cached
+    computed: int = 0
+    generated: int = 0
+    came_s: float = field(default_factory=time.monotonic)
+    first_s: float = 0.0
+    last_s: float = 0.0
+    tokens: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def blocks(self) -> int:
+        return -(-(self.prompt_tokens + self.output_tokens) // KV_BLOCK_TOKENS)
+
+
+class FakeEngine:
+    """The step loop. Its clock is the wall's, but a step that the machine is late for is caught up.
+
+    With `prefix_cache` prompts are kept as long as they fit beside what requests reserve, a block in use once
+    more, and leave least recently used first, each from its end.
+    """
+
+    def __init__(
+        self,
+        latency: StepLatency,
+        *,
+        kv_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        log: StepLog | None,
+        prefix_cache: bool = False,
+    ) -> None:
+        self.latency, self.log, self.prefix_cache = latency, log, prefix_cache
+        self.cached: OrderedDict[int, None] = OrderedDict()
+        self.queried_tokens = self.hit_tokens = 0
+        self.seats, self.budget = max_num_seqs, max_num_batched_tokens
+        self.free_blocks = kv_tokens // KV_BLOCK_TOKENS
+        self.blocks = self.free_blocks
+        self.waiting: deque[_Request] = deque()
+        self.running: list[_Request] = []
+        self.came = asyncio.Event()
+        self.now_s = 0.0
+        self.prompt_tokens = self.output_tokens = 0
+        self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
+
+    def add(self, request: _Request) -> None:
+        if self.log:
+            self.log.queued(request.name, request.prompt_tokens, time.monotonic())
+        self.waiting.append(request)
+        self.came.set()
+
+    def drop(self, request: _Request) -> None:
+        """The client is gone."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self.running.remove(request)
+            self.free_blocks += request.blocks
+        if self.log:
+            self.log.forget(request.name)
+
+    async def run(self) -> None:
+        while True:
+            if not self.running and not self.waiting:
+                self.came.clear()
+                await self.came.wait()
+                self.now_s = max(self.now_s, time.monotonic())
+            chunks = self._schedule()
+            start_s = self.now_s
+            self.now_s += self._step_s(chunks)
+            await asyncio.sleep(max(self.now_s - time.monotonic(), 0.0))
+            self._finish(chunks, start_s)
+
+    def _schedule(self) -> list[tuple[_Request, int]]:
+        budget = self.budget
+        chunks = []
+        for request in self.running:
+            new = min(request.prompt_tokens - request.computed, budget) if not request.generated else 1
+            if new and budget:
+                chunks.append((request, new))
+                budget -= new
+        while self.waiting and budget and len(self.running) < self.seats:
+            request = self.waiting[0]
+            if request.blocks > self.free_blocks:
+                break
+            self.waiting.popleft()
+            self.free_blocks -= request.blocks
+            self.running.append(request)
+            self.metrics.observe("queue", max(self.now_s - request.came_s, 0.0))
+            cached_tokens = (
+                self._take_cached_tokens(request) if self.prefix_cache and not request.is_transferred else 0
+            )
+            request.computed = request.prompt_tokens - 1 if request.is_transferred else cached_tokens
+            if self.log:
+                self.log.scheduled(request.name, self.now_s, cached_tokens)
+            new = min(request.prompt_tokens - request.computed, budget)
+            chunks.append((request, new))
+            budget -= new
+        return chunks
+
+    def _take_cached_tokens(self, request: _Request) -> int:
+        """Tokens of its prompt that are cached, but for the last; what no longer fits has left before."""
+        while len(self.cached) > self.free_blocks:
+            self.cached.popitem(last=False)
+        hits = next(
+            (k for k, name in enumerate(request.names) if name not in self.cached), len(request.names)
+        )
+        hit_tokens = KV_BLOCK_TOKENS * min(hits, (request.prompt_tokens - 1) // KV_BLOCK_TOKENS)
+        self.queried_tokens += request.prompt_tokens
+        self.hit_tokens += hit_tokens
+        return hit_tokens
+
+    def _note_token_time(self, request: _Request) -> None:
+        """A token of it is there."""
+        if request.generated == 1:
+            request.first_s = self.now_s
+            self.metrics.observe("ttft", max(self.now_s - request.came_s, 0.0))
+        else:
+            self.metrics.observe("tbt", self.now_s - request.last_s)
+        request.last_s = self.now_s
+        if request.generated < request.output_tokens:
+            return
+        self.metrics.finished()
+        self.metrics.observe("e2e", max(self.now_s - request.came_s, 0.0))
+        self.metrics.observe("prompt", request.prompt_tokens)
+        self.metrics.observe("output", request.output_tokens)
+        gaps = request.output_tokens - 1
+        self.metrics.observe("tpot", (self.now_s - request.first_s) / gaps if gaps else 0.0)
+
+    def _keep(self, request: _Request) -> None:
+        for name in reversed(request.names):
+            self.cached[name] = None
+            self.cached.move_to_end(name)
+
+    def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
+        decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
+        prefills = [(r, new) for r, new in chunks if r not in decodes]
+        pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)
+        tokens = sum(new for _, new in chunks)
+        attended = sum(r.computed + 1 for r in decodes)
+        return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills)))
+
+    def _finish(self, chunks: list[tuple[_Request, int]], start_s: float) -> None:
+        if self.log:
+            self.log.step(start_s, self.now_s, [(r.name, new, r.computed) for r, new in chunks])
+        for request, new in chunks:
+            request.computed += new
+            if request.computed < request.prompt_tokens or request not in self.running:
+                continue
+            if request.generated == 0:
+                self._keep(request)
+            request.generated += 1
+            request.tokens.put_nowait(request.computed % TOKEN_IDS)
+            self.output_tokens += 1
+            self._note_token_time(request)
+            if self.log:
+                self.log.token(request.name, 1, self.now_s)
+            if request.generated == request.output_tokens:
+                self.running.remove(request)
+                self.free_blocks += request.blocks
+                self.prompt_tokens += request.prompt_tokens
+                request.tokens.put_nowait(DONE)
+                if self.log:
+                    self.log.finished(request.name)
+
+
+class _Writing:
+    """An answer in OpenAI's shape, as far as its request asks for it; text is a word for each token."""
+
+    def __init__(self, body: Mapping[str, Any], is_chat: bool) -> None:
+        options = body.get("stream_options") or {}
+        self.has_usage = bool(options.get("include_usage"))
+        self.counts_each = self.has_usage and bool(options.get("continuous_usage_stats"))
+        self.is_chat, self.model = is_chat, body.get("model", "rehearsal")
+        self.has_text = is_chat or not body.get("return_token_ids")
+        self.written = 0
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        kind = (f"chat.completion{kind}") if self.is_chat else "text_completion"
+        return {"id": "cmpl-0", "object": kind, "created": int(time.time()), "model": self.model}
+
+    def _usage(self, request: _Request, tokens: int) -> dict[str, int]:
+        prompt = request.prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+    def whole(self, request: _Request, ids: list[int]) -> dict[str, Any]:
+        text = " ".join(map(str, ids))
+        content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        choice = {"index": 0, "finish_reason": "length", "logprobs": None, "token_ids": ids, **content}
+        return {**self._head(""), "choices": [choice], "usage": self._usage(request, len(ids))}
+
+    def event(self, request: _Request, token: int) -> bytes:
+        self.written += 1
+        if not self.has_text and not self.has_usage:  # what our own replay asks for, quickly
+            return b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token
+        content = {"delta": {"content": f"{token} "}} if self.is_chat else {"text": f"{token} "}
+        finish = "length" if self.written == request.output_tokens else None  # as vLLM, with the last token
+        choice = {"index": 0, "finish_reason": finish, "token_ids": [token], **content}
+        event = {**self._head(".chunk"), "choices": [choice]}
+        if self.counts_each:
+            event["usage"] = self._usage(request, self.written)
+        return _event(event)
+
+    def last(self, request: _Request) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not self.has_usage:
+            return done
+        usage = self._usage(request, self.written)
+        return _event({**self._head(".chunk"), "choices": [], "usage": usage}) + done
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Server:
+    """OpenAI's API, /health and the metrics that runtime/ reads. A word of a prompt in text is a token; a
+    chat's template adds CHAT_TOKENS."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.identity = os.environ.get(IDENTITY, "")
+        self.app = web.Application(client_max_size=64 * 2**20)
+        self.app.on_response_prepare.append(self._sign)
+        self.app.add_routes(
+            [
+                web.post("/v1/completions", self._complete),
+                web.post("/v1/chat/completions", self._complete),
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+
+    async def _sign(self, _: web.Request, answer: web.StreamResponse) -> None:
+        answer.headers[IDENTITY_HEADER] = self.identity
+
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        body = json.loads(await http.read())
+        transfer = body.get("kv_transfer_params") or {}
+        name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
+        is_here = bool(transfer.get("do_remote_prefill"))
+        is_chat = http.path.endswith("/chat/completions")
+        prompt = body["messages"] if is_chat else body["prompt"]
+        words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
+        output_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
+        request = _Request(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_here)
+        if self.engine.prefix_cache:
+            request.names = blocks_of(prompt)
+        if request.blocks > self.engine.blocks:
+            return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
+        self.engine.add(request)
+        try:
+            if body.get("stream"):
+                return await self._stream(http, request, _Writing(body, is_chat))
+            ids = []
+            while (token := await request.tokens.get()) is not DONE:
+                ids.append(token)
+        except BaseException:
+            self.engine.drop(request)
+            raise
+        answer = _Writing(body, is_chat).whole(request, ids)
+        if transfer.get("do_remote_decode"):
+            answer["kv_transfer_params"] = {"do_remote_prefill": True, "do_remote_decode": False}
+        return web.json_response(answer)
+
+    async def _stream(self, http: web.Request, request: _Request, writing: _Writing) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        while (token := await request.tokens.get()) is not DONE:
+            await response.write(writing.event(request, token))
+        await response.write(writing.last(request))
+        return response
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "rehearsal", "object": "model"}]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        engine = self.engine
+        text = engine.metrics.text(
+            levels={
+                "num_requests_running": len(engine.running),
+                "num_requests_waiting": len(engine.waiting),
+                "kv_cache_usage_perc": 1 - engine.free_blocks / engine.blocks,
+            },
+            totals={
+                "prompt_tokens": engine.prompt_tokens,
+                "generation_tokens": engine.output_tokens,
+                "prefix_cache_queries": engine.queried_tokens,
+                "prefix_cache_hits": engine.hit_tokens,
+            },
+        )
+        return web.Response(text=text)
+
+
+async def serve(settings: dict[str, Any], port: int) -> None:
+    fit: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in settings["latency"].items()}
+    latency = StepLatency(**fit)
+    path = os.environ.get(STEP_LOG)
+    engine = FakeEngine(
+        latency,
+        kv_tokens=settings["kv_tokens"],
+        max_num_seqs=settings["max_num_seqs"],
+        max_num_batched_tokens=settings["max_num_batched_tokens"],
+        log=StepLog(Path(path), int(os.environ.get(STEP_LOG_BYTES, "0"))) if path else None,
+        prefix_cache=settings["prefix_cache"],
+    )
+    runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    steps = asyncio.ensure_future(engine.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, steps.cancel)
+    with suppress(asyncio.CancelledError):
+        await steps
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    logging.disable(logging.CRITICAL)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("told", type=json.loads)
+    arguments = parser.parse_args()
+    asyncio.run(serve(arguments.told, arguments.port))

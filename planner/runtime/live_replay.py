@@ -1,0 +1,470 @@
+"""Sends a trace's requests to the router at their own times, whatever comes back (open loop).
+
+A request that waits for others (column `after`: the turns of a session) is sent `think_s` after the last of
+them was answered, as measured here, and not before its own time. Where one of them was not answered it is not
+sent, which its line in the journal says.
+
+Every prompt is made of token ids of its own, so no prefix cache helps and no tokenizer is needed; where the
+plan counts on prefix caches, prompts begin with the same ids where the trace's blocks are the same. Every
+answer has exactly the trace's length (ignore_eos). What happens to each request goes into a journal, line by
+line, so that a run that is interrupted can go on with the requests that are missing. What these wait for may
+have been answered before: then that counts as answered when the new part starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import io
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import aiohttp
+import numpy as np
+from aiohttp.http import HttpProcessingError
+
+from planner.errors import InputError
+from planner.runtime.launch import WORKER_HEADER
+from planner.traffic.trace import Trace
+
+Status = Literal["finished", "rejected", "failed", "unsent"]
+FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which every vocabulary has
+LEAD_S = 1.0  # from the start of a replay to its first request
+TIMEOUT_S = 600.0
+PROGRESS_EVERY_S = 10.0
+READ_BUFFER_BYTES = 2**22  # the first event names every token of a prompt
+FORMAT = 2  # of the journal
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request as the client saw it. Seconds since the start of its part of the run; `token_s` are the
+    arrivals of its tokens, `reason` why it did not finish, `workers` who served it (prefill, decode). One
+    that is unsent waits for a request that did not finish; its times are when that was known. `input_tokens`
+    are those of its prompt as the server counted them, 0 where it did not say."""
+
+    request: int
+    part: int
+    due_s: float
+    sent_s: float
+    end_s: float
+    status: Status
+    reason: str
+    workers: tuple[str, ...]
+    token_s: tuple[float, ...]
+    input_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPart:
+    """One uninterrupted stretch of a run: the `requests` that were sent, or given up, in that order.
+
+    It started at `start_s` of CLOCK_MONOTONIC, which is `first_s` on the trace's clock.
+    """
+
+    part: int
+    start_s: float
+    requests: tuple[int, ...]
+    first_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What is known of a run so far."""
+
+    parts: tuple[ReplayPart, ...]
+    sent: dict[int, Sent]
+
+    def missing(self, trace: Trace) -> list[int]:
+        return [i for i in range(len(trace)) if i not in self.sent]
+
+
+class JournalFile:
+    """journal.jsonl: a line that names the run, then parts, sends and outcomes, each on disk at once."""
+
+    def __init__(self, path: Path, run: dict[str, Any]) -> None:
+        """`run` identifies the run; a journal of another one is refused."""
+        self.path, self.run = path, {"journal": FORMAT} | run
+
+    def read(self) -> Journal:
+        """Raises InputError where the file belongs to another run."""
+        starts: dict[int, tuple[float, float]] = {}
+        sends: dict[int, list[int]] = {}
+        sent: dict[int, Sent] = {}
+        for row in self._rows():
+            if "start_s" in row:
+                starts[row["part"]], sends[row["part"]] = (row["start_s"], row["first_s"]), []
+            elif "sends" in row:
+                sends[row["part"]].append(row["sends"])
+            elif "request" in row:
+                row["workers"], row["token_s"] = tuple(row["workers"]), tuple(row["token_s"])
+                sent[row["request"]] = Sent(**row)
+                if row["status"] == "unsent":
+                    sends[row["part"]].append(row["request"])
+        parts = (
+            ReplayPart(part, start_s, tuple(sends[part]), at_s) for part, (start_s, at_s) in starts.items()
+        )
+        return Journal(tuple(parts), sent)
+
+    def rows(self, key: str) -> list[dict[str, Any]]:
+        """The lines that have this key, in order."""
+        return [row for row in self._rows() if key in row]
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was noted at the end of each part: events, engines, load of the machine."""
+        return [row["record"] for row in self.rows("record")]
+
+    def machine(self) -> dict[str, str]:
+        """Where the last part was measured; empty if nothing was."""
+        return next((row["machine"] for row in reversed(self._rows()) if "machine" in row), {})
+
+    def write(self, row: dict[str, Any]) -> None:
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"run": self.run}))
+        with self.path.open("a") as stream:  # a new line first: the last one may have been cut off
+            stream.write("\n" + json.dumps(row, separators=(",", ":")))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        rows = []
+        for line in self.path.read_text().splitlines():
+            with suppress(ValueError):  # cut off when the run was interrupted
+                rows.append(json.loads(line))
+        if not rows or rows[0] != {"run": self.run}:
+            raise InputError(
+                f"{self.path}: belongs to another run (other plan, trace or options); name another folder "
+                "with -o, or remove this one"
+            )
+        return rows[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How requests are sent: as which part of the run, with which API key, and with which prompts.
+
+    With `shares_prefixes` prompts are the trace's as `trace_prompt` makes them, else each is unique.
+    """
+
+    part: int = 0
+    key: str | None = None
+    seed: int = 0
+    shares_prefixes: bool = False
+    timeout_s: float = TIMEOUT_S
+
+
+PLAIN = Sending()
+
+
+class Sender(Protocol):
+    """How a request is put and its answer read; see `send_at_times`."""
+
+    def body(self, request: int) -> bytes:
+        """What is posted for this request of the trace."""
+
+    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        """Put it and read the answer to its end; failures are outcomes, not exceptions."""
+
+    def may_send(self, request: int) -> bool:
+        """Asked once just before it is sent; False ends the sending."""
+
+    def ended(self, sent: Sent) -> None:
+        """Told of each outcome; an exception ends the replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ToRouter:
+    """Requests to our own router: token ids, answers of exactly the trace's length."""
+
+    trace: Trace
+    client: aiohttp.ClientSession
+    url: str
+    model: str
+    how: Sending
+
+    def body(self, request: int) -> bytes:
+        return request_body(self.trace, request, self.model, self.how.seed, self.how.shares_prefixes)
+
+    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        expected = int(self.trace.output_tokens[request])
+        return await send_to_router(self.client, self.url, body, request, part, start_s, due_s, expected)
+
+    def may_send(self, request: int) -> bool:
+        return True
+
+    def ended(self, sent: Sent) -> None:
+        pass
+
+
+async def replay_trace(
+    trace: Trace,
+    requests: Sequence[int],
+    url: str,
+    model: str,
+    journal: JournalFile,
+    how: Sending = PLAIN,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Sent]:
+    """Send these `requests` of the trace to our router, the first one LEAD_S from now; returns when each has
+    ended."""
+    headers = {"Authorization": f"Bearer {how.key}"} if how.key else {}
+    timeout = aiohttp.ClientTimeout(total=how.timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES
+    ) as client:
+        sender = _ToRouter(trace, client, url, model, how)
+        return await send_at_times(trace, requests, sender, journal, part=how.part, progress=progress)
+
+
+async def send_at_times(
+    trace: Trace,
+    requests: Sequence[int],
+    sender: Sender,
+    journal: JournalFile,
+    *,
+    part: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Sent]:
+    """Have `sender` send these requests at their times, the first one LEAD_S from now; returns when each that
+    it may send has ended."""
+    start_s = time.monotonic() + LEAD_S
+    first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
+    agenda = _Agenda(trace, requests, journal.read().sent, first_s)
+    journal.write({"part": part, "start_s": start_s, "first_s": first_s})
+    done: list[Sent] = []
+    running: set[asyncio.Task[None]] = set()
+    failures: list[BaseException] = []
+    has_news = asyncio.Event()
+
+    def note(sent: Sent) -> None:
+        journal.write(asdict(sent))
+        done.append(sent)
+
+    def give_up(lost: Iterable[tuple[int, str]]) -> None:
+        now_s = round(time.monotonic() - start_s, 6)
+        for request, reason in lost:
+            note(Sent(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
+
+    async def one(request: int, due_s: float, body: bytes) -> None:
+        sent = await sender.send(request, part, start_s, due_s, body)
+        note(sent)
+        give_up(agenda.ended(sent))
+        sender.ended(sent)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            failures.append(error)
+        has_news.set()
+
+    progress_s, ready, is_open = start_s, (-1, b""), True
+    give_up(agenda.lost)
+    try:
+        while ((agenda.due and is_open) or running) and not failures:
+            has_news.clear()
+            due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
+            if request not in (-1, ready[0]):
+                ready = request, sender.body(request)
+            wait_s = start_s + due_s - time.monotonic()
+            if wait_s > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(has_news.wait(), wait_s if request != -1 else None)
+                continue
+            if not (is_open := sender.may_send(request)):
+                continue
+            heapq.heappop(agenda.due)
+            journal.write({"part": part, "sends": request})
+            task = asyncio.ensure_future(one(request, due_s, ready[1]))
+            running.add(task)
+            task.add_done_callback(ended)
+            await asyncio.sleep(0)  # off it goes, before the next prompt is made
+            if time.monotonic() > progress_s + PROGRESS_EVERY_S:
+                progress_s = time.monotonic()
+                progress(f"{len(done)} of {len(requests)} requests have ended, {len(running)} in flight")
+    finally:
+        for task in running:
+            task.cancel()
+    if failures:
+        raise failures[0]
+    return done
+
+
+class _Agenda:
+    """Which requests are due when: at their own times, or once all that they wait for has been answered."""
+
+    def __init__(
+        self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float
+    ) -> None:
+        """`before` is what became of requests in earlier parts; `lost` who waited for one that did not finish
+        there, with the reason."""
+        here = set(requests)
+        self.own_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
+        self.think_s = trace.think_s
+        self.parents: dict[int, int] = {}  # that are still to be answered
+        self.children: dict[int, list[int]] = {}
+        self.freed_s: dict[int, float] = {}  # when the last so far was answered
+        self.lost: list[tuple[int, str]] = []
+        self.gone: set[int] = set()
+        for child, parent in trace.after.tolist():
+            if child not in here:
+                continue
+            if parent in here:
+                self.parents[child] = self.parents.get(child, 0) + 1
+                self.children.setdefault(parent, []).append(child)
+            else:
+                self.freed_s[child] = 0.0
+                if before[parent].status != "finished" and child not in self.gone:
+                    self.lost += self._lose([child], before[parent].status)
+        self.due: list[tuple[float, int]] = []
+        for request in requests:
+            if request not in self.parents and request not in self.gone:
+                self._add(request)
+
+    def ended(self, sent: Sent) -> list[tuple[int, str]]:
+        """Who waited for this one alone becomes due; if it did not finish, who is now given up, and why."""
+        waiting = [child for child in self.children.get(sent.request, ()) if child not in self.gone]
+        if sent.status != "finished":
+            return self._lose(waiting, sent.status)
+        for child in waiting:
+            self.freed_s[child] = max(self.freed_s.get(child, 0.0), sent.end_s)
+            self.parents[child] -= 1
+            if not self.parents[child]:
+                self._add(child)
+        return []
+
+    def _add(self, request: int) -> None:
+        due_s = self.own_s[request]
+        if request in self.freed_s:
+            due_s = max(due_s, self.freed_s[request] + float(self.think_s[request]))
+        heapq.heappush(self.due, (due_s, request))
+
+    def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
+        """These and all that wait for them, each once."""
+        reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
+        given_up = []
+        lost = deque((request, reasons[status]) for request in requests)
+        while lost:
+            request, reason = lost.popleft()
+            if request in self.gone:
+                continue
+            self.gone.add(request)
+            given_up.append((request, f"not sent: a request it waits for {reason}"))
+            lost.extend((child, reasons["unsent"]) for child in self.children.get(request, ()))
+        return given_up
+
+
+def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
+    inputs, outputs = int(trace.input_tokens[request]), int(trace.output_tokens[request])
+    ids = trace_prompt(trace, request, seed) if shares_prefixes else unique_prompt(inputs, request, seed)
+    tenant = {"user": trace.tenants[trace.tenant[request]]} if trace.tenants else {}
+    return json.dumps(
+        {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": outputs,
+            "min_tokens": outputs,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "return_token_ids": True,
+            **tenant,
+        }
+    ).encode()
+
+
+def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
+    """Token ids that no two requests share from the start on, with certainty up to 994009 requests."""
+    ids = np.random.default_rng((seed, request)).integers(TOKENS, size=tokens) + FIRST_TOKEN
+    own = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
+    ids[:2] = own[-min(tokens, 2) :]
+    return ids.tolist()  # type: ignore[no-any-return]
+
+
+def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
+    """The trace's blocks, each the same token ids wherever its id stands, then ids of the request's own."""
+    first, last = trace.prefix_offsets[request : request + 2]
+    shared = [
+        _block(block, trace.prefix_block_tokens, seed) for block in trace.prefix_ids[first:last].tolist()
+    ]
+    inputs = int(trace.input_tokens[request])
+    ids = [token for block in shared for token in block][:inputs]
+    return ids + (unique_prompt(inputs - len(ids), request, seed) if len(ids) < inputs else [])
+
+
+def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list[int]:
+    """Token ids of whole blocks of a trace, as `trace_prompt` has them."""
+    return [token for block in block_ids for token in _block(block, block_tokens, seed)]
+
+
+@lru_cache(maxsize=100_000)
+def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
+    # The seed has three numbers, that of `unique_prompt` two: no unique prompt begins like a block.
+    rng = np.random.default_rng((seed, block % 2**64, tokens))
+    return tuple((rng.integers(TOKENS, size=tokens) + FIRST_TOKEN).tolist())
+
+
+async def send_to_router(
+    client: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    request: int,
+    part: int,
+    start_s: float,
+    due_s: float,
+    expected: int,
+) -> Sent:
+    def now_s() -> float:
+        return round(time.monotonic() - start_s, 6)
+
+    sent_s, reason = now_s(), ""
+    token_s: list[float] = []
+    workers: tuple[str, ...] = ()
+    status: Status = "failed"
+    headers = {"Content-Type": "application/json", "X-Request-Id": request_name(part, request)}
+    try:
+        async with client.post(f"{url}/v1/completions", data=io.BytesIO(body), headers=headers) as answer:
+            workers = tuple(name for name in answer.headers.get(WORKER_HEADER, "").split(",") if name)
+            if answer.status != 200:
+                status = "rejected" if answer.status in (400, 429, 503) else "failed"
+                reason = f"HTTP {answer.status}: {(await answer.text())[:200]}"
+            else:
+                async for line in answer.content:
+                    tokens, error = _tokens(line)
+                    token_s += [now_s()] * tokens
+                    reason = error or reason
+                if not reason and len(token_s) != expected:
+                    reason = f"{len(token_s)} of {expected} tokens came"
+                status = "failed" if reason else "finished"
+    except (aiohttp.ClientError, HttpProcessingError, TimeoutError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+    return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
+
+
+def _tokens(line: bytes) -> tuple[int, str]:
+    """How many tokens a line of a stream brings, and the error it reports."""
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return 0, ""
+    event = json.loads(line[6:])
+    if "error" in event:
+        return 0, str(event["error"])[:200]
+    return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ())), ""
+
+
+def request_name(part: int, request: int) -> str:
+    """The X-Request-Id under which engines log it."""
+    return f"p{part}r{request}"
+
+
+def lateness_s(sent: Iterable[Sent]) -> float:
+    """How late the client sent its latest request: beyond a few ms it could not keep up."""
+    return max((one.sent_s - one.due_s for one in sent), default=0.0)

@@ -1,0 +1,454 @@
+"""Which worker takes a request: the simulator's decisions and its books, kept from what a router sees.
+
+`LiveFleet` has a state of the simulator (planner/simulator/layout.py) in which nothing is simulated: it is
+told what happens, and the simulator's own compiled functions say where a request goes. They know of the
+workers what they know in a simulation, but for what a router cannot see:
+
+- A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
+  (all of it, where it is not streamed), so the cache that it hits, and the KV it takes, is that of this
+  moment; e2 takes for its wait what it did not need to compute.
+- The KV that requests hold is that of their prompts and of as many tokens as have come. An engine that is
+  short of it preempts, and which blocks it then keeps nobody says. Blocks of outputs count for no prompt.
+- The output a request will have is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
+  outputs, where that is less.
+- Engines drop blocks as the simulator's do, least recently used first; what else they drop is not heard of.
+- Means of lengths, where a policy needs them (e2's cost of an output, the quantum of d2lpm), are those of the
+  requests so far, the recent ones first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.fleet import Fleet, Policies
+from planner.models.output_length import OutputTable, output_table
+from planner.policies import FLIP, POOLS, QUEUE, REPURPOSE, ROUTING, STATIC, by_tenant
+from planner.runtime import events
+from planner.runtime.prompt_blocks import Numbers
+from planner.simulator import cache_layout, layout
+from planner.simulator.cache_layout import Caches
+from planner.simulator.layout import State
+from planner.simulator.pins import pin_nodes
+from planner.simulator.replay import ROLES, fresh_state
+from planner.traffic.trace import Trace
+
+SEATS = 1024  # to begin with
+WINDOW_SEATS = 1 << 17  # beyond so many e2's window is cut short
+NODES = 1 << 14  # to begin with
+SWEEP = 4096  # nodes looked at in one go
+TENANTS = 1024  # with accounts of their own, besides those that the policies name
+RECENT = 1024  # requests after which means are taken anew, of these and half as much of those before
+
+
+class LiveFleet:
+    """The workers of `fleet`, in its order, and the requests they have; all workers are down at first.
+
+    A request has a seat from `take_seat` to `release_seat`. Times are of one clock that never falls.
+    `lengths` are the mean tokens of prompts and outputs, `history` the tokens of earlier prompts and outputs,
+    from which outputs are predicted; without them both are learnt. Raises InputError for policies that the
+    simulator does not know, or that real engines cannot follow.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        lengths: tuple[float, float] | None = None,
+        history: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    ) -> None:
+        self.policies = _routing_alone(fleet.policies)
+        self.state = _empty_state(replace(fleet, policies=self.policies, disturbances=(), pinned=()))
+        self.state.policy[layout.LIVE] = 1.0
+        self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
+        self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
+        self.is_up = np.zeros(len(self.types), bool)
+        self.flips = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
+        self.is_draining = np.zeros(len(self.types), bool)  # they take no more, to restart then
+        self.is_turning = np.zeros(len(self.types), bool)  # they restart in the other role
+        self.turned: list[int] = []  # workers that have got another role, until somebody takes them from here
+        self._see_most_tokens()
+        self.free: list[int] = []
+        self._more_seats(SEATS)
+        self.keeps_prefixes = self.state.caches is not None
+        self.has_window = ROUTING[self.policies.routing].has_window
+        self.holds_back = ROUTING[self.policies.routing].holds_back
+        self.is_by_tenant = by_tenant(self.policies)
+        self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
+        self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
+        if lengths is not None:
+            self._expect(*lengths)
+        self.ended: deque[tuple[int, int]] | None = None  # prompts and outputs of the latest; None: unread
+        if self.policies.prediction_buckets:
+            if history is None:
+                self.ended, self.ends = deque(maxlen=RECENT), 0
+            else:
+                self._predict_from(*history)
+        if self.keeps_prefixes:
+            self.nodes = Numbers(len(self.caches.holders))
+            self.users = np.full(len(self.nodes), -1, np.int32)  # seats by node; -1: the number is free
+            self.touched = np.zeros(len(self.nodes), np.uint8)
+            self.most_nodes = 2 * len(self.caches.entries)
+            self.path_end = 0
+            self.hand = self.freed = self.poor_turns = 0  # of the sweep for free nodes
+        self._compile()
+
+    def _see_most_tokens(self) -> None:
+        """What the largest worker of each role holds."""
+        self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
+        for role, w in zip(self.roles, self.workers, strict=True):
+            holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
+            self.most_tokens[role] = max(self.most_tokens[role], holds)
+
+    def _compile(self) -> None:
+        """What is not compiled yet is now, and not while a request waits."""
+        events.take_seat(self.state, 0, 0.0, 1, 1, 0, 0, 0)
+        self.state.requests["status"][0] = events.FREE
+        events.note_event(self.state, events.LEAVE, 0, 0, 0.0)
+        if self.keeps_prefixes:
+            events.sweep(self.state, self.users, self.touched, 0, 0, 0, np.empty(0, np.int32))
+
+    @property
+    def caches(self) -> Caches:
+        caches: Caches = self.state.caches
+        return caches
+
+    @property
+    def workers(self) -> npt.NDArray[np.void]:
+        """(W,) layout.WORKER: with `assigned` requests, `pending_tokens` and `used_blocks` of each."""
+        return self.state.workers
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a mixed worker, or one of each kind of a pair, could ever hold so many."""
+        most = self.most_tokens
+        return tokens <= max(most["mixed"], min(most["prefill"], most["decode"]))
+
+    def take_seat(
+        self, inputs: int, outputs: int, time_s: float, *, names: Sequence[int] = (), tenant: str = ""
+    ) -> int:
+        """The seat of a new request: its lengths in tokens, and the names of its prompt's blocks."""
+        if self.lengths is None:
+            self._learn(inputs, outputs)
+        if not self.free:
+            self._free_seats()
+        account = self._account(tenant) if self.is_by_tenant else 0
+        names = names[: inputs // KV_BLOCK_TOKENS] if self.keeps_prefixes else ()
+        start = self._write_path(names) if names else 0
+        seat = self.free.pop()
+        events.take_seat(self.state, seat, time_s, inputs, outputs, account, start, len(names))
+        return seat
+
+    def send_to_worker(self, seat: int, time_s: float, without: Collection[int] = ()) -> int | None:
+        """The worker that computes the prompt, which is its from now on; `without` are not asked. None: it
+        fits on none that is up, or none is free (`is_held_back`): then it is for the caller to ask again, in
+        the order of arrival.
+        """
+        return self._choose(events.SEND, seat, time_s, without)
+
+    def is_held_back(self, seat: int, without: Collection[int] = ()) -> bool:
+        """Whether a request that got no worker waits for one to be free that is up and not in `without`."""
+        if not self.holds_back:
+            return False
+        self.workers["is_up"][:] = self.is_up
+        self.workers["is_up"][list(without)] = 0
+        return bool(events.note_event(self.state, events.WAITS, seat, 0, 0.0))
+
+    def queue_number(self, seat: int) -> int | None:
+        """What its worker's order goes by, smallest first, where the router gives numbers."""
+        if not QUEUE[self.policies.queue].by_turns:
+            return None
+        return int(self.caches.prompts["place"][seat])
+
+    def hand_off(self, seat: int, time_s: float, without: Collection[int] = ()) -> int | None:
+        """The same of the worker that decodes, once the request has left the one with its prompt."""
+        return self._choose(events.HAND_OFF, seat, time_s, without)
+
+    def _choose(self, event: int, seat: int, time_s: float, without: Collection[int]) -> int | None:
+        is_up = self.workers["is_up"]
+        is_up[:] = self.is_up
+        if self.flips:
+            is_up[self.is_draining] = layout.DRAINING
+            is_up[self.is_turning] = layout.TURNING
+        passed_over = list(without)
+        is_up[passed_over] = 0
+        worker = int(events.note_event(self.state, event, seat, 0, time_s))
+        if self.flips:
+            drains = is_up == layout.DRAINING
+            drains[passed_over] = self.is_draining[passed_over]
+            self.is_draining = drains & self.is_up
+            self._see_flips()
+        return None if worker == layout.NONE else worker
+
+    def _see_flips(self) -> None:
+        """Of a worker that has another role now, which is down while it restarts."""
+        for w, code in enumerate(self.workers["role"].tolist()):
+            if ROLES[self.roles[w]] == code:
+                continue
+            self.roles[w] = "prefill" if code == layout.PREFILL else "decode"
+            self.is_draining[w] = False
+            if self.policies.flip_restart_s > 0:
+                self.is_up[w], self.is_turning[w] = False, True
+            self.turned.append(w)
+            self._see_most_tokens()
+
+    def note_admitted(self, seat: int, time_s: float) -> None:
+        """The worker begins with the prompt. A caller that cannot see this calls `note_computed` alone."""
+        events.note_event(self.state, events.ADMIT, seat, 0, time_s)
+
+    def note_computed(self, seat: int, time_s: float) -> None:
+        """The prompt is computed: the first byte is there."""
+        events.note_event(self.state, events.COMPUTE, seat, 0, time_s)
+
+    def note_output(self, seat: int, tokens: int, time_s: float) -> None:
+        """So many tokens of output have come."""
+        events.note_event(self.state, events.GROW, seat, tokens, time_s)
+
+    def note_left(self, seat: int, time_s: float, tokens: int = 0) -> None:
+        """It is on its worker no longer, done or not, after so many tokens of output."""
+        events.note_event(self.state, events.LEAVE, seat, tokens, time_s)
+        if self.ended is not None and tokens > 0:
+            self.ended.append((int(self.state.requests["input_tokens"][seat]), tokens))
+            self.ends += 1
+            if self.ends & (self.ends - 1) == 0 or self.ends % (RECENT // 4) == 0:
+                self._predict_from(*np.array(self.ended).T)
+
+    def _predict_from(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> None:
+        """Predict outputs from those of requests that ended."""
+        table = output_table(input_tokens, output_tokens, self.policies.prediction_buckets)
+        self.state = self.state._replace(outputs=table)
+
+    def release_seat(self, seat: int) -> None:
+        """The seat of a request that is on no worker is given back."""
+        if self.has_window:
+            self.state.requests["status"][seat] = events.GONE
+        else:
+            self._give_back(seat)
+
+    def pin_prompt(self, worker: int, names: Sequence[int]) -> None:
+        """The worker has computed a prompt of these blocks, and keeps it: whoever begins so goes there."""
+        start = self._write_path(names)
+        nodes = self.caches.path[start : start + len(names)].copy()
+        pin_nodes(self.state, worker, nodes)
+
+    def note_up(self, worker: int, time_s: float = 0.0) -> None:
+        """It has had nothing to do since then."""
+        self.is_up[worker], self.is_turning[worker] = True, False
+        self.workers["idle_since_s"][worker] = time_s
+
+    def note_down(self, worker: int, time_s: float) -> None:
+        """All that it had cached is lost."""
+        self.is_up[worker] = self.is_draining[worker] = False
+        events.note_event(self.state, events.GO_DOWN, 0, worker, time_s)
+
+    def _learn(self, inputs: int, outputs: int) -> None:
+        self.requests += 1
+        count, input_sum, output_sum = self.sums
+        count, input_sum, output_sum = count + 1, input_sum + inputs, output_sum + outputs
+        if self.requests & (self.requests - 1) == 0 or self.requests % RECENT == 0:
+            self._expect(input_sum / count, output_sum / count)
+            if self.requests >= RECENT:
+                count, input_sum, output_sum = count / 2, input_sum / 2, output_sum / 2
+        self.sums = count, input_sum, output_sum
+
+    def _expect(self, input_tokens: float, output_tokens: float) -> None:
+        if self.state.caches is None:
+            return
+        context = input_tokens + output_tokens / 2
+        batch = self.policies.decode_batch
+        output_s = {kind: cache_layout.output_token_s(kind, context, batch) for kind in set(self.types)}
+        self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
+        work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
+        self.caches.settings[cache_layout.WORKER_QUANTUM_TOKENS] = (
+            self.policies.worker_quantum_tokens or 2 * work
+        )
+        self.caches.settings[cache_layout.QUANTUM_TOKENS] = self.policies.quantum_tokens or 2 * work
+
+    def _account(self, tenant: str) -> int:
+        """Of a tenant; once all are taken those without one share the last."""
+        most = len(self.caches.weights) - 1
+        if len(self.tenants) < most:
+            return self.tenants.setdefault(tenant, len(self.tenants))
+        return self.tenants.get(tenant, most)
+
+    def _more_seats(self, size: int) -> None:
+        first = len(self.state.requests)
+        state = self.state._replace(requests=_lengthened(self.state.requests, size))
+        if state.caches is not None:
+            prompts = _lengthened(state.caches.prompts, size)
+            prompts["worker"][first:] = layout.NONE
+            state = state._replace(caches=state.caches._replace(prompts=prompts))
+        self.state = state
+        self.free.extend(range(size - 1, first - 1, -1))
+
+    def _free_seats(self) -> None:
+        """Of requests that e2's window has let go of; where these are few, there will be more seats."""
+        size = len(self.state.requests)
+        if self.has_window:
+            if size >= WINDOW_SEATS:
+                events.note_event(self.state, events.FORGET, 0, size // 2, 0.0)
+            is_out = self.caches.prompts["worker"] == layout.NONE
+            for seat in np.flatnonzero(is_out & (self.state.requests["status"] == events.GONE)).tolist():
+                self._give_back(seat)
+        if len(self.free) < size // 4:
+            self._more_seats(2 * size)
+
+    def _give_back(self, seat: int) -> None:
+        if self.keeps_prefixes:
+            start, depth = self.caches.prompts["start"][seat], self.caches.prompts["depth"][seat]
+            self.users[self.caches.path[start : start + depth]] -= 1
+        self.state.requests["status"][seat] = events.FREE
+        self.free.append(seat)
+
+    def _write_path(self, names: Sequence[int]) -> int:
+        """Where the path has the nodes of a prompt."""
+        if len(self.nodes.free) < len(names):
+            self._free_nodes(len(names))
+        if len(self.caches.path) < self.path_end + len(names):
+            self._compact_path(len(names))
+        nodes = self.nodes.give(names)
+        self.users[nodes] = np.maximum(self.users[nodes], 0) + 1
+        self.touched[nodes] = 1
+        start, self.path_end = self.path_end, self.path_end + len(names)
+        self.caches.path[start : self.path_end] = nodes
+        return start
+
+    def _compact_path(self, room: int) -> None:
+        """Leave out the prompts of requests that are gone, and twice as much room as is needed."""
+        seats = np.flatnonzero(self.state.requests["status"] != events.FREE)
+        caches, prompts = self.caches, self.caches.prompts
+        depth = prompts["depth"][seats]
+        ends = np.cumsum(depth)
+        self.path_end = int(depth.sum())
+        places = np.repeat(prompts["start"][seats] - (ends - depth), depth) + np.arange(self.path_end)
+        size = max(len(caches.path), 2 * (self.path_end + room))
+        path, used = (_lengthened(row[places], size) for row in (caches.path, caches.used))
+        prompts["start"][seats] = ends - depth
+        self.state = self.state._replace(caches=caches._replace(path=path, used=used))
+
+    def _free_nodes(self, wanted: int) -> None:
+        """Find so many that nobody uses or has: a hand goes round over all of them. A turn that finds few is
+        followed by more nodes. Once they are twice what caches can hold, those that workers are only believed
+        to have are forgotten too, at first those that no prompt had since the last turn.
+        """
+        free_nodes = np.empty(SWEEP, np.int32)
+        while len(self.nodes.free) < wanted:
+            is_large = len(self.nodes) >= self.most_nodes
+            end = min(self.hand + SWEEP, len(self.nodes))
+            forgets = (1 + self.poor_turns) if is_large else 0
+            count = events.sweep(self.state, self.users, self.touched, self.hand, end, forgets, free_nodes)
+            self.users[free_nodes[:count]] = -1
+            if self.has_window:
+                self.caches.prefixes[free_nodes[:count]] = _new_prefix()
+            self.nodes.drop(free_nodes[:count].tolist())
+            self.hand, self.freed = end, self.freed + count
+            if end == len(self.nodes):
+                self.poor_turns = 0 if self.freed >= end // 8 else self.poor_turns + 1
+                if self.poor_turns > is_large:
+                    self._more_nodes(2 * end)
+                    self.poor_turns = 0
+                self.hand = self.freed = 0
+
+    def _more_nodes(self, size: int) -> None:
+        first, caches = len(self.nodes), self.caches
+        prefixes = caches.prefixes
+        if self.has_window:
+            prefixes = _lengthened(prefixes, size)
+            prefixes[first:] = _new_prefix()
+        caches = caches._replace(
+            holders=_lengthened(caches.holders, size),
+            pinned=_lengthened(caches.pinned, size) if len(caches.pinned) else caches.pinned,
+            prefixes=prefixes,
+        )
+        self.state = self.state._replace(caches=caches)
+        self.users, self.touched = _lengthened(self.users, size), _lengthened(self.touched, size)
+        self.users[first:] = -1
+        self.nodes.grow(size)
+
+
+def _routing_alone(policies: Policies) -> Policies:
+    """What is left to a router: batching and the order of prompts are the engines' own, but for numbers."""
+    own = Policies()
+    if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
+        raise InputError(
+            f"policies.pools is {policies.pools!r}: real engines have one role at a time; plan {own.pools!r}"
+        )
+    return replace(
+        policies,
+        batching=own.batching,
+        queue=policies.queue if QUEUE[policies.queue].by_turns else own.queue,
+        admission=own.admission,
+        prediction_accuracy_frac=None,
+        vidur_restarts=False,
+    )
+
+
+def _empty_state(fleet: Fleet) -> State:
+    """The state that the simulator makes of a trace of one request, without that: its prompt is as long as
+    all caches, or as the nodes to begin with.
+    """
+    if fleet.lora is not None:
+        raise InputError(
+            "lora: our router takes requests to the LLM alone, not to adapters; take a manifest's"
+        )
+    blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
+    blocks = min(blocks, NODES) if fleet.policies.prefix_cache else 0
+    named = tuple(name for name, _ in fleet.policies.tenant_weights)
+    trace = Trace(
+        "live",
+        np.zeros(1),
+        np.array([max(blocks, 1) * KV_BLOCK_TOKENS]),
+        np.ones(1, np.int64),
+        prefix_offsets=np.array([0, blocks]),
+        prefix_ids=np.arange(blocks),
+        prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0,
+        tenants=(*named, *[""] * (TENANTS + 1)),
+    )
+    # of data-parallel ranks the engine itself chooses one
+    workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
+    state = fresh_state(workers, trace)
+    state = state._replace(requests=state.requests[:0])
+    if state.outputs is not None:  # nobody knows any yet
+        none = np.zeros(0)
+        state = state._replace(outputs=OutputTable(none, np.zeros(2, np.int64), none, none))
+    if state.caches is not None:
+        blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
+        caches = state.caches._replace(prompts=state.caches.prompts[:0])
+        state = state._replace(caches=cache_layout.with_entries(caches, blocks))
+    return state
+
+
+def _new_prefix() -> npt.NDArray[np.void]:
+    prefix = np.zeros(1, cache_layout.PREFIX)
+    prefix["replicated_s"], prefix["home"] = -np.inf, layout.NONE
+    return prefix
+
+
+def _lengthened(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """The same, with zeros behind it."""
+    longer = np.zeros((size, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def priority_number(
+    policies: Policies, inputs: int, outputs: int, arrival_s: float, longest_tokens: int
+) -> int:
+    """A request's place in the queue of a vLLM that schedules by priority: the smallest comes first.
+
+    The simulator's order (slots.enqueue), with the longest request the engines take for the longest prompt:
+    only that one may be overtaken for all of `queue_window_s`.
+    """
+    rank = QUEUE[policies.queue].rank
+    assert rank is not None, "first come, first served: nobody asks"
+    tokens = rank(inputs, outputs, longest_tokens)
+    if policies.queue_window_s == math.inf:
+        return tokens
+    return round(1000 * (arrival_s + policies.queue_window_s * tokens / longest_tokens))

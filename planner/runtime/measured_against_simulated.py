@@ -1,0 +1,499 @@
+"""The measured run against the simulation of the same requests on the same fleet.
+
+What was measured is put into the simulator's own form (`Simulation`), so one set of functions judges both.
+Each part of a run that was interrupted is simulated by itself, from an idle fleet, as it was measured.
+
+Times are the engines' own where their step logs are there: from the moment a request reaches the engine to
+the moment its tokens are on the host. The simulation then starts each request at that moment too, without the
+engine's front end; what lies outside of the engine (client, router, HTTP) is reported beside it. Without step
+logs they are the client's, and the front end is part of the prediction.
+
+A request that waits for others arrives in the simulation when that has answered them, so late answers add up
+along a session there as they do on the engines; every latency counts from its own side's arrival.
+
+A pair of prefill and decode workers runs one token more than was asked for: vLLM's decode worker computes
+the first token again. Both sides count it: the first token is the prefill worker's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from planner.domain import Metric, Slo
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.runtime.engine_log import EngineLog, EngineRequest
+from planner.runtime.live_replay import Journal, ReplayPart, Sent, Status
+from planner.simulator import Simulation, Verdict, judge, simulate
+from planner.simulator.slo_verdict import gaps_s, measured, percentile_s
+from planner.traffic.sessions import session_numbers
+from planner.traffic.trace import Trace, measured_window
+from planner.units import percentile_name
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+PERCENTILES = (0.5, 0.9, 0.99)
+PER_REQUEST = (
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "queue_s",
+    "ttft_s",
+    "tpot_s",
+    "tbt_max_s",
+    "e2e_s",
+    "prefill_worker",
+    "decode_worker",
+    "preemptions",
+    "status",
+)
+SESSION_METRICS = ("session", "session-served")  # see times_s
+STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}  # replay.STATUS
+_NAME = re.compile(r"p(\d+)r(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """What counts as agreement: relative errors of percentiles, and of attainment in points."""
+
+    p50_frac: float = 0.05
+    p90_frac: float = 0.09
+    attainment_frac: float = 0.02
+
+    def tolerance_of(self, percentile_frac: float) -> float | None:
+        """None for percentiles that are shown and not judged: their own scatter is larger."""
+        return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
+
+
+# on a machine whose cores engines, router and client share
+CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A measured or simulated run: its requests in the simulator's form, and every gap between tokens.
+
+    `session` numbers the session of each request, -1 where it is alone or its session is not all here.
+    """
+
+    requests: Simulation
+    gap_s: Floats
+    gap_weight: Floats
+    session: Ints
+
+    def values_s(self, metric: Metric, chosen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats | None]:
+        """Of the chosen requests (all gaps for tbt), with weights."""
+        if metric == "tbt":
+            return self.gap_s, self.gap_weight
+        values_s: Floats = getattr(self.requests, f"{metric}_s")[chosen]
+        return values_s[np.isfinite(values_s)], None
+
+    def sessions_s(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
+        """By name of the metric, the times of each session all of whose requests are chosen."""
+        whole = chosen & (self.session >= 0) & ~np.isin(self.session, self.session[~chosen])
+        arrival_s, e2e_s = self.requests.arrival_s[whole], self.requests.e2e_s[whole]
+        return dict(
+            zip(SESSION_METRICS, times_s(self.session[whole], arrival_s, arrival_s + e2e_s), strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PercentileRow:
+    """A percentile of a metric, or of sessions' times, predicted and measured; NaN where there is none."""
+
+    metric: str
+    percentile_frac: float
+    predicted_s: float
+    measured_s: float
+    tolerance_frac: float | None
+
+    @property
+    def error_frac(self) -> float:
+        """Infinite where nothing was measured that takes time but something predicted; NaN without values."""
+        if self.measured_s == 0:
+            return math.inf if self.predicted_s > 0 else 0.0
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def is_judged(self) -> bool:
+        """Not where there is nothing to compare, as with gaps of one-token answers."""
+        return self.tolerance_frac is not None and not math.isnan(self.error_frac)
+
+    @property
+    def holds(self) -> bool:
+        return self.tolerance_frac is None or not abs(self.error_frac) > self.tolerance_frac
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "percentile": percentile_name(self.percentile_frac),
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+            "error_frac": self.error_frac,
+            "tolerance_frac": self.tolerance_frac,
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredComparison:
+    """Prediction against measurement. `chosen`: requests that count, finished on both sides in the window."""
+
+    predicted: Run
+    measured: Run
+    chosen: npt.NDArray[np.bool_]
+    rows: tuple[PercentileRow, ...]
+    predicted_verdict: Verdict
+    measured_verdict: Verdict
+    tolerances: Tolerances
+
+    @property
+    def attainment_error_frac(self) -> float:
+        return self.predicted_verdict.attainment_frac - self.measured_verdict.attainment_frac
+
+    @property
+    def attainment_agrees(self) -> bool:
+        return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + 1e-12
+
+    @property
+    def judged_rows(self) -> tuple[PercentileRow, ...]:
+        return tuple(row for row in self.rows if row.is_judged)
+
+    @property
+    def agrees(self) -> bool:
+        """Within the tolerances; never where nothing could be compared."""
+        return (
+            bool(self.judged_rows) and all(row.holds for row in self.judged_rows) and self.attainment_agrees
+        )
+
+    def scatter(self, metric: Metric) -> tuple[Floats, Floats]:
+        """(predicted, measured) of each request that counts."""
+        name = f"{metric}_s"
+        pair = [getattr(run.requests, name)[self.chosen] for run in (self.predicted, self.measured)]
+        both = np.isfinite(pair[0]) & np.isfinite(pair[1])
+        return pair[0][both], pair[1][both]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measurement:
+    """A whole run as it was: parts, what the client saw, what the engines logged.
+
+    `trace` is what was to be sent; `logs` are keyed by worker, empty where engines keep none.
+    """
+
+    fleet: Fleet
+    trace: Trace
+    journal: Journal
+    logs: Mapping[str, EngineLog]
+
+    def served(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
+        """(part, request) -> worker -> what its engine logged since that part began."""
+        starts = {part.part: part.start_s for part in self.journal.parts}
+        by_request: dict[tuple[int, int], dict[str, EngineRequest]] = {}
+        for worker, log in self.logs.items():
+            for name, served in log.requests.items():
+                if not (match := _NAME.search(name)):
+                    continue
+                part, request = int(match[1]), int(match[2])
+                if served.queued_s >= starts.get(part, math.inf):
+                    by_request.setdefault((part, request), {})[worker] = served
+        return by_request
+
+    @property
+    def is_timed_by_engines(self) -> bool:
+        served = self.served()
+        finished = [sent for sent in self.journal.sent.values() if sent.status == "finished"]
+        return (
+            bool(self.logs)
+            and bool(finished)
+            and all(set(sent.workers) <= set(served.get((sent.part, sent.request), ())) for sent in finished)
+        )
+
+
+def compare_with_simulation(
+    run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
+) -> MeasuredComparison:
+    """Simulate what was sent on `fleet` (the run's own, or one with corrected fits) and compare."""
+    parts = [compare_part(run, part, fleet, slo) for part in run.journal.parts if outcomes_of_part(run, part)]
+    if not parts:
+        raise InputError("no request has ended: nothing was measured")
+    return compare_parts(parts, slo, tolerances)
+
+
+def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances) -> MeasuredComparison:
+    """(predicted, measured) parts, one after the other, as one comparison; the SLO over the whole alone."""
+    predicted, observed = (_join_parts([part[side] for part in parts]) for side in (0, 1))
+    chosen = measured(observed.requests)
+    chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
+    rows = []
+    for metric in get_args(Metric):
+        (p, p_weight), (m, m_weight) = (side.values_s(metric, chosen) for side in (predicted, observed))
+        rows += [
+            PercentileRow(
+                metric,
+                frac,
+                percentile_s(p, frac, p_weight),
+                percentile_s(m, frac, m_weight),
+                tolerances.tolerance_of(frac),
+            )
+            for frac in PERCENTILES
+        ]
+    if (observed.session >= 0).any():
+        p_times, m_times = (side.sessions_s(chosen) for side in (predicted, observed))
+        rows += [
+            PercentileRow(
+                name,
+                frac,
+                percentile_s(p_times[name], frac),
+                percentile_s(m_times[name], frac),
+                tolerances.tolerance_of(frac),
+            )
+            for name in SESSION_METRICS
+            for frac in PERCENTILES
+        ]
+    verdicts = [judge(side.requests, replace(slo, every_s=None)) for side in (predicted, observed)]
+    return MeasuredComparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
+
+
+def outcomes_of_part(run: Measurement, part: ReplayPart) -> list[Sent]:
+    """What became of the requests of `part`, as far as they have ended in it."""
+    return [
+        run.journal.sent[request]
+        for request in part.requests
+        if request in run.journal.sent and run.journal.sent[request].part == part.part
+    ]
+
+
+def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
+    """(predicted, measured) of one part, over the requests that have an outcome.
+
+    Requests without one were in flight when it was interrupted: they count as load, sent when they were due.
+    """
+    served = run.served() if run.is_timed_by_engines else {}
+    sent_trace, order = _simulated_trace(run, part, served)
+    if served:
+        fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0))
+    simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
+    known = {sent.request: sent for sent in outcomes_of_part(run, part)}
+    keep = np.array([request in known for request in order])
+    ended = [known[request] for request in order if request in known]
+    predicted = replace(
+        simulation, **{name: getattr(simulation, name)[keep] for name in _per_request_columns(simulation)}
+    )
+    observed, gaps = _observed_simulation(
+        run, part, predicted, ended, served, slo, measured_window(sent_trace)
+    )
+    session = _complete_sessions(run.trace, [sent.request for sent in ended])
+    weights = np.ones(len(gaps))
+    return Run(predicted, *gaps_s(simulation), session), Run(observed, gaps, weights, session)
+
+
+def _simulated_trace(
+    run: Measurement, part: ReplayPart, served: Mapping[tuple[int, int], Mapping[str, EngineRequest]]
+) -> tuple[Trace, list[int]]:
+    """What the simulation of a part is asked, and the numbers of those requests in the run's trace.
+
+    A request arrives when it was measured to; one that waits for others of the part not before its own time,
+    and when they have been answered in the simulation.
+    """
+    trace, requests = run.trace, sorted(part.requests)  # parents stand before their children
+    waits: dict[int, list[int]] = {}
+    here = set(requests)
+    for child, parent in trace.after.tolist():
+        if child in here:
+            waits.setdefault(child, []).append(parent)
+    start_s: dict[int, float] = {}
+    for request in requests:
+        due_s = float(trace.arrival_s[request]) - part.first_s
+        parents = [parent for parent in waits.get(request, ()) if parent in here]
+        if parents:
+            start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
+        elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
+            start_s[request] = _request_times_s(sent, served.get((part.part, request), {}), part)[0]
+        else:
+            start_s[request] = max(due_s, float(trace.think_s[request]) if request in waits else 0.0)
+    requests.sort(key=lambda request: max(start_s[request], 0.0))
+    arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
+    sent_trace = trace.select(requests, arrival_s=arrival_s)
+    pairs = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
+    return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(pairs)), requests
+
+
+def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
+    """As `Run.session`, of these requests."""
+    session = session_numbers(trace)
+    size, present = (np.bincount(of, minlength=len(trace)) for of in (session, session[list(requests)]))
+    mine = session[list(requests)]
+    return np.where((size[mine] > 1) & (size[mine] == present[mine]), mine, -1)
+
+
+def _request_times_s(
+    sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
+) -> tuple[float, float, Floats]:
+    """(start, scheduled, tokens) of a request in seconds since the part began; NaN for what no log says."""
+    engines = [logged[worker] for worker in sent.workers if worker in logged]
+    if not engines:
+        return sent.sent_s, math.nan, np.array(sent.token_s)
+    token_s = np.concatenate([engine.token_s for engine in engines])
+    return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
+
+
+def _observed_simulation(
+    run: Measurement,
+    part: ReplayPart,
+    like: Simulation,
+    ended: Sequence[Sent],
+    served: Mapping[tuple[int, int], Mapping[str, EngineRequest]],
+    slo: Slo,
+    window_s: tuple[float, float],
+) -> tuple[Simulation, Floats]:
+    """What became of requests, in the simulator's form; the gaps between tokens that ended in the window."""
+    n = len(ended)
+    values: dict[str, Any] = {
+        name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
+    }
+    has_hits = like.cached_tokens is not None and served
+    numbers = {name: k for k, name in enumerate(like.worker_names)}
+    workers = np.full((n, 2), -1)
+    preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    status = np.array([STATUS_OF[sent.status] for sent in ended])
+    arrival_s = like.arrival_s.copy()  # of those that were not answered: as predicted
+    all_gaps: list[Floats] = []
+    violations = np.zeros(len(slo.limits), dtype=np.int64)
+    counted = np.zeros(len(slo.limits), dtype=np.int64)
+    for k, sent in enumerate(ended):
+        if sent.workers:
+            workers[k] = numbers.get(sent.workers[0], -1), numbers.get(sent.workers[-1], -1)
+        if sent.status != "finished":
+            continue
+        logged = served.get((part.part, sent.request), {})
+        start_s, scheduled_s, token_s = _request_times_s(sent, logged, part)
+        gaps = np.diff(token_s)
+        arrival_s[k] = start_s
+        values["queue_s"][k] = scheduled_s - start_s
+        values["ttft_s"][k], values["e2e_s"][k] = token_s[0] - start_s, token_s[-1] - start_s
+        if len(gaps):
+            values["tpot_s"][k], values["tbt_max_s"][k] = gaps.mean(), gaps.max()
+        preemptions[k] = sum(engine.preemptions for engine in logged.values())
+        first = logged.get(sent.workers[0]) if sent.workers else None
+        cached[k] = 0 if first is None else first.cached_tokens
+        all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
+    gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
+    end_s = max(sent.end_s for sent in ended)
+    for j, limit in enumerate(slo.limits):
+        if limit.metric == "tbt":
+            counted[j], violations[j] = len(gap_s), int((gap_s > limit.limit_s).sum())
+    logs = [run.logs.get(name) for name in like.worker_names]
+    steps = [None if log is None else _steps_of(log, part) for log in logs]
+    return (
+        replace(
+            like,
+            **values,
+            arrival_s=arrival_s,
+            prefill_worker=workers[:, 0],
+            decode_worker=workers[:, 1],
+            preemptions=preemptions,
+            cached_tokens=cached if has_hits else None,
+            status=status,
+            violations=violations,
+            counted=counted,
+            complete=True,
+            runs=like.runs[:0],
+            end_s=end_s,
+            window_s=(window_s[0], min(window_s[1], end_s)),
+            worker_busy_s=np.array([0.0 if s is None else s.t_s.sum() for s in steps]),
+            worker_steps=np.array([0 if s is None else len(s) for s in steps]),
+            worker_tokens=np.array(
+                [0.0 if s is None else float((s.prefill_tokens + s.n_decode).sum()) for s in steps]
+            ),
+        ),
+        gap_s,
+    )
+
+
+def _steps_of(log: EngineLog, part: ReplayPart) -> pd.DataFrame:
+    """Steps after the part began: not those of the warm-up before it."""
+    return log.steps[log.steps.start_s >= part.start_s]
+
+
+def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
+    """Names of what it holds per request."""
+    return PER_REQUEST if simulation.cached_tokens is None else (*PER_REQUEST, "cached_tokens")
+
+
+def _join_parts(runs: Sequence[Run]) -> Run:
+    """Parts one after the other."""
+    if len(runs) == 1:
+        return runs[0]
+    shift_s, arrivals = 0.0, []
+    for run in runs:
+        arrivals.append(run.requests.arrival_s + shift_s)
+        shift_s = float(arrivals[-1].max())
+    whole: dict[str, Any] = {
+        name: np.concatenate([getattr(run.requests, name) for run in runs])
+        for name in _per_request_columns(runs[0].requests)
+    }
+    whole["arrival_s"] = np.concatenate(arrivals)
+    last = runs[-1].requests
+    totals: dict[str, Any] = {
+        name: sum(getattr(run.requests, name) for run in runs)
+        for name in ("worker_busy_s", "worker_steps", "worker_tokens", "violations", "counted")
+    }
+    start_s, end_s = float(whole["arrival_s"].min()), float(whole["arrival_s"].max())
+    requests = replace(
+        last,
+        **whole,
+        **totals,
+        window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
+        complete=all(run.requests.complete for run in runs),
+        runs=last.runs[:0],
+        nominal_end_s=np.inf,
+    )
+    return Run(
+        requests,
+        np.concatenate([run.gap_s for run in runs]),
+        np.concatenate([run.gap_weight for run in runs]),
+        np.concatenate([run.session for run in runs]),
+    )
+
+
+def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+    """(total, served) of each session, in the order of their numbers.
+
+    total   from the arrival of its first request to the end of its last, the user's thinking included
+    served  the part of it in which at least one of its requests had arrived and not ended
+    """
+    order = np.lexsort((arrival_s, session))
+    firsts = np.flatnonzero(np.diff(session[order], prepend=-1))
+    groups = zip(np.split(arrival_s[order], firsts[1:]), np.split(end_s[order], firsts[1:]), strict=True)
+    total, served = [], []
+    for begin, end in groups if len(order) else ():
+        reach = np.maximum.accumulate(end)
+        fresh = np.maximum(begin, np.concatenate(([begin[0]], reach[:-1])))
+        total.append(reach[-1] - begin[0])
+        served.append(np.maximum(end - fresh, 0.0).sum())
+    return np.array(total), np.array(served)
+
+
+def outside_s(run: Measurement) -> Floats:
+    """Per finished request: from the client's send to the engine's receipt, and from the first token on the
+    engine's host to the client [s]."""
+    if not run.is_timed_by_engines:
+        return np.zeros(0)
+    served = run.served()
+    times_outside_s = []
+    for sent in run.journal.sent.values():
+        if sent.status == "finished":
+            first, last = (
+                served[sent.part, sent.request][name] for name in (sent.workers[0], sent.workers[-1])
+            )
+            times_outside_s.append(sent.token_s[0] - sent.sent_s - (last.token_s[0] - first.queued_s))
+    return np.array(times_outside_s)

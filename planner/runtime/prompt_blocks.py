@@ -1,0 +1,68 @@
+"""The blocks a prompt is made of, by name, and numbers for the names that are in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS
+
+CHARACTERS_PER_TOKEN = 4  # of prompts in words, for routing alone
+
+
+def blocks_of(prompt: object) -> list[int]:
+    """Names of the whole KV blocks of a prompt. A block's name depends on all before it, so two prompts share
+    a name exactly where they agree from the start. Words, of a prompt or of a chat's messages, are cut by
+    characters; nothing else has blocks.
+    """
+    if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        step = KV_BLOCK_TOKENS
+    else:
+        prompt, step = words_of(prompt), KV_BLOCK_TOKENS * CHARACTERS_PER_TOKEN
+    names, name = [], 0
+    for end in range(step, len(prompt) + 1, step):
+        piece = prompt[end - step : end]
+        name = hash((name, piece if isinstance(piece, str) else tuple(piece)))
+        names.append(name)
+    return names
+
+
+def words_of(prompt: object) -> str:
+    """A prompt that is text, or the messages of a chat one after the other; else nothing."""
+    if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
+        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
+    return prompt if isinstance(prompt, str) else ""
+
+
+class Numbers:
+    """Names to numbers below `size`, and back; a number is free until it is given, and once it is dropped."""
+
+    def __init__(self, size: int) -> None:
+        self.of_name: dict[int, int] = {}
+        self.names = [0] * size
+        self.free = list(range(size - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def give(self, names: Sequence[int]) -> npt.NDArray[np.int32]:
+        """The numbers of `names`, of which at most as many are new as there are free ones."""
+        numbers = np.empty(len(names), np.int32)
+        for k, name in enumerate(names):
+            number = self.of_name.get(name)
+            if number is None:
+                number = self.of_name[name] = self.free.pop()
+                self.names[number] = name
+            numbers[k] = number
+        return numbers
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            del self.of_name[self.names[number]]
+        self.free.extend(numbers)
+
+    def grow(self, size: int) -> None:
+        self.free.extend(range(size - 1, len(self.names) - 1, -1))
+        self.names.extend([0] * (size - len(self.names)))

@@ -1,0 +1,293 @@
+"""`plan validate --url`: the traffic against a deployment that others run, by the client's clock.
+
+First the endpoint is asked what it is (planner/runtime/probe.py), then requests warm it up, one in the first
+second and twice as many in each further one up to the traffic's rate, so that a wrong address is not hit at
+once. The traffic itself is sent at its own times, whatever comes back: nothing is sent again, and a request
+that a gateway refuses is an outcome. Where too many fail the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from planner.errors import InputError
+from planner.policies import by_tenant
+from planner.runtime.analysis import Wanted
+from planner.runtime.budget import SendingBudget, is_spent
+from planner.runtime.endpoint import PROBE_TIMEOUT_S, Endpoint, EndpointAnswer, EndpointError, post_request
+from planner.runtime.engine_clock import EngineClock
+from planner.runtime.live_replay import JournalFile, Sent, Status, request_name, send_at_times
+from planner.runtime.probe import ProbedEndpoint, Probing, refusal_message
+from planner.traffic.trace import Trace
+
+FATAL_CODES = (301, 302, 303, 307, 308, 401, 402, 403, 404)  # no request after one of these can do better
+RECENT = 50  # requests of which a share may fail
+LEAST_FAILED = 5
+IN_A_ROW = 10
+WARM_UPS_PER_WORKER, MOST_WARM_UPS = 4, 256
+WARM_UP_OUTPUT_TOKENS = 8
+WARM_UP_FRAC = 0.1  # of the budget, probes included
+TEXT_MARGIN_FRAC = 0.5  # by which a prompt of text may be longer than was measured
+
+
+@dataclass(slots=True)
+class Failures:
+    """Ends a run where more than a share of the last RECENT requests failed, or IN_A_ROW did."""
+
+    endpoint: Endpoint
+    sent_rps: float
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # 1 failed
+    codes: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    in_a_row: int = 0
+    last: EndpointAnswer = field(default_factory=EndpointAnswer)
+
+    def note_answer(self, answer: EndpointAnswer) -> None:
+        """Raises EndpointError where no more should be sent."""
+        endpoint = self.endpoint
+        if answer.code in FATAL_CODES:
+            raise EndpointError(f"{endpoint.url}: {refusal_message(endpoint, answer)}")
+        self.recent.append(not answer.is_good)
+        self.codes.append(answer.code)
+        self.in_a_row = 0 if answer.is_good else self.in_a_row + 1
+        failed, limit = sum(self.recent), endpoint.max_failed_frac
+        if answer.is_good:
+            return
+        self.last = answer
+        if (limit == 0 or failed >= LEAST_FAILED) and (failed > limit * RECENT or self.in_a_row >= IN_A_ROW):
+            self._raise_error()
+
+    def have_ended(self) -> None:
+        """Likewise where no more will come, and most have failed."""
+        if 2 * sum(self.recent) > len(self.recent):
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        endpoint, answer, failed = self.endpoint, self.last, sum(self.recent)
+        if endpoint.max_failed_frac >= 1:
+            return
+        limited = sum(code == 429 for code in self.codes)
+        if 2 * limited > failed:
+            wait = f" (Retry-After: {answer.retry_after})" if answer.retry_after else ""
+            raise EndpointError(
+                f"{endpoint.host} limits requests: {limited} of the last {len(self.recent)} got HTTP "
+                f"429{wait} at up to {self.sent_rps:.3g} requests/s; raise its limit, send less (--rate), or "
+                "count refusals as outcomes (--max-failed 1)"
+            )
+        raise EndpointError(
+            f"{endpoint.host}: {failed} of the last {len(self.recent)} requests failed, the last with "
+            f"{answer.trouble!r}; more than --max-failed {endpoint.max_failed_frac:g} ends the run"
+        )
+
+
+@dataclass(slots=True)
+class ToEndpoint:
+    """Sends requests of the trace in the endpoint's dialect; a `replay.Sender`."""
+
+    wanted: Wanted
+    client: aiohttp.ClientSession
+    endpoint: Endpoint
+    probed: ProbedEndpoint
+    budget: SendingBudget
+    failures: Failures
+    longer_frac: float = 1.0  # by which prompts were longer than asked for, at most so far
+    charged_usd: dict[int, float] = field(default_factory=dict)
+    trouble: dict[int, EndpointError] = field(default_factory=dict)
+    is_spent: bool = False
+    inexact: int = 0
+
+    def body(self, request: int) -> bytes:
+        trace, dialect = self.wanted.trace, self.probed.dialect
+        prompt = dialect.prompt_of(
+            trace, request, self.wanted.seed, shares_prefixes=self.wanted.shares_prefixes
+        )
+        is_by_tenant = by_tenant(self.wanted.fleet.policies)  # else nobody's name goes out
+        user = trace.tenants[trace.tenant[request]] if trace.tenants and is_by_tenant else ""
+        return dialect.body(self.probed.model, prompt, int(trace.output_tokens[request]), user)
+
+    def may_send(self, request: int) -> bool:
+        trace, dialect = self.wanted.trace, self.probed.dialect
+        inputs = max(float(trace.input_tokens[request]), dialect.added_tokens + dialect.tokens_per_word)
+        if not dialect.by_ids:
+            inputs *= 1 + TEXT_MARGIN_FRAC
+        inputs = math.ceil(inputs * self.longer_frac)
+        charged = self.budget.charge(inputs, int(trace.output_tokens[request]))
+        if charged is None:
+            self.is_spent = True
+            return False
+        self.charged_usd[request] = charged
+        return True
+
+    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        def now_s() -> float:
+            return round(time.monotonic() - start_s, 6)
+
+        trace, sent_s = self.wanted.trace, now_s()
+        answer = await post_request(
+            self.client,
+            self.endpoint,
+            self.probed.dialect.path,
+            body,
+            int(trace.output_tokens[request]),
+            now_s=now_s,
+            name=request_name(part, request),
+        )
+        self.budget.settle(self.charged_usd.pop(request), answer)
+        if answer.input_tokens:
+            longer = answer.input_tokens / float(trace.input_tokens[request])
+            self.longer_frac = max(self.longer_frac, longer if self.probed.dialect.by_ids else longer / 1.5)
+        self.inexact += answer.is_good and not answer.is_exact
+        if answer.code in FATAL_CODES:
+            self.failures.note_answer(answer)  # before it is an outcome: it may be sent once that is mended
+        try:
+            self.failures.note_answer(answer)
+        except EndpointError as error:
+            self.trouble[request] = error
+        status: Status = "finished"
+        if not answer.is_good:
+            status = "rejected" if answer.code in (400, 413, 422, 429, 503) else "failed"
+        due = round(due_s, 6)
+        tokens = answer.token_s
+        return Sent(
+            request, part, due, sent_s, now_s(), status, answer.trouble, (), tokens, answer.input_tokens
+        )
+
+    def ended(self, sent: Sent) -> None:
+        if sent.request in self.trouble:
+            raise self.trouble[sent.request]
+
+
+async def measure_endpoint(
+    wanted: Wanted, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
+) -> None:
+    """Ask, warm up, send the missing requests as far as the budget goes, write down how it went."""
+    from profiling.machine import describe
+
+    endpoint = wanted.endpoint
+    assert endpoint is not None
+    budget = SendingBudget(endpoint, journal)
+    part = len(journal.read().parts)
+    longest = int(np.max(wanted.trace.input_tokens + wanted.trace.output_tokens))
+    async with endpoint.client() as client, EngineClock(endpoint.prometheus) as clock:
+        await clock.check()
+        probing = Probing(client, endpoint, budget)
+        probed = await probing.probe_endpoint(wanted.fleet.llm.name, longest, progress)
+        rate_rps = rate_of(wanted.trace, missing)
+        failures = Failures(endpoint, rate_rps)
+        warm_ups = await warm_up(wanted, client, probed, budget, failures, progress)
+        await clock.start(probed.model)
+        sender = ToEndpoint(wanted, client, endpoint, probed, budget, failures)
+        load = os.getloadavg()[0]
+        record: dict[str, Any] = {"part": part, "events": [], "router": {}, "engines": []}
+        record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "spare_cores": None}
+        try:
+            sent = await send_at_times(wanted.trace, missing, sender, journal, part=part, progress=progress)
+            if sender.is_spent and not sent and not part:
+                raise EndpointError(
+                    f"the budget does not last for one request of the traffic ({budget.describe_use()} used "
+                    "before it); raise --max-requests or --max-usd"
+                )
+            if sender.is_spent:
+                journal.write({"budget_ended": budget.limit_values()})
+            record["engine_clock"] = await clock.end(progress)
+        finally:
+            record["load_average"] = [load, os.getloadavg()[0]]
+            record["endpoint"] = {
+                "url": endpoint.url,
+                "model": probed.model,
+                **probed.dialect.as_dict(),
+                "round_trip_s": probed.round_trip_s,
+                "requests_before": probing.sent + warm_ups,
+                "answers_without_exact_tokens": sender.inexact,
+                "notes": list(probed.notes),
+            }
+            journal.write({"record": record})
+
+
+def rate_of(trace: Trace, requests: list[int]) -> float:
+    """Mean rate [requests/s]; of one request 1."""
+    arrival_s = trace.arrival_s[requests]
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    return len(requests) / span_s if span_s > 0 else 1.0
+
+
+def warm_up_times(rate_rps: float, requests: int) -> list[float]:
+    """One request in the first second, twice as many in each further one, up to `rate_rps`."""
+    times, at_s = [], 0.0
+    for _ in range(requests):
+        times.append(at_s)
+        at_s += 1 / max(1.0, min(2.0 ** math.floor(at_s), rate_rps))
+    return times
+
+
+async def warm_up(
+    wanted: Wanted,
+    client: aiohttp.ClientSession,
+    probed: ProbedEndpoint,
+    budget: SendingBudget,
+    failures: Failures,
+    progress: Callable[[str], None],
+) -> int:
+    """Requests of the trace's median length before the traffic; how many there were. They take at most
+    WARM_UP_FRAC of the budget."""
+    endpoint, dialect = budget.endpoint, probed.dialect
+    tokens = int(np.median(wanted.trace.input_tokens))
+    wished = max(WARM_UPS_PER_WORKER * wanted.fleet.workers, math.ceil(2 * failures.sent_rps))
+    times = warm_up_times(failures.sent_rps, min(wished, MOST_WARM_UPS))
+    progress(f"warming up: {len(times)} requests in {times[-1]:.0f} s")
+    start_s = time.monotonic()
+    seen = Failures(endpoint, failures.sent_rps)
+
+    async def one(number: int, charged_usd: float) -> None:
+        prompt = dialect.prompt(tokens, number, wanted.seed + 1)
+        body = dialect.body(probed.model, prompt, WARM_UP_OUTPUT_TOKENS)
+        answer = await post_request(
+            client,
+            endpoint,
+            dialect.path,
+            body,
+            WARM_UP_OUTPUT_TOKENS,
+            name=f"warm-up-{number}",
+            timeout_s=min(endpoint.timeout_s, PROBE_TIMEOUT_S),
+        )
+        budget.settle(charged_usd, answer)
+        seen.note_answer(answer)
+
+    sent = 0
+    try:
+        async with asyncio.TaskGroup() as group:
+            for at_s in times:
+                await asyncio.sleep(start_s + at_s - time.monotonic())
+                inputs = math.ceil(tokens * (1 if dialect.by_ids else 1 + TEXT_MARGIN_FRAC))
+                charged = budget.charge(inputs, WARM_UP_OUTPUT_TOKENS, share_frac=WARM_UP_FRAC)
+                if charged is None:
+                    break
+                group.create_task(one(sent, charged))
+                sent += 1
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    seen.have_ended()
+    return sent
+
+
+def is_complete(wanted: Wanted, journal: JournalFile) -> bool:
+    """Whether nothing is left to send, because all was or because the budget is spent."""
+    read = journal.read()
+    if not read.missing(wanted.trace):
+        return True
+    return wanted.endpoint is not None and bool(read.parts) and is_spent(journal, wanted.endpoint)
+
+
+def check_comparable(wanted: Wanted) -> None:
+    """Raises InputError for what cannot be compared with a deployment of others."""
+    if wanted.fleet.lora is not None:
+        raise InputError("lora: our replays name no adapters; validate the plan without lora")

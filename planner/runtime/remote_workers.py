@@ -1,0 +1,126 @@
+"""Workers that somebody else keeps alive, by their addresses: our router before a deployment of manifests.
+
+The router asks each for its /health and sends to those that answer. It does not see a worker that dies and is
+back between two questions: that one is thought to cache what it cached before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from planner.documents.warm_up import WarmPrompt
+from planner.errors import InputError
+from planner.fleet import Fleet, Role
+from planner.runtime.router import LiveRouter, RouterSettings
+from planner.runtime.service import serve_until_drained
+
+LOG = logging.getLogger("fleetplan.workers")
+HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
+
+
+@dataclass
+class Remote:
+    """A worker as the router sees it: its answers bear no name of ours."""
+
+    name: str
+    url: str
+    identity: str = ""
+    is_up: bool = False
+    starts: int = 0
+    gave_up: str = ""
+    can_turn = False  # whoever starts it chose its role
+
+    def turn(self, role: Role) -> None:
+        raise NotImplementedError
+
+    async def watch(self, every_s: float) -> None:
+        """Up while it answers /health, down once it did not so many times in a row."""
+        failures = HEALTH_FAILURES
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as client:
+            while True:
+                failures = 0 if await self._is_healthy(client) else failures + 1
+                if self.is_up != (failures < HEALTH_FAILURES):
+                    self.is_up = not self.is_up
+                    LOG.warning("worker %s: %s", self.name, "up" if self.is_up else "does not answer /health")
+                await asyncio.sleep(every_s)
+
+    async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
+        try:
+            async with client.get(f"{self.url}/health", allow_redirects=False) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+
+def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
+    """`POOL=URL,URL...` -> addresses per pool, in order."""
+    addresses: dict[str, list[str]] = {}
+    for text in given:
+        pool, equals, urls = text.rpartition("=")
+        if not (pool and equals and urls):
+            raise InputError(f"--workers: expected POOL=URL,URL..., found {text[:200]!r}")
+        addresses.setdefault(pool, []).extend(url.strip().rstrip("/") for url in urls.split(","))
+    return addresses
+
+
+def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) -> list[Remote]:
+    """The fleet's workers in its order; an address for each, and none twice."""
+    pools = {pool.name: pool.count for pool in fleet.running_pools}
+    if unknown := set(addresses) - set(pools):
+        raise InputError(f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(pools)}")
+    for name, count in pools.items():
+        if (given := len(addresses.get(name, ()))) != count:
+            raise InputError(f"--workers: {name}: the plan has {count} workers, found {given} addresses")
+    every = [url for urls in addresses.values() for url in urls]
+    for url in every:
+        try:
+            parts = urlsplit(url)
+            is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            is_whole = False
+        if not is_whole or parts.path or parts.query or parts.fragment or parts.username is not None:
+            raise InputError(
+                f"--workers: expected an address such as http://10.0.0.1:8001, found {url[:200]!r}"
+            )
+        if every.count(url) > 1:
+            raise InputError(f"--workers: {url} is given twice")
+    return [Remote(f"{name}-{number}", url) for name in pools for number, url in enumerate(addresses[name])]
+
+
+@asynccontextmanager
+async def watch_health(workers: Sequence[Remote], every_s: float = HEALTH_EVERY_S) -> AsyncIterator[None]:
+    """Their health is asked for until the block ends."""
+    tasks = [asyncio.ensure_future(worker.watch(every_s)) for worker in workers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(
+    fleet: Fleet,
+    addresses: Mapping[str, Sequence[str]],
+    settings: RouterSettings,
+    sockets: Sequence[socket.socket],
+    *,
+    drain_s: float,
+    say: Callable[[str], None],
+    warm_up: Sequence[WarmPrompt] = (),
+) -> None:
+    """Our router before workers that run elsewhere, until it has drained or is cancelled."""
+    workers = make_remote_workers(fleet, addresses)
+    router = LiveRouter(workers, fleet, settings, warm_up=warm_up)
+    async with watch_health(workers):
+        await serve_until_drained(
+            router, sockets, f"{len(workers)} workers elsewhere", drain_s=drain_s, say=say
+        )

@@ -1,0 +1,372 @@
+"""A validation as one document of plain values: what validation.json holds and --json prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.fleet import Fleet
+from planner.reports.words import describe
+from planner.runtime.analysis import Validation
+from planner.runtime.live_replay import lateness_s
+from planner.runtime.measured_against_simulated import MeasuredComparison, PercentileRow, outside_s
+from planner.runtime.own_clock import stolen_frac
+from planner.runtime.replanned import MOST_TIMES, Replanned
+from planner.runtime.step_fits import counts_others
+from planner.units import percentile_name, show_s
+
+Floats = npt.NDArray[np.float64]
+STOLEN_FRAC = 0.03  # of an engine's time: beyond it the verdict says that the machine was busy
+REHEARSED = (
+    "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
+    "chain, not the plan on a GPU."
+)
+STATUSES = ("finished", "rejected", "failed", "unsent")
+
+
+def validation_document(validation: Validation) -> dict[str, Any]:
+    """Everything a program may want to know; what never happened is null."""
+    run, comparison = validation.measurement, validation.comparison
+    sent = list(run.journal.sent.values())
+    outside = outside_s(run)
+    answer = {
+        "verdict": verdict_text(validation),
+        "agrees": comparison.agrees,
+        "slo_kept": validation.slo_holds if validation.wanted.slo.limits else None,
+        "slo_kept_by_client": _is_kept_by_client(validation),
+        "requests": len(run.trace),
+        **{status: sum(one.status == status for one in sent) for status in STATUSES},
+        "compared": int(comparison.chosen.sum()),
+        "reasons": _reason_counts(validation),
+        "times": "engines' step logs" if run.is_timed_by_engines else "client",
+        "outside_engine_s": {"p50": _quantile(outside, 0.5), "p99": _quantile(outside, 0.99)},
+        "client_late_s": lateness_s(sent),
+        "stolen_frac": stolen_frac_by_engine(validation),
+        "prefix_hits": {
+            "predicted_frac": comparison.predicted.requests.token_hit_frac,
+            "measured_frac": comparison.measured.requests.token_hit_frac,
+        },
+        "tolerances": {
+            "p50_frac": comparison.tolerances.p50_frac,
+            "p90_frac": comparison.tolerances.p90_frac,
+            "attainment_frac": comparison.tolerances.attainment_frac,
+        },
+        **{
+            name: [row.as_dict() for row in side.rows] if side else None
+            for name, side in (
+                ("errors", comparison),
+                ("errors_undisturbed", validation.undisturbed),
+                ("errors_corrected", validation.after),
+            )
+        },
+        "attainment": {
+            "predicted": comparison.predicted_verdict.attainment_frac,
+            "measured": comparison.measured_verdict.attainment_frac,
+            "client": (validation.by_client or comparison).measured_verdict.attainment_frac,
+        },
+        "slo": _slo_lines(comparison),
+        "scatter": {
+            metric: _scatter_summary(*comparison.scatter(metric)) for metric in ("ttft", "tpot", "e2e")
+        },
+        "steps": [
+            {
+                "pool": one.pool,
+                "steps": len(one.table.y),
+                "bias_frac": one.bias_frac,
+                "mean_error_frac": dict(one.errors),
+            }
+            for one in validation.steps
+        ],
+        "corrections": [
+            {
+                "pool": one.pool,
+                "held_out_before_frac": one.held_out_before_frac,
+                "held_out_after_frac": one.held_out_after_frac,
+                **one.calibrated.as_dict(),
+            }
+            for one in validation.corrections
+        ],
+        "replanned": None
+        if validation.replanned is None
+        else _replanned_document(validation.replanned, validation.plan_fleet),
+        "parts": [dict(record) for record in validation.records],
+        "endpoint": endpoint_document(validation),
+        "machine": dict(validation.machine),
+        "notes": reader_notes(validation),
+        "run": validation.wanted.identity(),
+    }
+    plain: dict[str, Any] = _json_value(answer)
+    return plain
+
+
+def endpoint_document(validation: Validation) -> dict[str, Any] | None:
+    """What was measured in place of our engines, how it was asked, and what its engines counted meanwhile."""
+    if validation.lengths is None:
+        return None
+    about: dict[str, Any] = next(
+        (record["endpoint"] for record in reversed(validation.records) if "endpoint" in record), {}
+    )
+    details = {key: value for key, value in about.items() if key != "notes"}
+    counted = validation.engine_times
+    return {
+        **details,
+        "lengths": validation.lengths.as_dict(),
+        "engines": None
+        if counted is None
+        else {
+            "requests": counted.requests,
+            "preemptions": counted.preemptions,
+            "prefix_hit_frac": counted.hit_frac,
+            "times": engine_rows(validation),
+        },
+    }
+
+
+def engine_rows(validation: Validation) -> list[dict[str, Any]]:
+    """Means by the engines' own clock, as predicted and as the client saw them [s], and edges of their
+    histograms below which percentiles lie."""
+    if validation.engine_times is None:
+        return []
+    sides = {"predicted": validation.comparison.predicted, "client": validation.comparison.measured}
+    rows = []
+    for metric, times_s in validation.engine_times.times_s.items():
+        row: dict[str, Any] = {"metric": metric, "engine_mean_s": times_s["mean"]}
+        for name, run in sides.items():
+            values, weights = run.gap_s, run.gap_weight
+            if metric != "tbt":
+                values = getattr(run.requests, f"{metric}_s")[run.requests.status == 0]
+                values, weights = values[np.isfinite(values)], np.ones(np.isfinite(values).sum())
+            row[f"{name}_mean_s"] = float(np.average(values, weights=weights)) if len(values) else None
+        rows.append(row | {f"engine_{key}_s": value for key, value in times_s.items() if key != "mean"})
+    return rows
+
+
+def verdict_text(validation: Validation) -> str:
+    """The result in a few sentences."""
+    comparison = validation.comparison
+    if not comparison.judged_rows:
+        text = "Nothing was measured that could be compared."
+    else:
+        worst = max(comparison.judged_rows, key=_used_frac)
+        agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
+        text = (
+            f"{agreed} with the measurement: the largest error for what is allowed is "
+            f"{signed_percent(worst.error_frac)} ({worst.metric} "
+            f"{percentile_name(worst.percentile_frac)}; allowed "
+            f"{100 * (worst.tolerance_frac or 0):g} %)."
+        )
+    if not comparison.attainment_agrees:
+        predicted, measured = comparison.predicted_verdict, comparison.measured_verdict
+        text += (
+            f" Attainment was predicted as {_percent(predicted.attainment_frac)} and measured as "
+            f"{_percent(measured.attainment_frac)} (allowed {100 * comparison.tolerances.attainment_frac:g} "
+            "points)."
+        )
+    if validation.wanted.engine == "rehearsal":
+        text = f"{REHEARSED} {text}"
+    sent = validation.measurement.journal.sent.values()
+    if lost := sum(one.status != "finished" for one in sent):
+        text += f" {lost} of {len(validation.measurement.trace)} requests did not finish"
+        unsent = sum(one.status == "unsent" for one in sent)
+        text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
+    if validation.wanted.slo.limits:
+        text += f" The SLO was {'kept' if validation.slo_holds else 'MISSED'} on the engines"
+        text += f", and {'kept' if comparison.predicted_verdict.holds else 'missed'} in the simulation."
+        client = validation.by_client
+        if client is not None and client.measured_verdict.holds != validation.slo_holds:
+            text += f" By the client's clock, router and network included, it was {_kept_word(client)}."
+    if validation.replanned is not None:
+        text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet)}"
+    most = max(stolen_frac_by_engine(validation).values(), default=0.0)
+    if most > STOLEN_FRAC:
+        text += (
+            " The engines did not have the machine to themselves: others, API servers, router and client "
+            f"among them, ran in {100 * most:.0f} % of the time of an engine's steps"
+        )
+        if validation.undisturbed and _worst_error_frac(validation.undisturbed) < _worst_error_frac(
+            comparison
+        ):
+            alone = f"{100 * _worst_error_frac(validation.undisturbed):.1f} %"
+            text += f", which queues multiply. Without interruptions the largest error is {alone}"
+        text += "."
+    return text
+
+
+def reader_notes(validation: Validation) -> list[str]:
+    """What a reader must know before the figures."""
+    sentences = list(validation.wanted.notes)
+    known = (part.get("spare_cores") for part in validation.records)
+    spare = [cores for cores in known if cores is not None]
+    if (
+        validation.wanted.engine == "vllm"
+        and min(spare, default=1) <= 0
+        and not counts_others(validation.wanted.fleet)
+    ):
+        sentences.append(
+            "The engines take every core of this machine, and their API servers, the router and the client "
+            "take from the same: steps last longer than a profile of one engine says (docs/validation.md)."
+        )
+    planned = {pool.name: pool.type.kv_tokens for pool in validation.wanted.fleet.pools}
+    smaller_kv_tokens = {
+        engine["worker"]: engine["kv_tokens"]
+        for part in validation.records
+        for engine in part["engines"]
+        if engine.get("kv_tokens", math.inf) < planned[engine["worker"].rpartition("-")[0]]
+    }
+    sentences += [
+        f"{worker} holds {tokens:,} KV tokens, where the plan counts on "
+        f"{planned[worker.rpartition('-')[0]]:,}: it takes fewer requests at once than was predicted."
+        for worker, tokens in smaller_kv_tokens.items()
+    ]
+    return sentences
+
+
+def _used_frac(row: PercentileRow) -> float:
+    """Share of what is allowed."""
+    error_frac = abs(row.error_frac)
+    return error_frac / row.tolerance_frac if row.tolerance_frac else math.inf if error_frac else 0.0
+
+
+def _kept_word(comparison: MeasuredComparison) -> str:
+    return "kept" if comparison.measured_verdict.holds else "MISSED"
+
+
+def _percent(frac: float) -> str:
+    return f"{100 * frac:.1f} %"
+
+
+def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
+    """What the plan would be with the corrected fits."""
+    still = "keeps" if again.kept_after else "MISSES"
+    by_own = "as by its own"
+    if again.kept_before != again.kept_after:
+        by_own = f"by its own it {'keeps' if again.kept_before else 'misses'} it"
+    fewest = [
+        f"more than {MOST_TIMES} times the plan's" if smallest is None else describe(smallest)
+        for smallest in (again.fewest_after, again.fewest_before)
+    ]
+    least = "the fewest workers that keep it" if again.is_exact else "workers of which no pool can spare one"
+    return (
+        f"With the corrected fits the plan ({describe(fleet)}) {still} the SLO on its whole traffic in the "
+        f"simulation, {by_own}; {least}: {fewest[0]}, by its own fits {fewest[1]}."
+    )
+
+
+def _worst_error_frac(comparison: MeasuredComparison) -> float:
+    """The largest relative error of a percentile that is judged."""
+    return max((abs(row.error_frac) for row in comparison.judged_rows), default=math.nan)
+
+
+def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
+    """Of each engine with a clock of its own: the share of its steps' time that others took."""
+    run = validation.measurement
+    return {
+        name: stolen_frac(log, run.journal.parts[0].start_s)
+        for name, log in run.logs.items()
+        if log.has_own_clock
+    }
+
+
+def _is_kept_by_client(validation: Validation) -> bool | None:
+    """Whether the SLO was kept by the client's clock; None where nothing was promised."""
+    if not validation.wanted.slo.limits:
+        return None
+    return (validation.by_client or validation.comparison).measured_verdict.holds
+
+
+def _replanned_document(again: Replanned, fleet: Fleet) -> dict[str, Any]:
+    """Workers per pool: of the plan, and the fewest that keep the SLO by either fits (null: not found)."""
+    fleets = {"plan": fleet, "fewest_by_own_fits": again.fewest_before, "fewest": again.fewest_after}
+    return {
+        "kept_by_own_fits": again.kept_before,
+        "kept": again.kept_after,
+        "is_exact": again.is_exact,
+        **{
+            name: None if one is None else {pool.name: pool.count for pool in one.running_pools}
+            for name, one in fleets.items()
+        },
+    }
+
+
+def _reason_counts(validation: Validation) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in validation.measurement.journal.sent.values():
+        if one.reason:
+            counts[one.reason] = counts.get(one.reason, 0) + 1
+    return counts
+
+
+def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
+    return [
+        {
+            "limit": p.limit.name,
+            "limit_s": p.limit.limit_s,
+            "predicted_kept_frac": p.kept_frac,
+            "measured_kept_frac": m.kept_frac,
+            "predicted_holds": p.holds,
+            "measured_holds": m.holds,
+        }
+        for p, m in zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
+    ]
+
+
+def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | None]:
+    """Request by request: median of the absolute relative errors, and the share within 20 %."""
+    if not len(measured):
+        return {"median_error_frac": None, "within_20_percent_frac": None}
+    errors = np.abs(predicted / measured - 1)
+    return {
+        "median_error_frac": float(np.median(errors)),
+        "within_20_percent_frac": float((errors <= 0.2).mean()),
+    }
+
+
+def _quantile(values: Floats, frac: float) -> float | None:
+    return float(np.quantile(values, frac)) if len(values) else None
+
+
+def _json_value(value: Any) -> Any:
+    """JSON's own types; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def signed_percent(frac: float) -> str:
+    return "-" if not math.isfinite(frac) else f"{100 * frac:+.1f} %"
+
+
+def error_rows(validation: Validation) -> list[dict[str, str]]:
+    """The errors, for a table: here and on the command line."""
+    quiet = "without interruptions"
+    fixed = "and corrected fits" if validation.undisturbed else "with corrected fits"
+    if validation.as_run and not validation.undisturbed:
+        fixed = f"{quiet}, {fixed}"
+    sides = {quiet: validation.undisturbed, fixed: validation.after}
+    others = {
+        name: {(row.metric, row.percentile_frac): row.error_frac for row in side.rows}
+        for name, side in sides.items()
+        if side is not None
+    }
+    return [
+        {
+            "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
+            "predicted": show_s(row.predicted_s),
+            "measured": show_s(row.measured_s),
+            "error": signed_percent(row.error_frac),
+            "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
+            **{
+                name: signed_percent(side.get((row.metric, row.percentile_frac), math.nan))
+                for name, side in others.items()
+            },
+        }
+        for row in validation.comparison.rows
+    ]

@@ -1,0 +1,437 @@
+"""A validation as files: validation.json, requests.csv as measured, the corrected fleet, and report.html."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.calibrate.fitting import fit_yaml
+from planner.documents.fleet_file import fleet_document
+from planner.domain import Metric
+from planner.files.checked_files import to_yaml
+from planner.reports import charts
+from planner.reports.curves import POINTS as CURVE_POINTS
+from planner.reports.drawing import BLUE, GUIDE, VERMILLION, Figure
+from planner.reports.output import requests_csv
+from planner.reports.page import charts as drawn
+from planner.reports.page import headline, page, section, table
+from planner.runtime.analysis import Validation
+from planner.runtime.measured_against_simulated import MeasuredComparison, Run
+from planner.runtime.step_fits import with_corrections
+from planner.runtime.validation_document import (
+    STATUSES,
+    endpoint_document,
+    engine_rows,
+    error_rows,
+    signed_percent,
+    validation_document,
+    verdict_text,
+)
+from planner.simulator import Verdict
+from planner.units import show_s
+
+Floats = npt.NDArray[np.float64]
+POINTS = 1500  # of a scatter chart
+METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
+LATE_S = 0.05  # a client later than this could not keep up with the trace
+
+
+def render_files(validation: Validation) -> dict[str, str]:
+    """Path -> content of all that `plan validate -o DIR` leaves besides the journal and the logs."""
+    wanted = validation.wanted
+    fleets = {
+        "corrected.yaml": with_corrections(wanted.fleet, validation.corrections)
+        if validation.corrections
+        else None,
+        "as-run.yaml": validation.as_run,
+    }
+    fits = {
+        f"catalog/latency/{name}": fit_yaml(fit, command="plan validate")
+        for name, fit in validation.fits.items()
+    }
+    return {
+        "validation.json": json.dumps(validation_document(validation), indent=2, allow_nan=False) + "\n",
+        "requests.csv": requests_csv(validation.comparison.measured.requests),
+        "report.html": _html(validation),
+        **{
+            name: to_yaml(fleet_document(fleet) | {"max_model_len": wanted.max_model_len})
+            for name, fleet in fleets.items()
+            if fleet is not None
+        },
+        **fits,
+    }
+
+
+def _html(validation: Validation) -> str:
+    fleet, values = validation.wanted.fleet, validation_document(validation)
+    lead = [verdict_text(validation), *values["notes"]]
+    if values["client_late_s"] > LATE_S:
+        lead.append(
+            f"Mind: the client was up to {show_s(values['client_late_s'])} late; it could not keep up."
+        )
+    body = [
+        f"<header><p class=eyebrow>Validation · {escape(fleet.llm.name)}</p>",
+        f"<h1>{_title(validation.comparison)}</h1>",
+        *(f"<p class=lead>{escape(text)}</p>" for text in lead),
+        "</header>",
+        _headline(values),
+        section(
+            "Predicted and measured",
+            _table(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
+        ),
+        section("Distributions", drawn(_distributions(validation))),
+        section("The promise", _slo(validation)),
+        section("Request by request", _by_request(validation)),
+        section("Step by step", _steps(validation)),
+        *([section("The endpoint", _endpoint(validation))] if validation.lengths is not None else []),
+        section(
+            "Engines", _engines(values, {pool.name: pool.type.kv_tokens for pool in fleet.running_pools})
+        ),
+    ]
+    footer = (
+        f"Measured on {values['machine'].get('device', 'a machine that was not noted')}; requests.csv holds "
+        "every request as measured, validation.json everything on this page, corrected.yaml the fleet with "
+        "corrected step times, catalog/ these step times for plan --catalog."
+    )
+    return page(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
+
+
+def _title(comparison: MeasuredComparison) -> str:
+    if not comparison.judged_rows:
+        return "Nothing could be compared"
+    return "The prediction agrees" if comparison.agrees else "The prediction is off"
+
+
+def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
+    if not lines:
+        return "<p class=note>None.</p>"
+    head = list(dict.fromkeys(key for line in lines for key in line))  # a line may lack some: no correction
+    cells = [[str(line.get(key, "-")) for key in head] for line in lines]
+    return table(head, cells, caption=caption, numeric=numeric)
+
+
+def _headline(values: Mapping[str, Any]) -> str:
+    lost = values["requests"] - sum(values[status] for status in STATUSES)
+    hits = values["prefix_hits"]
+    return headline(
+        [
+            (
+                "Requests",
+                str(values["requests"]),
+                f"{values['finished']} finished, {values['rejected']} rejected, "
+                f"{values['failed']} failed, {values['unsent']} unsent, {lost} lost",
+            ),
+            (
+                "Attainment",
+                _share(values["attainment"]["measured"] if values["slo"] else None),
+                f"predicted {_share(values['attainment']['predicted'])}, by the client's clock "
+                f"{_share(values['attainment']['client'])}"
+                if values["slo"]
+                else "no SLO was given",
+            ),
+            (
+                "Times",
+                "engine" if values["times"] != "client" else "client",
+                f"taken from the {values['times']}",
+            ),
+            (
+                "Outside the engine",
+                show_s(values["outside_engine_s"]["p50"] or math.nan),
+                "median from the client's send to the engine's receipt",
+            ),
+            *(
+                [
+                    (
+                        "Prefix hits",
+                        _share(hits["measured_frac"]),
+                        f"predicted {_share(hits['predicted_frac'])}",
+                    )
+                ]
+                if hits["measured_frac"] is not None
+                else []
+            ),
+        ]
+    )
+
+
+def _share(frac: float | None) -> str:
+    return "-" if frac is None else f"{100 * frac:.2f} %"
+
+
+def _errors_note(values: Mapping[str, Any]) -> str:
+    return (
+        f"<p class=note>{values['compared']} requests that arrived after the warm-up and finished on both "
+        "sides. Error: predicted over measured, less one. Without interruptions (engines on a CPU): on the "
+        "engines' own clocks, which stand still while the machine works for others; each worker by itself. "
+        "Sessions: from the first request's arrival to the last one's end, and (served) the part of that in "
+        "which a request was with the engines; what router and client take between turns is measured only. "
+        "Corrected fits follow this run's own steps: what is left is not step times.</p>"
+    )
+
+
+def all_figures(validation: Validation) -> list[Figure]:
+    """All charts of the page."""
+    return [*_distributions(validation), *_scatters(validation), *_step_charts(validation)]
+
+
+def _distributions(validation: Validation) -> list[Figure]:
+    comparison = validation.comparison
+    sides = {"measured": comparison.measured, "predicted": comparison.predicted}
+    pictured = []
+    for metric in METRICS:
+        curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
+        if all(len(curve[0]) for curve in curves.values()):
+            name = charts.METRIC_NAMES[metric]
+            caption = f"Distribution of the {name}, as measured and as predicted."
+            pictured.append(Figure(metric, _curves_chart(curves, name), caption))
+    return pictured
+
+
+def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
+    """(value, share at or below), thinned to what a chart can show."""
+    values, weights = run.values_s(metric, comparison.chosen)
+    order = np.argsort(values)
+    share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
+    at = np.unique(np.linspace(0, len(values) - 1, min(len(values), CURVE_POINTS)).astype(int))
+    return values[order][at], share[at] / share[-1] if len(share) else share
+
+
+def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Any:
+    import altair as alt
+
+    names = list(curves)
+    lines = [
+        {"x": max(x, 1e-6), "y": y, "what": name}
+        for name, (values, share) in curves.items()
+        for x, y in zip(values.tolist(), share.tolist(), strict=True)
+    ]
+    colours = alt.Scale(domain=names, range=[VERMILLION, BLUE])
+    dashes = alt.Scale(domain=names, range=[[1, 0], [4, 2]])
+    legend = alt.Legend(title=None, orient="top", symbolType="stroke")
+    data: Any = alt.Data
+    return (
+        alt.Chart(data(values=_rounded(lines)))
+        .mark_line(strokeWidth=1.8, interpolate="step-after")
+        .encode(
+            x=alt.X(
+                "x:Q",
+                scale=alt.Scale(type="log", nice=False),
+                axis=alt.Axis(title=f"{title} [s]", format="~g"),
+            ),
+            y=alt.Y(
+                "y:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(title="share", format="%", tickCount=6)
+            ),
+            color=alt.Color("what:N", scale=colours, legend=legend),
+            strokeDash=alt.StrokeDash("what:N", scale=dashes, legend=legend),
+        )
+        .properties(width=charts.WIDTH, height=charts.HEIGHT)
+    )
+
+
+def _scatters(validation: Validation) -> list[Figure]:
+    pictured = []
+    metrics: tuple[Metric, ...] = ("ttft", "e2e")
+    for metric in metrics:
+        predicted, measured = validation.comparison.scatter(metric)
+        if len(measured):
+            name = charts.METRIC_NAMES[metric]
+            caption = f"The {name} of each request: on the line, prediction and measurement are equal."
+            pictured.append(
+                Figure(f"{metric}-by-request", _scatter_chart(measured, predicted, name), caption)
+            )
+    return pictured
+
+
+def _by_request(validation: Validation) -> str:
+    lines = [
+        {
+            "metric": metric,
+            "median error": _share(one["median_error_frac"]),
+            "within 20 %": _share(one["within_20_percent_frac"]),
+        }
+        for metric, one in validation_document(validation)["scatter"].items()
+    ]
+    errors = _table(lines, "Errors request by request", (1, 2))
+    return f"{drawn(_scatters(validation))}<div class=below>{errors}</div>"
+
+
+def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
+    """Predicted over measured, with the line on which they are equal."""
+    import altair as alt
+
+    at = np.unique(np.linspace(0, len(measured) - 1, min(len(measured), POINTS)).astype(int))
+    positive = (measured[at] > 0) & (predicted[at] > 0)
+    x, y = measured[at][positive], predicted[at][positive]
+    low, high = float(min(x.min(), y.min())) / 1.1, float(max(x.max(), y.max())) * 1.1
+    points = _rounded([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    data: Any = alt.Data
+    dots = (
+        alt.Chart(data(values=points))
+        .mark_circle(color=BLUE, size=14, opacity=0.5)
+        .encode(
+            x=alt.X("x:Q", scale=scale, axis=alt.Axis(title=f"{title}, measured [s]", format="~g")),
+            y=alt.Y("y:Q", scale=scale, axis=alt.Axis(title="predicted [s]", format="~g")),
+        )
+    )
+    diagonal = (
+        alt.Chart(data(values=[{"x": low, "y": low}, {"x": high, "y": high}]))
+        .mark_line(color=VERMILLION, strokeDash=[5, 3], style=GUIDE)
+        .encode(x="x:Q", y="y:Q")
+    )
+    return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
+
+
+def _rounded(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in line.items()}
+        for line in lines
+    ]
+
+
+def _slo(validation: Validation) -> str:
+    comparison = validation.comparison
+    if not comparison.measured_verdict.lines:
+        return "<p class=note>No SLO was given.</p>"
+    lines = [
+        {
+            "limit": p.limit.name,
+            "promised": show_s(p.limit.limit_s),
+            "predicted within": _share(p.kept_frac),
+            "measured within": _share(m.kept_frac),
+            "measured": _kept(comparison.measured_verdict, k),
+        }
+        for k, (p, m) in enumerate(
+            zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
+        )
+    ]
+    return _table(lines, "Limits", (1, 2, 3))
+
+
+def _kept(verdict: Verdict, k: int) -> str:
+    return "kept" if verdict.lines[k].holds else "MISSED"
+
+
+def _steps(validation: Validation) -> str:
+    if not validation.steps:
+        return "<p class=note>The engines kept no step log.</p>"
+    fixes = {one.pool: one for one in validation.corrections}
+    lines = []
+    for one in validation.steps:
+        line = {
+            "pool": one.pool,
+            "steps": f"{len(one.table.y):,}",
+            "seconds predicted": signed_percent(one.bias_frac),
+        }
+        line |= {
+            f"mean error, {kind}": _share(one.errors.get(kind)) for kind in ("prefill", "decode", "mixed")
+        }
+        if fix := fixes.get(one.pool):
+            line |= {
+                "correction": f"compute x{fix.calibrated.compute:.3g}, "
+                f"bandwidth x{fix.calibrated.bandwidth:.3g}, host {1e3 * fix.calibrated.host_s:+.3g} ms",
+                "held out": f"{_share(fix.held_out_before_frac)} to {_share(fix.held_out_after_frac)}",
+            }
+        lines.append(line)
+    note = (
+        "<p class=note>Corrections follow the medians of steps that are alike. Held out: mean error on such "
+        "medians of the second half of the run, with the fit as it was and with one corrected by the first "
+        "half.</p>"
+    )
+    return (
+        f"{drawn(_step_charts(validation))}<div "
+        f"class=below>{_table(lines, 'Errors step by step')}</div>{note}"
+    )
+
+
+def _step_charts(validation: Validation) -> list[Figure]:
+    return [
+        Figure(
+            f"steps-{k}",
+            _scatter_chart(one.table.y, one.predicted_s, f"step of {one.pool}"),
+            f"Each engine step of {one.pool}: on the line, prediction and measurement are equal.",
+        )
+        for k, one in enumerate(validation.steps)
+    ]
+
+
+def _endpoint(validation: Validation) -> str:
+    endpoint_values = endpoint_document(validation) or {}
+    lines = [
+        {"what": name.replace("_", " "), "value": "-" if value is None else str(value)}
+        for name, value in endpoint_values.items()
+        if not isinstance(value, dict)
+    ]
+    clocks = [
+        {
+            "metric": row["metric"],
+            **{
+                text: show_s(math.nan if row[f"{name}_mean_s"] is None else row[f"{name}_mean_s"])
+                for name, text in (
+                    ("engine", "mean, engines"),
+                    ("predicted", "predicted"),
+                    ("client", "client"),
+                )
+            },
+            "p90 of the engines at most": show_s(row.get("engine_p90_at_most_s", math.nan)),
+        }
+        for row in engine_rows(validation)
+    ]
+    note = "<p class=note>No metrics of the engines were asked for (--prometheus).</p>"
+    if validation.engine_times is not None:
+        note = (
+            f"<p class=note>The engines counted {validation.engine_times.requests:,} requests, whoever "
+            "sent them, "
+            f"and {validation.engine_times.preemptions:,} preemptions.</p>"
+        )
+    clock = _table(clocks, "By the engines' own clock", range(1, 5)) if clocks else ""
+    return f"{_table(lines, 'How it was asked')}<div class=below>{clock}{note}</div>"
+
+
+def _engines(values: Mapping[str, Any], planned: Mapping[str, int]) -> str:
+    """`planned`: KV tokens of a worker of each pool, as the plan has them."""
+    lines, events = [], []
+    for part in values["parts"]:
+        lines += [
+            {"part": str(part["part"]), **_engine_line(engine, planned[engine["worker"].rpartition("-")[0]])}
+            for engine in part["engines"]
+        ]
+        events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
+    reasons = [f"{count} x {reason}" for reason, count in values["reasons"].items()]
+    loads = [load for part in values["parts"] for load in part["load_average"]]
+    stolen = ", ".join(f"{100 * frac:.0f} % of {name}'s" for name, frac in values["stolen_frac"].items())
+    note = "<p class=note>"
+    note += f"Load average of the machine: {min(loads):.1f} to {max(loads):.1f}." if loads else "Not noted."
+    note += f" Others ran in {escape(stolen)} steps.</p>" if stolen else "</p>"
+    return (
+        _table(lines, "Engines", range(2, 10))
+        + note
+        + "".join(
+            f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+            for title, items in (("Events", events), ("Requests that did not finish", reasons))
+            if items
+        )
+    )
+
+
+def _engine_line(engine: Mapping[str, Any], planned_kv_tokens: int) -> dict[str, str]:
+    names = {
+        "worker": "worker",
+        "kv_tokens": "KV tokens",
+        "prompt_tokens": "prompt tokens",
+        "generation_tokens": "output tokens",
+        "transferred_tokens": "KV tokens received",
+        "prefix_cache_hits": "prefix tokens found",
+        "num_preemptions": "preemptions",
+    }
+    line = {
+        text: value if isinstance(value := engine.get(key, "-"), str) else f"{value:,.0f}"
+        for key, text in names.items()
+    }
+    return line | {"KV tokens planned": f"{planned_kv_tokens:,}"}

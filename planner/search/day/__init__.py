@@ -1,0 +1,1 @@
+"""Pools that change during a day: the cheapest sizes that keep an SLO, knowing the future."""

@@ -1,0 +1,1 @@
+"""What speaks for a plan: the certificate, alternatives, what holds around it."""

@@ -1,0 +1,212 @@
+"""What other kinds of fleets would cost: simpler ones, and each GPU type alone in one mixed pool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from planner.documents.certificate import Alternative
+from planner.documents.facts import NoneUpTo, Note, Remarked
+from planner.search.level0.level0_search import Level0
+from planner.search.level0.one_pool import least_that_holds
+from planner.search.level0.owned_gpus import objective_paid, owned_first
+from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.fleet_counts import Counts, largest_below, objective
+from planner.search.problem.options import breaks_gaps
+from planner.search.problem.plan_problem import Problem, on_all_draws
+from planner.search.problem.stages import Stage
+from planner.solvers.master import Option
+
+# Fleets of one GPU type are looked for up to this many times the plan's value.
+ALONE_TIMES = 4.0
+
+# All GPU types alone may simulate this many requests together.
+ALONE_REQUESTS = 2_000_000
+
+# Each GPU type may have at least this many simulations of fleets that hold.
+ALONE_LEAST_SIMULATIONS = 2
+
+# A simulation that fails counts as this share of one that holds, because it stops early.
+FAILED_SHARE = 0.2
+
+_PRICE_STEP = 1.3
+
+ONE_GPU = "one GPU type only"
+
+
+def find_alternatives(
+    problem: Problem, level0: Level0, best: Counts, value: float, made: Counts = ()
+) -> tuple[Alternative, ...]:
+    """The best fleet of each simpler kind, and the cheapest mixed pool of each GPU type alone.
+
+    Each row is a fleet that holds, with its price, or says why there is no price. The plan itself is left
+    out: `best`, its fleet on paper, and `made`, its fleet for production.
+    """
+    on_every_draw, search = on_all_draws(problem), level0.search
+    oracle, rows = on_every_draw.oracle, []
+    alone = _cheapest_by_gpu(on_every_draw, level0, best, value)
+    is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
+    is_mixed = all(option.role == "mixed" for option, _ in best)
+    kinds: list[tuple[str, Counts | None]] = []
+    if not is_one_gpu:
+        of_one = [(own.cost, own.counts) for own in alone.values() if own.counts]
+        if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
+            of_one.append((level0.one_gpu[1], counts))
+        _, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
+        kinds.append((ONE_GPU, cheapest))
+    if not is_mixed:
+        _, cheapest = min(
+            ((own.cost, own.counts) for own in alone.values()),
+            key=lambda row: row[0],
+            default=(math.inf, None),
+        )
+        kinds.append(("mixed pools only", cheapest))
+    kinds.append(("one worker type per pool (level 0)", search.best))
+    for label, counts in kinds:
+        if counts in (best, made):
+            continue
+        if counts is None:
+            rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
+        elif oracle.holds([counts])[0]:
+            rows.append(Alternative(label, oracle.fleet(counts), objective_paid(problem, counts)))
+        else:
+            fails = Remarked("fails-on-other-draw")
+            rows.append(Alternative(label, None, objective_paid(problem, counts), (fails,), at_least=True))
+    for gpu, own in alone.items():
+        label = f"{gpu}, mixed"
+        if own.counts is None:
+            rows.append(Alternative(label, None, own.least, own.notes, at_least=True))
+        elif (counts := owned_first(problem, own.counts)) not in (best, made):
+            rows.append(Alternative(label, oracle.fleet(counts), objective_paid(problem, counts), own.notes))
+    return tuple(rows)
+
+
+def mark_on_paper(rows: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """The same rows, marked as fleets on paper beside a plan for production."""
+    return tuple(replace(row, notes=(*row.notes, Remarked("on-paper"))) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuTypeAlone:
+    """The cheapest mixed pool of one GPU type; without one, a lower bound on its cost and the reason."""
+
+    counts: Counts | None
+    cost: float
+    least: float
+    notes: tuple[Note, ...]
+
+
+def _cheapest_by_gpu(
+    problem: Problem, level0: Level0, best: Counts, value: float
+) -> dict[str, _GpuTypeAlone]:
+    """The cheapest mixed pool of each GPU type, by name, searched in parallel with equal effort."""
+    groups: dict[str, list[Option]] = {}
+    for option in level0.options:
+        if option.role == "mixed":
+            groups.setdefault(option.type.gpu.name, []).append(option)
+    effort = ALONE_REQUESTS // max(len(groups), 1)
+
+    def of_gpu(options: Sequence[Option]) -> _GpuTypeAlone:
+        return _cheapest_mixed(problem, level0, options, best, value, effort)
+
+    problem.progress(Stage("the other GPU types, each alone", "alone"))
+    return dict(zip(groups, run_each(of_gpu, groups.values()), strict=True))
+
+
+def _cheapest_mixed(
+    problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
+) -> _GpuTypeAlone:
+    """The cheapest mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort`
+    requests.
+
+    Where no such pool is known, one option of each worker size is tried at a price that grows until one
+    holds; then every option is tried below that price.
+    """
+    oracle, search = problem.oracle, level0.search
+    simulations_left = max(
+        effort / (len(problem.trace) + sum(map(len, problem.draws))), ALONE_LEAST_SIMULATIONS
+    )
+    most_failed = {
+        option.name: max(search.beyond.get(option.name, 0), level0.bounded[option.name].least - 1)
+        for option in options
+    }
+    counts: Counts | None = None
+    ceiling = ALONE_TIMES * value
+    notes: tuple[Note, ...] = ()
+
+    def check_holds(option: Option, count: int) -> bool:
+        nonlocal simulations_left
+        answer = oracle.holds([((option, count),)])[0]
+        simulations_left -= 1 if answer else FAILED_SHARE
+        if not answer:
+            most_failed[option.name] = max(most_failed[option.name], count)
+        return answer
+
+    def most_below(option: Option, price: float) -> int:
+        """The most workers of this option for less than `price`; 0 where all such counts have failed."""
+        count = min(level0.bounded[option.name].most, largest_below(option, price))
+        return int(count) if most_failed[option.name] < count < math.inf else 0
+
+    def search_order(option: Option) -> tuple[bool, float, int]:
+        """Sort key: options whose full step breaks the tightest TBT limit last, then by the likely cost."""
+        budget, is_late = option.type.max_num_batched_tokens, breaks_gaps(option.type, problem.slo)
+        count = search.smallest.get(option.name, level0.bounded[option.name].likely)
+        return is_late and option.name not in search.smallest, objective(((option, count),)), -budget
+
+    def has_stopped() -> bool:
+        return simulations_left <= 0 or problem.out_of_time()
+
+    ordered = sorted(options, key=search_order)
+    known = [option for option in ordered if option.name in search.smallest]
+    if len(best) == 1 and best[0][0] in options:
+        counts, ceiling = best, value
+    elif (
+        known and not problem.out_of_time() and check_holds(known[0], count := search.smallest[known[0].name])
+    ):
+        counts = ((known[0], count),)
+        ceiling = objective(counts)
+    sizes = {
+        (option.type.tp, option.type.pp, option.type.dp): option for option in reversed(ordered)
+    }.values()
+    price = max(_least_cost(options, most_failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
+    while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
+        for option in sizes if price < ceiling else ordered:
+            if has_stopped():
+                break
+            if (count := most_below(option, min(price, ceiling))) and check_holds(option, count):
+                counts = ((option, count),)
+                ceiling = objective(counts)
+                break
+        price *= _PRICE_STEP
+    for option in ordered if counts else ():
+        if not (count := most_below(option, ceiling)):
+            continue
+        if has_stopped():
+            notes = (Remarked("perhaps-not-cheapest"),)
+            break
+        item = level0.bounded[option.name]
+        fewest = least_that_holds(partial(check_holds, option), most_failed[option.name] + 1, count, item)
+        if fewest is not None:
+            counts = ((option, fewest),)
+            ceiling = objective(counts)
+    if counts is not None:
+        return _GpuTypeAlone(counts, ceiling, 0.0, notes)
+    least = min(objective_paid(problem, ((option, most_failed[option.name] + 1),)) for option in options)
+    if search.is_exhausted and search.best is not None:
+        least = max(least, objective_paid(problem, search.best))
+    why = Remarked("effort-ended") if has_stopped() else _why_none(level0, options, most_failed)
+    return _GpuTypeAlone(None, math.inf, least, (why,))
+
+
+def _least_cost(options: Sequence[Option], failed: Mapping[str, int]) -> float:
+    """The least that one pool of one of these options can cost, given the counts that failed."""
+    return min(objective(((option, failed[option.name] + 1),)) for option in options)
+
+
+def _why_none(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> Note:
+    """The reason why no pool of one GPU type was found."""
+    if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
+        return Remarked("all-too-few")
+    return NoneUpTo(ALONE_TIMES)

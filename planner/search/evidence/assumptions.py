@@ -1,0 +1,172 @@
+"""What a plan takes for granted, as facts that its report and certificate show."""
+
+from __future__ import annotations
+
+import math
+
+from planner.documents.facts import (
+    Adapters,
+    Assuming,
+    Assumption,
+    Drafts,
+    ElectricityCounted,
+    EngineModelled,
+    EngineSettings,
+    GpusConsidered,
+    HostOverheads,
+    KvLink,
+    NotOffered,
+    ObligedWork,
+    Offloaded,
+    SmallCaches,
+    StepSpread,
+    StepTimes,
+    UncheckedEngine,
+    UncheckedLeftOut,
+)
+from planner.domain import row_of
+from planner.fleet import Fleet
+from planner.search.evidence.findings import window_of
+from planner.search.problem.plan_problem import Problem
+from planner.simulator.replay import Simulation
+
+
+def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
+    """Everything that the plan, its bound and its simulation take for granted."""
+    task, policies, latencies = problem.task, fleet.policies, [w.latency for w in problem.types]
+    network = task.network
+    facts: list[Assuming] = [
+        Assumption("monotonicity"),
+        StepTimes(tuple(sorted({latency.basis for latency in latencies}))),
+        HostOverheads(tuple(sorted({latency.h_s for latency in latencies}))),
+        EngineSettings(
+            tuple(task.max_num_seqs),
+            policies.prefix_cache,
+            policies.queue,
+            policies.queue_window_s if policies.queue_window_s < math.inf else None,
+            policies.routing,
+        ),
+        Assumption("ttft-ends-with-prefill"),
+        KvLink(network.bandwidth_bytes_per_s, network.transfer),
+        Assumption("steady-state"),
+        window_of(simulation),
+        *_bound_facts(problem),
+        Assumption("one-budget-per-role"),
+        Assumption("board-power"),
+    ]
+    facts += [
+        StepSpread(
+            pool.type.name,
+            (spread.prefill.low, spread.prefill.high),
+            (spread.decode.low, spread.decode.high),
+            spread.source,
+            spread.is_own,
+        )
+        for pool in fleet.running_pools
+        if (spread := pool.type.latency.spread) is not None
+    ]
+    if task.considers_all:
+        measured = {row_of(worker.gpu.name) for worker in problem.types if worker.latency.is_measured}
+        every = dict.fromkeys(row_of(worker.gpu.name) for worker in problem.types)
+        facts.append(
+            GpusConsidered(
+                tuple(name for name in every if name in measured),
+                tuple(name for name in every if name not in measured),
+            )
+        )
+    if task.left_out:
+        facts.append(UncheckedLeftOut(task.left_out))
+    if task.not_offered:
+        facts.append(NotOffered(task.not_offered))
+    if (paid := task.electricity) is not None:
+        facts.append(ElectricityCounted(paid.usd_per_kwh, paid.pue, paid.of))
+    if task.engine is not None:
+        facts.append(EngineModelled(task.engine.title, task.engine.basis))
+        if not task.engine.is_checked:
+            facts.append(UncheckedEngine(task.engine.title))
+    facts += [
+        Drafts(
+            pool.type.name,
+            each.method,
+            each.tokens,
+            each.mean_tokens,
+            each.draft_frac,
+            each.draft_s,
+            each.basis,
+        )
+        for pool in fleet.running_pools
+        if (each := pool.type.speculation) is not None and pool.role != "prefill"
+    ]
+    facts += _adapters_facts(fleet, drawn=not problem.trace.adapters)
+    facts += _offload_facts(fleet, simulation)
+    if problem.hits is not None:
+        facts.append(Assumption("first-use-of-blocks"))
+    if policies.prefix_cache:
+        facts.append(Assumption("cold-caches"))
+    if problem.trace.after.size:
+        facts += [Assumption("sessions-wait"), Assumption("sessions-given-up")]
+    if problem.slo_reference is not None:
+        facts.append(problem.slo_reference)
+    return tuple(facts)
+
+
+def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
+    """What the plan takes for granted of LoRA adapters, one fact per pool that serves them."""
+    return [
+        Adapters(
+            pool.type.name,
+            slots.lora.adapter_count,
+            slots.lora.max_loras,
+            slots.lora.max_rank,
+            slots.lora.max_cpu_loras,
+            slots.cost.slot_bytes,
+            slots.cost.one_token_s,
+            slots.cost.load_s,
+            slots.cost.disk_s,
+            drawn,
+        )
+        for pool in fleet.running_pools
+        if (slots := pool.type.lora) is not None
+    ]
+
+
+def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
+    """What the plan takes for granted of KV blocks in the host's memory, and their hit rates."""
+    offload = fleet.policies.kv_offload
+    hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
+    if offload is None or hit_frac is None or reload_frac is None:
+        return []
+    return [
+        Offloaded(
+            pool.type.name,
+            offload.kv_tokens(fleet.llm, pool.type.tp),
+            pool.type.kv_tokens,
+            offload.size_bytes,
+            offload.bandwidth_bytes_per_s,
+            1000 * offload.token_s(fleet.llm, pool.type.tp),
+            hit_frac,
+            reload_frac,
+            1.0 - hit_frac - reload_frac,
+            float(simulation.reload_s.sum()),
+            offload.is_shared,
+        )
+        for pool in fleet.running_pools
+        if pool.role != "decode"
+    ]
+
+
+def _bound_facts(problem: Problem) -> list[Assuming]:
+    """What the lower bound counts, and over which fleets it holds."""
+    work, trace = problem.obliged, problem.trace
+    facts: list[Assuming] = [
+        ObligedWork(
+            work.whole_frac,
+            work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
+            work.prefill_frac,
+            tail=not trace.after.size,
+        )
+    ]
+    if small := [worker for item in problem.left for worker in item.workers]:
+        names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
+        facts.append(SmallCaches(tuple(names), problem.longest_tokens))
+    return facts

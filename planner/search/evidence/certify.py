@@ -1,0 +1,440 @@
+"""From a question to a certified plan: the search (best_fleet.py), then its evidence (findings.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.certificate import Alternative, Certificate, Status, Throughput
+from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
+from planner.documents.task import PlanQuestion
+from planner.domain import FleetLimit
+from planner.fleet import Fleet
+from planner.search.evidence import findings
+from planner.search.evidence.alternatives import find_alternatives, mark_on_paper
+from planner.search.evidence.assumptions import list_assumptions
+from planner.search.evidence.plan import Plan
+from planner.search.evidence.robustness import find_robustness, priced_alternatives
+from planner.search.level0 import pruning_rules
+from planner.search.level0.owned_gpus import objective_paid, paid_at_least
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
+from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
+from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.search.oracle.traffic_request import TrafficRequest
+from planner.search.problem import draws
+from planner.search.problem.bill import commitments
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws
+from planner.search.problem.stages import Stage, Urgent
+from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
+from planner.search.production.most_traffic import (
+    falling_rates,
+    find_most_kept_traffic,
+    find_most_traffic,
+    task_at_rate,
+)
+from planner.search.production.three_answers import (
+    MOST_TESTS,
+    Production,
+    is_test_passed,
+    not_certified_warnings,
+    pick_known_fleet_and_test,
+    production_or_paper,
+    with_answers,
+)
+from planner.simulator.repeats import Repeats
+from planner.simulator.replay import Simulation
+from planner.traffic.trace import Trace
+
+# With the objective throughput the search for the rate may take this share of the time.
+RATE_TIME_FRAC = 2 / 3
+# A search at the rate that was found has at least this long, even if finding the rate took all of the time.
+LEAST_SEARCH_S = 5.0
+# Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock
+# rarely decides.
+MOST_PREFIXES_S = 60.0
+
+
+def plan(
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    conditions: Conditions | None = None,
+    traffic_request: TrafficRequest | None = None,
+    prove: bool = False,
+) -> Plan:
+    """The fleet that is to be run, with its certificate: the cheapest found that keeps the task's SLO in
+    enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
+
+    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO. After
+    `time_limit_s` the best fleet found so far is returned with status "best found"; only then does the answer
+    depend on the clock. With the objective "throughput" the traffic is first raised as far as the limits
+    allow, in production as far as a fleet passes its test. `traffic_request` is as in `build_problem`. With
+    `prove` every cheaper fleet of level 0 is simulated.
+    """
+    deadline = time.monotonic() + time_limit_s
+    conditions, throughput = replace(conditions or Conditions(), deadline=deadline), None
+    start: list[Fleet] = []
+    if task.objective == "throughput":
+        if task.safety is not None:
+            return _plan_most_traffic(task, trace, catalog, seed, conditions)
+        until = _share_of_time(conditions, RATE_TIME_FRAC)
+        throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until)
+        task, start, conditions = (
+            task_at_rate(task, trace, throughput.rate_rps, seed),
+            [fleet],
+            _with_least_time(conditions),
+        )
+    searched = search_llm(
+        task,
+        trace,
+        catalog,
+        seed=seed,
+        conditions=conditions,
+        traffic_request=traffic_request,
+        start=start,
+        prove=prove,
+    )
+    if task.safety is not None:
+        problem, paper = best_of(searched)
+        conditions.on_paper(problem, problem.oracle.fleet(paper.best))
+    production = None if task.safety is None else production_or_paper(*best_of(searched))
+    certified_plan = certify_plan(
+        searched, trace, catalog, seed=seed, throughput=throughput, production=production
+    )
+    is_on_paper = production is not None and production.on_paper is not None
+    return (
+        add_robustness(certified_plan, best_of(searched), production)
+        if conditions.around and not is_on_paper
+        else certified_plan
+    )
+
+
+def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production: Production | None) -> Plan:
+    """The plan with what holds around its fleet (robustness.py), computed in the time that is left."""
+    problem, paper = searched
+    problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
+    best = paper.best if production is None else production.best
+    lossy = None if production is None else production.with_loss
+    priced = [] if lossy is None else [("with a loss", problem.oracle.fleet(lossy))]
+    priced += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
+    robustness = find_robustness(problem, best, priced)
+    return replace(plan, certificate=replace(plan.certificate, around=robustness))
+
+
+def _plan_most_traffic(
+    task: PlanQuestion, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions
+) -> Plan:
+    """The plan for the most traffic that a fleet keeps in enough scenarios, with less traffic where no fleet
+    passes its test; for the most traffic on paper where no production fleet is found.
+
+    The search for the rate on paper ends after a third of the time, that for the rate in production after two
+    thirds.
+    """
+    until = [_share_of_time(conditions, part * RATE_TIME_FRAC) for part in (0.5, 1.0)]
+    on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until[0])
+    kept = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until[1])
+    rates, fleet = (on_paper, fleet) if kept is None else kept
+    conditions, production = _with_least_time(conditions), None
+    for attempt, throughput in enumerate(falling_rates(rates), start=1):
+        at, now = task_at_rate(task, trace, throughput.rate_rps, seed), _with_least_time(conditions)
+        searched = search_llm(at, trace, catalog, seed=seed, conditions=now, start=[fleet])
+        problem, paper = best_of(searched)
+        known = None if kept is None else pick_known_fleet_and_test(problem, paper, fleet)
+        is_over = known is None or is_test_passed(known.kept_in, known.test.safety) or problem.out_of_time()
+        if is_over or attempt == MOST_TESTS:
+            break
+    if known is not None:
+        production = with_answers(problem, paper, known)
+    certified_plan = certify_plan(
+        searched, trace, catalog, seed=seed, throughput=throughput, production=production
+    )
+    return (
+        add_robustness(certified_plan, (problem, paper), production) if conditions.around else certified_plan
+    )
+
+
+def _share_of_time(conditions: Conditions, share: float) -> Conditions:
+    """The same conditions with this share of the time that is left."""
+    now_s = time.monotonic()
+    return replace(conditions, deadline=now_s + share * max(conditions.deadline - now_s, 0.0))
+
+
+def _with_least_time(conditions: Conditions) -> Conditions:
+    """The same conditions with enough time left to simulate and write a fleet that is already known."""
+    return replace(conditions, deadline=max(conditions.deadline, time.monotonic() + LEAST_SEARCH_S))
+
+
+def search_llm(
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int,
+    conditions: Conditions,
+    traffic_request: TrafficRequest | None = None,
+    start: Sequence[Fleet] = (),
+    prove: bool = False,
+) -> list[tuple[Problem, FleetSearch]]:
+    """Search for the fleets of one LLM with all of the limits for itself, after bounding their cost from
+    below.
+
+    Fleets of `start` that hold are what others must beat.
+    """
+    problem = build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)
+    if task.safety is not None and (idle := find_idle_misses(problem)) is not None:
+        problem.progress(Urgent(f"{idle_misses_error(idle)}; planned is on paper alone"))
+    problem.progress(Stage("lower bound over all fleets", "bound"))
+    lower = 0.0 if problem.out_of_time() else lower_bound(problem)
+    return search_policies(replace(problem, lower=lower), start, prove=prove)
+
+
+def certify_plan(
+    searched: Sequence[tuple[Problem, FleetSearch]],
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    throughput: Throughput | None = None,
+    deadline: float | None = None,
+    production: Production | None = None,
+) -> Plan:
+    """The plan of the fleet that is to be run, with the evidence for it; `trace` is the whole one, as it was
+    read.
+
+    The fleet is that of `production`, or the best that the searches found. Simulations that would begin after
+    `deadline`, by default that of the search, are left out, and a warning names them.
+    """
+    problem, best = best_of(searched)
+    oracle = problem.oracle
+    fleet = oracle.fleet(best.best if production is None else production.best)
+    problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
+    began = time.monotonic()
+    simulation, verdict = oracle.verdict(fleet, record=True)
+    deadline = problem.deadline if deadline is None else deadline
+    # The last simulation may take as long as that of the plan did, so it must begin that much earlier.
+    clock = findings.EvidenceClock(deadline - (time.monotonic() - began))
+    beyond = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
+    of_limits = shadow_prices(replace(problem, deadline=deadline))
+    left_s = max(deadline - time.monotonic(), 0.0)
+    placement = findings.place_workers(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0)))
+    certificate = replace(
+        _certificate_of(searched, simulation, beyond, of_limits, seed, production),
+        commitments=commitments(fleet, placement, problem.task.terms),
+    )
+    return Plan(
+        status=_status_of(problem, certificate, fleet, production),
+        fleet=fleet,
+        slo=problem.slo,
+        trace=problem.trace,
+        traffic_note=problem.traffic_note,
+        simulation=simulation,
+        verdict=verdict,
+        certificate=certificate,
+        alternatives=_all_alternatives(problem, best, production, beyond),
+        max_model_len=problem.longest_tokens,
+        prices=findings.list_prices(problem.task, catalog, problem.gpus),
+        warnings=(
+            *not_certified_warnings(problem, production),
+            *map(OfTraffic, (*trace.warnings, *problem.task.doubts)),
+            *(() if production is None else findings.one_trace_warnings(problem)),
+            *(
+                findings.price_holding_hours(
+                    problem, best.best if production is None else production.best, each, clock
+                )
+                if isinstance(each, WorstHour)
+                else each
+                for each in findings.list_warnings(fleet, simulation, problem.slo, verdict)
+            ),
+            *findings.image_warnings(fleet, problem.trace),
+            *(
+                findings.uncounted_prefix_warnings(fleet.policies, trace)
+                if not problem.task.prefix_cache
+                else ()
+            ),
+            *beyond.warnings,
+        ),
+        throughput=throughput,
+        placement=placement,
+        prefixes=pool_prefixes(
+            fleet,
+            simulation,
+            problem.trace,
+            time_limit_s=min(left_s, MOST_PREFIXES_S),
+            rng=np.random.default_rng(seed),
+            pinned=None if oracle.pinning is None else oracle.pinning.expected(fleet.pools),
+        )
+        if left_s > 0
+        else (),
+        on_paper=oracle.fleet(best.best),
+        trial=production.trial if production is not None and production.is_tested else None,
+    )
+
+
+def _all_alternatives(
+    problem: Problem, best: FleetSearch, production: Production | None, beyond: _FurtherResults
+) -> tuple[Alternative, ...]:
+    """The rows of alternatives, marked as fleets on paper beside a plan for production."""
+    fleet = () if production is None else production.best
+    rows = (*find_alternatives(problem, best.level0, best.best, best.value, fleet), *beyond.alternatives)
+    return rows if production is None else mark_on_paper(rows)
+
+
+def _status_of(
+    problem: Problem, certificate: Certificate, fleet: Fleet, production: Production | None
+) -> Status:
+    """The status of a plan: "certified" only where the search was exhausted, the fleet passed its test, and
+    its step times are measured with a spread.
+    """
+    if production is not None and production.on_paper is not None:
+        return "not for production"
+    if not certificate.level0_exhausted:
+        return "best found"
+    if production is None and problem.task.safety is None:
+        return "on paper"
+    if production is None or (not production.is_tested and problem.out_of_time()):
+        return "best found"
+    is_measured = (
+        all(pool.type.latency.is_measured for pool in fleet.running_pools)
+        and production.scenarios.have_spread
+    )
+    return "certified" if production.is_tested and is_measured else "not certified"
+
+
+@dataclass(frozen=True, slots=True)
+class _FurtherResults:
+    """The results of the simulations after the search, of the best fleet and of others."""
+
+    neighbours: tuple[Neighbour, ...]
+    binds: tuple[Binding, ...]
+    findings: tuple[Binding, ...]
+    warnings: tuple[Warned, ...]
+    alternatives: tuple[Alternative, ...]
+    repeats: tuple[Repeats, ...]
+    simulations: int  # The number of simulations beside those of the searches.
+
+
+def _simulate_further(
+    searched: Sequence[tuple[Problem, FleetSearch]],
+    simulation: Simulation,
+    trace: Trace,
+    catalog: Catalog,
+    seed: int,
+    clock: findings.EvidenceClock,
+    production: Production | None,
+) -> _FurtherResults:
+    """Simulate what the clock allows beside the plan itself.
+
+    In production the scenarios replace other draws of the traffic and step times at the ends of their spread.
+    """
+    problem, best_found = best_of(searched)
+    best, oracle = best_found.best if production is None else production.best, problem.oracle
+    fleet = oracle.fleet(best)
+    other_policies = findings.price_other_policies(searched, clock)
+    # The search simulated only as many draws as it needed to refute a fleet.
+    on_every_draw = on_all_draws(problem)
+    neighbours, binds = findings.simulate_neighbours(on_every_draw, best_found.best, clock)
+    one_more, one_more_warnings = findings.simulate_one_more(on_every_draw, best, clock)
+    if_longer = None if production else findings.simulate_longer_steps(problem, fleet, clock)
+    insurance, insured, uninsured = findings.price_insurance(problem, best_found, trace, catalog, seed, clock)
+    spot, spot_warnings = findings.simulate_spot_loss(problem, best, clock)
+    drawn: list[Repeats | None] = []
+    is_drawn = production is None and clock.allows(draws.OTHER_DRAWS)
+    if is_drawn:
+        problem.progress("simulating the plan on other draws of its traffic")
+        drawn.append(draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    if oracle.spot and clock.allows(draws.HISTORIES):
+        drawn.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+    repeats = tuple(each for each in drawn if each is not None)
+    return _FurtherResults(
+        neighbours=neighbours,
+        binds=binds,
+        findings=(
+            *([if_longer] if if_longer else []),
+            *insured,
+            *spot,
+            *findings.price_prefix_caches(searched),
+            *findings.price_pinned_replicas(searched, clock),
+            *one_more,
+            *repeats,
+            *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),
+        ),
+        warnings=(
+            *clock.list_warnings(),
+            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
+            *spot_warnings,
+            *draws.warnings(repeats),
+            *findings.shared_copies_warnings(problem),
+            *findings.dying_away_warnings(problem, simulation),
+            *one_more_warnings,
+            *uninsured,
+        ),
+        alternatives=(*other_policies, *insurance),
+        repeats=repeats,
+        simulations=0 if on_every_draw is problem else on_every_draw.oracle.simulations,
+    )
+
+
+def _certificate_of(
+    searched: Sequence[tuple[Problem, FleetSearch]],
+    simulation: Simulation,
+    beyond: _FurtherResults,
+    of_limits: Mapping[FleetLimit, float],
+    seed: int,
+    production: Production | None,
+) -> Certificate:
+    """The certificate: what was proved and found. `of_limits` are the shadow prices of the limits."""
+    problem, best = best_of(searched)
+    searches = [each.level0.search for _, each in searched]
+    simplest = min(searches, key=lambda search: search.value)  # The cheapest of level 0 under any policy.
+    is_exhausted = all(search.is_exhausted for search in searches)
+    wanted = problem.task.objective
+    return Certificate(
+        objective=wanted,
+        unit=OBJECTIVE_UNITS[wanted],
+        value=objective_paid(problem, best.best),
+        bound=min(
+            paid_at_least(problem, checked_bound(problem.lower, best.value)),
+            objective_paid(problem, best.best),
+        ),
+        level0=simplest.value if simplest.best is None else objective_paid(problem, simplest.best),
+        level0_exact=is_exhausted and all(search.is_exact for search in searches),
+        beyond_exact=best.beyond_exact,
+        universe=tuple(option.name for option in best.level0.options),
+        refuted=(
+            *(Refuted(item.name, item.because) for item in problem.left),
+            *(Refuted(name, because) for name, because in sorted(best.level0.search.refuted.items())),
+        ),
+        neighbours=beyond.neighbours,
+        binding=(
+            *beyond.binds,
+            *findings.used_up_limits(problem.limits, best.best),
+            *findings.bound_price_facts(of_limits, wanted),
+            *findings.kept_hours(simulation, problem.slo),
+            *beyond.findings,
+        ),
+        assumptions=list_assumptions(
+            problem, problem.oracle.fleet(best.best if production is None else production.best), simulation
+        ),
+        simulations=sum(each.oracle.simulations for each, _ in searched) + beyond.simulations,
+        cuts=best.cuts,
+        seed=seed,
+        shadow_prices={limit.name: price for limit, price in of_limits.items()},
+        repeats=beyond.repeats,
+        level0_exhausted=is_exhausted,
+        cheaper=simplest.cheaper,
+        cheaper_simulated=simplest.cheaper_simulated,
+        assumed=pruning_rules.with_counts(
+            set().union(*(search.assumed for search in searches)), problem.oracle.verdicts
+        ),
+        answers=() if production is None else production.answers,
+        futures=None if production is None else production.scenarios,
+    )

@@ -1,0 +1,646 @@
+"""The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.documents import facts
+from planner.documents.catalog import Catalog
+from planner.documents.certificate import Alternative
+from planner.documents.facts import (
+    At,
+    Attainment,
+    Backlog,
+    Binding,
+    LeftOut,
+    LongestTtft,
+    MeasuredWindow,
+    Neighbour,
+    Outcome,
+    Price,
+    Warned,
+)
+from planner.documents.offers import OLD_DAYS, age_days
+from planner.documents.task import PlanQuestion, Robust
+from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
+from planner.errors import InfeasibleError, PlannerError
+from planner.fleet import Disturbance, Fleet, Policies
+from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
+from planner.search.evidence.robustness import least_in_proportion
+from planner.search.level0.owned_gpus import objective_paid
+from planner.search.mixed.best_fleet import FleetSearch, best_of, policies_label, search_policies
+from planner.search.oracle.fleet_counts import Counts, counts_of, objective, workers_of
+from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
+from planner.search.oracle.traffic_request import rates_frac
+from planner.search.problem.bill import bill_fleet, bought_pools
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
+from planner.simulator.replay import Simulation
+from planner.simulator.slo_verdict import Line, Verdict, measured, windows_s, worst_window
+from planner.solvers.master import FleetLimits
+from planner.solvers.placement import NodePlacement, as_dealt, place_fleet
+from planner.traffic.kinds import quarters_apart
+from planner.traffic.prefixes import alike_tokens_frac
+from planner.traffic.trace import Trace
+
+# A measured window of fewer mean residence times of a request is called short.
+FEW_RESIDENCES = 20
+
+# A warning is given where fewer than this share of the lowest percentile keep all limits: 45 % for p90.
+FEW_KEEP = 0.5
+
+# The worst hour is reported of a measured window over 2 h; a trace below 1 h is called short.
+LONG_S, HOUR_S = 7200.0, 3600.0
+
+# The search for a fleet that keeps every hour begins with this many times the plan's workers.
+HOUR_FACTOR = 2.0
+
+# If more than this share of requests arrive after the last nominal arrival, the load is said to die away.
+LATE_FRAC = 0.2
+
+# A limit that a smaller fleet exceeds by more than this factor is not reported as binding; capacity is.
+MOST_RELAXED = 3.0
+
+# Placing workers on nodes takes at most this long.
+PLACEMENT_S = 10.0
+
+# Prompts that share fewer of their input tokens than this are not worth a line.
+ALIKE_FRAC = 0.01
+
+
+@dataclass(slots=True)
+class EvidenceClock:
+    """Whether there is time for one more simulation, and what there was no time for.
+
+    The last simulation may begin at `deadline`, on time.monotonic's clock.
+    """
+
+    deadline: float = math.inf
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def allows(self, what: LeftOut) -> bool:
+        """Whether there is time for one more simulation of this kind; else the kind is noted as left out."""
+        if time.monotonic() <= self.deadline:
+            return True
+        if what not in self.left_out:
+            self.left_out.append(what)
+        return False
+
+    def list_warnings(self) -> tuple[Warned, ...]:
+        return (facts.NotSimulated(tuple(self.left_out)),) if self.left_out else ()
+
+
+def price_other_policies(
+    searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
+) -> tuple[Alternative, ...]:
+    """What the best fleets of the policies that were not chosen cost; where only first come first served was
+    searched, what shortest first would save.
+    """
+    chosen, best = best_of(searched)
+    choices = chosen.task.policy_choices()
+    rows = tuple(
+        Alternative(
+            policies_label(problem.oracle.policies, choices),
+            problem.oracle.fleet(other.best),
+            other.value,
+            (LongestTtft(_longest_ttft_s(problem, other.best)),) if clock.allows("longest-ttft") else (),
+        )
+        for problem, other in searched
+        if problem is not chosen
+    )
+    if chosen.task.queues == (Policies().queue,):
+        return (*rows, *_price_shortest_first(chosen, best, clock))
+    return rows
+
+
+def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Binding, ...]:
+    """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
+    problem, best = best_of(searched)
+    if problem.hits is None:
+        return ()
+    policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
+    plain = [(other, each) for other, each in searched if not other.oracle.policies.prefix_cache]
+    if not policies.prefix_cache:
+        return (facts.Finding("caches-unused"),)
+    gpus, value = problem.oracle.fleet(best.best).gpus, objective_paid(problem, best.best)
+    if not plain:
+        return (facts.CachesSave(policies.routing, value, gpus, None, None, unit),)
+    other, each = best_of(plain)
+    gpus_without, value_without = other.oracle.fleet(each.best).gpus, objective_paid(other, each.best)
+    return (facts.CachesSave(policies.routing, value, gpus, value_without, gpus_without, unit),)
+
+
+def price_pinned_replicas(
+    searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
+) -> tuple[Binding, ...]:
+    """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
+    pinned = [(problem, best) for problem, best in searched if problem.oracle.pinning is not None]
+    lru = [
+        (problem, best)
+        for problem, best in searched
+        if problem.oracle.pinning is None and problem.oracle.policies.prefix_cache
+    ]
+    if not pinned or not lru or not clock.allows("pinned-replicas"):
+        return ()
+    (problem, best), (other, each) = best_of(pinned), best_of(lru)
+    fleets = problem.oracle.fleet(best.best), other.oracle.fleet(each.best)
+    hits = [
+        searched_problem.oracle.verdict(fleet, record=False)[0].token_hit_frac or 0.0
+        for searched_problem, fleet in zip((problem, other), fleets, strict=True)
+    ]
+    assert problem.oracle.pinning is not None
+    return (
+        facts.PinnedReplicas(
+            best_of(searched)[0] is problem,
+            objective_paid(problem, best.best),
+            fleets[0].gpus,
+            problem.oracle.pinning.hit_frac(fleets[0]),
+            hits[0],
+            other.oracle.policies.routing,
+            objective_paid(other, each.best),
+            fleets[1].gpus,
+            hits[1],
+            OBJECTIVE_UNITS[problem.task.objective],
+        ),
+    )
+
+
+def simulate_one_more(
+    problem: Problem, best: Counts, clock: EvidenceClock
+) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
+    """Whether the SLO is kept with one more worker in each pool, and a warning where it is not.
+
+    With prefix caches one more worker may spread prefixes too thin, so more workers can hurt.
+    """
+    if not problem.oracle.policies.prefix_cache:
+        return (), ()
+    bindings: list[Binding] = []
+    warnings: list[Warned] = []
+    for i, (option, count) in enumerate(best):
+        more = (*best[:i], (option, count + 1), *best[i + 1 :])
+        if not clock.allows("one-more"):
+            break
+        outcome = outcome_of(_verdict_on_every_draw(problem, problem.oracle.fleet(more)), problem.slo)
+        pool = problem.oracle.fleet(best).pools[i].name
+        bindings.append(facts.WorkerMore(pool, outcome))
+        warnings += [] if outcome.holds else [facts.WorkerMoreFails(pool, outcome)]
+    return tuple(bindings), tuple(warnings)
+
+
+def _price_shortest_first(
+    problem: Problem, best: FleetSearch, clock: EvidenceClock
+) -> tuple[Alternative, ...]:
+    """What serving the shortest prompts first would save with the plan's own worker types, and how much
+    longer the longest TTFT would be.
+    """
+    has_queue = any(limit.metric in ("ttft", "e2e") for limit in problem.slo.limits)
+    if not has_queue or sum(count for _, count in best.best) < 2:
+        return ()
+    if not clock.allows("shortest-first"):
+        return ()
+    other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
+    fewer = (
+        without_spare_workers(best.best, other.oracle) if other.oracle.holds([best.best])[0] else best.best
+    )
+    value = objective_paid(problem, fewer)
+    if objective(fewer) >= best.value:
+        return ()
+    longest = LongestTtft(_longest_ttft_s(other, fewer), _longest_ttft_s(problem, best.best))
+    return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, (longest,)),)
+
+
+def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
+    simulation, _ = problem.oracle.verdict(problem.oracle.fleet(counts), record=False)
+    return float(np.nanmax(simulation.ttft_s))
+
+
+def simulate_neighbours(
+    problem: Problem, best: Counts, clock: EvidenceClock
+) -> tuple[tuple[Neighbour, ...], tuple[Binding, ...]]:
+    """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save."""
+    neighbours: list[Neighbour] = []
+    binding: list[Binding] = []
+    for i, (option, count) in enumerate(best):
+        pool = problem.oracle.fleet(best).pools[i].name
+        fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
+        if not clock.allows("neighbours"):
+            break
+        failing_loss = problem.oracle.failing_loss(fewer)
+        holds, (oracle, lost) = failing_loss is None, failing_loss or (problem.oracle, fewer)
+        is_other_draw = oracle is not problem.oracle
+        after_losses = sum(n for _, n in lost) < sum(n for _, n in fewer)
+        roles = {o.role for o, n in lost if n > 0}
+        if not roles or ("prefill" in roles) != ("decode" in roles):
+            neighbours.append(Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses))
+            continue
+        _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
+        outcome = outcome_of(verdict, problem.slo)
+        neighbours.append(Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses))
+        failing = verdict.missed
+        if (
+            len(failing) == 1
+            and verdict.is_steady
+            and verdict.attainment_holds
+            and not problem.oracle.has_losses
+            and not problem.draws
+        ):
+            line = failing[0]
+            value_s, _ = line.decides
+            if value_s <= MOST_RELAXED * line.limit.limit_s:
+                unit = OBJECTIVE_UNITS[problem.task.objective]
+                if (saves := objective_paid(problem, best) - objective_paid(problem, fewer)) > 0:
+                    binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
+                    continue
+        if not holds:
+            binding.append(facts.CapacityBinds(neighbours[-1]))
+    return tuple(neighbours), tuple(binding)
+
+
+def simulate_longer_steps(
+    problem: Problem, fleet: Fleet, clock: EvidenceClock
+) -> facts.UpperEnds | facts.LongerSteps | None:
+    """The SLO with step times at the upper ends of their spread, or, where they have no spread, with all
+    steps longer by the error of their fit at once.
+    """
+    latencies = [pool.type.latency for pool in fleet.pools]
+    spreads = [fit.spread for fit in latencies if fit.spread is not None]
+    if len(spreads) == len(latencies):
+        return _simulate_upper_ends(problem, fleet, spreads, clock)
+    shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
+    if not any(shares) or not clock.allows("longer-steps"):
+        return None
+    pools = tuple(
+        replace(pool, type=pool.type.with_longer_steps(share))
+        for pool, share in zip(fleet.pools, shares, strict=True)
+    )
+    verdict = _verdict_on_every_draw(problem, replace(fleet, pools=pools))
+    return facts.LongerSteps(max(shares), outcome_of(verdict, problem.slo))
+
+
+def _simulate_upper_ends(
+    problem: Problem, fleet: Fleet, spreads: Sequence[StepTimeSpread], clock: EvidenceClock
+) -> facts.UpperEnds | None:
+    """The SLO with step times at the upper ends of their spread."""
+    if not clock.allows("longer-steps"):
+        return None
+    verdict = _verdict_on_every_draw(problem, fleet.with_step_spread(INTERVAL_SIGMAS, INTERVAL_SIGMAS))
+    prefill, decode = (max(getattr(each, key).high for each in spreads) for key in ("prefill", "decode"))
+    return facts.UpperEnds(prefill, decode, outcome_of(verdict, problem.slo))
+
+
+def price_insurance(
+    problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
+) -> tuple[tuple[Alternative, ...], tuple[Binding, ...], tuple[Warned, ...]]:
+    """What a robust plan costs more than one for the expected traffic and step times, how the robust fleet
+    does then, and warnings.
+
+    Beyond level 0 neither search is exact. So the fleet of the stricter question is offered to the weaker one
+    where it holds there: the expected plan never costs more than the robust one.
+    """
+    task = problem.task
+    if task.robust == Robust() or not clock.allows("expected"):
+        return (), (), ()
+    problem.progress("the plan for what is expected, to price the insurance")
+    robust, unit = problem.oracle.fleet(best.best), OBJECTIVE_UNITS[task.objective]
+    is_range = task.robust.traffic_frac != task.robust.traffic_from_frac
+    rates = len(rates_frac(task, problem.trace)) if is_range else None
+    planned = facts.Robustness(
+        task.robust.step_times_frac, task.robust.traffic_frac, rates, task.robust.spread
+    )
+    try:
+        expected_problem = build_problem(
+            replace(task, robust=Robust()),
+            trace,
+            catalog,
+            seed=seed,
+            conditions=Conditions(clock.deadline, problem.progress),
+        )
+        expected, plain = best_of(search_policies(expected_problem, (robust,)))
+    except InfeasibleError as error:
+        none = facts.NoneForExpected(planned, str(error))
+        return (), (none,), (none,)
+    except PlannerError:
+        return (), (facts.InsuranceCosts(planned, objective_paid(problem, best.best), None, unit),), ()
+    cheapest, value = expected.oracle.fleet(plain.best), objective_paid(expected, plain.best)
+    robust_value = objective_paid(problem, best.best)
+    same_way = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
+    counts = counts_of(robust, plain.level0.options)
+    robust_holds = counts is not None and same_way.oracle.holds([counts])[0]
+    if counts is not None and robust_holds and robust_value < value:
+        cheapest, value = same_way.oracle.fleet(counts), robust_value
+    row = Alternative("not insured: step times and traffic as expected", cheapest, value)
+    if counts is None or not robust_holds:
+        verdict = None if counts is None else _verdict_on_every_draw(same_way, same_way.oracle.fleet(counts))
+        outcome = None if verdict is None else outcome_of(verdict, problem.slo)
+        missed = facts.ExpectedMissed(planned, outcome)
+        return (row,), (missed,), (missed,)
+    verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
+    values = tuple(map(limit_fact, verdict.lines))
+    return (row,), (facts.InsuranceCosts(planned, robust_value, value, unit), facts.AsExpected(values)), ()
+
+
+def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacement | None:
+    """The workers on the fewest nodes; None where there are too many ways to place them. Owned and spot
+    workers stand on nodes of their own.
+    """
+    pools = []
+    for pool in fleet.pools:
+        gpu = pool.type.gpu
+        gpu = replace(gpu, base=gpu.base + market_of(gpu.name))
+        pools.append(replace(pool, type=replace(pool.type, gpu=gpu)))
+    try:
+        if fleet.network.topology is not None:
+            return as_dealt(replace(fleet, pools=tuple(pools)))
+        return place_fleet(replace(fleet, pools=tuple(pools)), time_limit_s=time_limit_s)
+    except PlannerError:
+        return None
+
+
+def simulate_spot_loss(
+    problem: Problem, best: Counts, clock: EvidenceClock
+) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
+    """How many spot workers the plan expects to lose, and the SLO in a run that takes them away."""
+    fleet, oracle = problem.oracle.fleet(best), problem.oracle
+    first = 0
+    bindings: list[Binding] = []
+    events: list[Disturbance] = []
+    middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
+    for pool, (option, count) in zip(fleet.pools, best, strict=True):
+        if terms := oracle.spot.get(option.type.gpu.name):
+            down = oracle.spot_down(option, count)
+            bindings.append(
+                facts.SpotSpare(
+                    pool.name, count, down, SPOT_RISK_FRAC, terms.interruptions_per_h, terms.restart_s
+                )
+            )
+            for worker in range(first, first + down):
+                events += [
+                    Disturbance(middle_s, "down", worker),
+                    Disturbance(middle_s + terms.restart_s, "up", worker),
+                ]
+        first += pool.count
+    if not bindings:
+        return (), ()
+    warnings: list[Warned] = [facts.Cautioned("spot-nodes")]
+    if events and clock.allows("spot-gone"):
+        verdict = _verdict_on_every_draw(problem, replace(fleet, disturbances=tuple(events)))
+        gone = facts.SpotGone(outcome_of(verdict, problem.slo))
+        bindings.append(gone)
+        if not verdict.holds:
+            warnings.append(gone)
+    return tuple(bindings), tuple(warnings)
+
+
+def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
+    """The verdict on the traffic, or on the first other draw or rate that fails where that holds."""
+    _, first = problem.oracle.verdict(fleet, record=True)
+    if not first.holds:
+        return first
+    for draw in problem.draws:
+        _, verdict = replace(problem.oracle, trace=draw, draws=()).verdict(fleet, record=True)
+        if not verdict.holds:
+            return verdict
+    return first
+
+
+def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
+    """What a fleet misses: its limits, the attainment and the backlog."""
+    worst, attainment = verdict.attainment_worst, None
+    if not verdict.attainment_holds:
+        frac = verdict.attainment_frac if worst is None else worst.kept_frac
+        attainment = Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
+    return Outcome(
+        tuple(map(limit_fact, verdict.missed)),
+        attainment,
+        None if verdict.is_steady else Backlog(verdict.patient_frac, verdict.patience_s),
+    )
+
+
+def limit_fact(line: Line) -> At:
+    """The value and kept share of a limit, in its worst window where the SLO is judged in windows."""
+    worst = line.worst
+    return At(line.limit, *line.decides, worst.span_s if worst else None)
+
+
+def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
+    """Each limit in its worst hour; None for windows below LONG_S, where the SLO has windows of its own, and
+    where gaps were counted over the whole alone.
+    """
+    start_s, end_s = simulation.window_s
+    if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
+        return None
+    edges_s = windows_s(simulation, HOUR_S)
+    if len(edges_s) < 3:
+        return None
+    worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
+    return facts.WorstHour(
+        tuple(
+            At(limit, each.value_s, each.kept_frac, each.span_s)
+            for limit, each in zip(slo.limits, worst, strict=True)
+        )
+    )
+
+
+def price_holding_hours(
+    problem: Problem, best: Counts, hour: facts.WorstHour, clock: EvidenceClock
+) -> facts.WorstHour:
+    """The worst hour with the price of enough workers, in the plan's proportion, to keep the SLO in every
+    hour of the traffic as it is written.
+    """
+    if not clock.allows("hours"):
+        return hour
+    alone = problem.oracle.as_written()
+    oracle = replace(alone, slo=replace(problem.slo, every_s=HOUR_S))
+    planned = tuple(count for _, count in best)
+
+    def with_counts(counts: tuple[int, ...]) -> Counts:
+        return tuple((option, count) for (option, _), count in zip(best, counts, strict=True))
+
+    def holds(counts: tuple[int, ...]) -> bool:
+        return problem.allows(with_counts(counts)) and oracle.holds([with_counts(counts)])[0]
+
+    needed = least_in_proportion(planned, HOUR_FACTOR, holds)
+    paid_usd_per_h = bill_fleet(oracle.fleet(best)).usd_per_h
+    if needed is None:
+        return replace(hour, planned_usd_per_h=paid_usd_per_h)
+    fleet = oracle.fleet(with_counts(needed))
+    return replace(
+        hour,
+        holding=bought_pools(fleet),
+        holding_usd_per_h=bill_fleet(fleet).usd_per_h,
+        planned_usd_per_h=paid_usd_per_h,
+    )
+
+
+def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
+    """The worst hour of a long trace that keeps all limits in every hour; else nothing."""
+    hour = worst_hour(simulation, slo)
+    return () if hour is None or hour.missed else (hour,)
+
+
+def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[Binding, ...]:
+    """The limits of which less than one worker's share is left."""
+    bindings = []
+    for limit, amount in limits.rows():
+        used = limits.used(limit, workers_of(best))
+        smallest = min(
+            (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
+            default=0,
+        )
+        if smallest and amount - used < smallest:
+            bindings.append(facts.UsedUp(limit, used, amount))
+    return tuple(bindings)
+
+
+def bound_price_facts(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[Binding, ...]:
+    """The shadow prices of `bounds.shadow_prices` as facts, largest first, without zeros."""
+    unit = OBJECTIVE_UNITS[wanted]
+    steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
+    return tuple(
+        facts.BoundPrice(limit, steps[limit], price * steps[limit], unit)
+        for limit, price in sorted(prices.items(), key=lambda item: -item[1])
+        if price * steps[limit] > 1e-6
+    )
+
+
+def window_of(simulation: Simulation) -> MeasuredWindow:
+    """The measured window in seconds, and in mean residence times of a request."""
+    window_s = simulation.window_s[1] - simulation.window_s[0]
+    return MeasuredWindow(window_s, window_s / float(np.nanmean(simulation.e2e_s)))
+
+
+def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[Warned, ...]:
+    """A warning where every line holds but fewer than FEW_KEEP times the lowest percentile of requests keep
+    them all.
+
+    Each percentile lets other requests miss, and a percentile over all gaps says little of a request that
+    waits long for a single token.
+    """
+    share = verdict.attainment_frac
+    least_frac = min(limit.percentile_frac for limit in slo.limits)
+    if not share < FEW_KEEP * least_frac:
+        return ()
+    counted = measured(simulation)
+    first_s, gap_s = (
+        float(np.nanmax(each[counted], initial=0.0)) for each in (simulation.ttft_s, simulation.tbt_max_s)
+    )
+    return (facts.FewKeepAll(share, first_s, gap_s),)
+
+
+def list_warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[Warned, ...]:
+    """What the reader must know first, such as a short trace or step times without measurement."""
+    window = window_of(simulation)
+    warned: list[Warned] = [*few_keep_all_warnings(slo, verdict, simulation)]
+    if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
+        warned.append(hour)
+    if window.residences < FEW_RESIDENCES:
+        warned.append(facts.ShortTrace(window, FEW_RESIDENCES))
+    for pool in fleet.pools:
+        if not pool.type.latency.is_measured:
+            warned.append(facts.GuessedSteps(pool.type.gpu.name, pool.type.tp, pool.type.latency.basis))
+    if (engine := fleet.engine) is not None and engine.is_nearest:
+        warned.append(facts.NearestEngine(engine.title, engine.basis))
+    if engine is not None and not engine.is_checked:
+        warned.append(facts.UncheckedEngine(engine.title))
+    return tuple(dict.fromkeys(warned))
+
+
+def one_trace_warnings(problem: Problem) -> tuple[Warned, ...]:
+    """A warning where scenarios are redrawn from a trace that says little of other traffic."""
+    if problem.searched is None or problem.task.described is not None:
+        return ()
+    trace = problem.searched.trace
+    is_short, (prompts_frac, outputs_frac) = trace.duration_s < HOUR_S, quarters_apart(trace)
+    if not (is_short or prompts_frac or outputs_frac):
+        return ()
+    return (facts.OneTraceRedrawn(trace.duration_s, is_short, prompts_frac, outputs_frac),)
+
+
+def image_warnings(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
+    """A warning where the LLM has an encoder: the trace has no images, or the encoder's time is left out.
+
+    The least time of an encoder is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on
+    every GPU, and make a token of one patch or more.
+    """
+    parameters, tokens = fleet.llm.encoder_parameters, trace.image_tokens
+    if not parameters:
+        return ()
+    if tokens is None:
+        return (facts.Cautioned("prompts-are-text"),)
+    if not tokens.any():
+        return ()
+    gpu = max((pool.type.gpu for pool in fleet.pools), key=lambda gpu: gpu.dense_flops_per_s)
+    mean = float(tokens[tokens > 0].mean())
+    image_frac = float(tokens.sum() / trace.input_tokens.sum())
+    least_s = 2 * parameters * mean / gpu.dense_flops_per_s
+    return (facts.EncoderUntimed(image_frac, mean, least_s, gpu.name),)
+
+
+def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[Warned, ...]:
+    """A warning where the trace has block ids and prefix caches are not counted."""
+    if (
+        policies.prefix_cache
+        or not trace.has_prefixes
+        or (alike_frac := alike_tokens_frac(trace)) < ALIKE_FRAC
+    ):
+        return ()
+    return (facts.PrefixesUncounted(alike_frac),)
+
+
+def shared_copies_warnings(problem: Problem) -> tuple[Warned, ...]:
+    """A warning where the traffic has copies of users who share their prefixes with the originals."""
+    if not (problem.trace.copies_share_prefixes and problem.oracle.policies.prefix_cache):
+        return ()
+    return (facts.Cautioned("copies-share-prefixes"),)
+
+
+def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
+    """A warning where sessions run on for long after the last new one began."""
+    if not problem.trace.after.size:
+        return ()
+    late_frac = float((simulation.arrival_s > problem.trace.arrival_s[-1]).mean())
+    return (facts.DyingAway(late_frac),) if late_frac > LATE_FRAC else ()
+
+
+def old_price_warnings(prices: Sequence[Price], today: datetime.date) -> tuple[Warned, ...]:
+    """A warning of prices listed more than OLD_DAYS before `today`, of those that have a date."""
+    ages = [(age_days(price.date, today), price) for price in prices]
+    old = [(age, price) for age, price in ages if age is not None and age > OLD_DAYS]
+    if not old:
+        return ()
+    days, oldest = max(old, key=lambda each: each[0])
+    return (facts.OldPrices(tuple(price.gpu for _, price in old), oldest.date, days, OLD_DAYS),)
+
+
+def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ...]:
+    """The price of each GPU, with its source and date."""
+    rows = []
+    for gpu in gpus:
+        if gpu.name.endswith(OWNED):
+            rows.append(
+                Price(
+                    gpu.name,
+                    gpu.price_usd_per_h,
+                    "owned: no new money" + (" but its electricity" if gpu.energy_usd_per_kwh else ""),
+                    "",
+                )
+            )
+            continue
+        if (offer := task.offers.get(row_of(gpu.name))) and not gpu.name.endswith(SPOT):
+            source = f"{offer.provider}, {offer.term}: {offer.source}"
+            rows.append(Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
+            continue
+        provenance = catalog.provenance.get(gpu.name)
+        is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
+        source, date = (
+            ("", "") if is_own or provenance is None else (provenance.price_source, provenance.price_date)
+        )
+        rows.append(Price(gpu.name, gpu.price_usd_per_h, "slo.yaml" if is_own else source, date))
+    return tuple(rows)

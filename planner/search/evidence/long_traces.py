@@ -1,0 +1,235 @@
+"""A trace too long to be searched whole: its busiest part is planned, and the plan is simulated on all of it.
+
+A search simulates hundreds of fleets, and production each of them in dozens of scenarios. So a fleet is
+looked for on the part of the trace with the most tokens, and simulated once on the whole trace. Where it
+fails there, the part in which the most requests are late is planned instead, in at most MOST_ROUNDS rounds. A
+trace is too long if it has more than LONG_REQUESTS requests, for production a share of these, or so many that
+WHOLE_SIMULATIONS simulations of it would take longer than the time limit. That goes by the given limit and
+not by the clock, so that equal questions give equal answers.
+
+A fleet that keeps a percentile in the busiest part may be larger than the whole trace needs: over the whole
+the late requests of a busy hour are few among many. So on paper a smaller fleet is then looked for as long as
+the whole trace allows and time is left, and the report says what it would save. The plan stays the fleet of
+the busiest part.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents.facts import OverTheWhole
+from planner.documents.task import PlanQuestion
+from planner.domain import Limit, Slo
+from planner.fleet import Fleet
+from planner.search.evidence.findings import outcome_of
+from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import bill_fleet, bought_pools
+from planner.search.problem.plan_problem import Progress
+from planner.simulator.replay import Simulation, simulate_until
+from planner.simulator.slo_verdict import judge
+from planner.simulator.streaming_requests import OutOfTime
+from planner.traffic.scaling import find_busiest_window
+from planner.traffic.trace import Trace, window_numbers
+from planner.units import show_clock, show_s, show_span
+
+# Traces with more requests are planned by their busiest part.
+LONG_REQUESTS = 2_000_000
+# For production the limit is this share, because every fleet is simulated in dozens of scenarios.
+IN_SCENARIOS_FRAC = 0.25
+# A part has at most this many requests at the trace's mean rate; the busiest part has more.
+PART_REQUESTS = 200_000
+# At most this many parts are planned, one after the other.
+MOST_ROUNDS = 3
+# Seconds per request of simulating and recording the whole trace, for an estimate that needs no clock.
+REQUEST_S = 2e-6
+# A trace is searched whole only where there is time for this many simulations; a part gets twice as many.
+WHOLE_SIMULATIONS = 20
+# A simulation of the whole may take this many times its estimate, beside other work of the machine.
+CHECK_TIMES = 1.5
+# A part has at least this many requests at the trace's mean rate.
+LEAST_REQUESTS = 20_000
+
+PlanPart = Callable[[Trace, float], Plan]
+"""Plans a trace within the given seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BusyPart:
+    """A part of the trace, with its arrivals counted from `from_s`, where it begins in the whole."""
+
+    trace: Trace
+    from_s: float
+
+
+def part_requests(seconds: float) -> int:
+    """The requests of a part at the trace's mean rate, for a search with this time limit in seconds."""
+    fits = int(min(seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S), PART_REQUESTS))
+    return max(fits, min(LEAST_REQUESTS, PART_REQUESTS))
+
+
+def is_too_long(task: PlanQuestion, trace: Trace, seconds: float = math.inf) -> bool:
+    """Whether a trace is planned by its busiest part: it is too long to be searched whole within `seconds`,
+    and the task takes its requests as they are.
+    """
+    most = LONG_REQUESTS * (1.0 if task.safety is None else IN_SCENARIOS_FRAC)
+    is_long_for = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
+    return (
+        (len(trace) > most or (is_long_for and len(trace) > 2 * part_requests(seconds)))
+        and task.described is None
+        and task.rate_rps is None
+        and (task.window or "whole") == "whole"
+        and task.objective != "throughput"
+        and not (trace.after.size or trace.has_prefixes)
+    )
+
+
+def searched_requests(task: PlanQuestion, trace: Trace, seconds: float) -> int:
+    """About how many requests the search simulates: those of a part or of the whole trace."""
+    return part_requests(seconds) if is_too_long(task, trace, seconds) else len(trace)
+
+
+def plan_by_parts(
+    task: PlanQuestion,
+    trace: Trace,
+    plan_part: PlanPart,
+    *,
+    seconds: float,
+    progress: Progress,
+    limit_s: float = math.inf,
+) -> Plan:
+    """The plan for a long trace. It takes at most `seconds`, which is what is left of the time limit
+    `limit_s`, except for what a search takes beyond its own share.
+    """
+    deadline = time.monotonic() + seconds
+    length_s = trace.duration_s * part_requests(limit_s) / len(trace)
+    progress(f"looking for the busiest {show_span(length_s)} of {len(trace):,} requests")
+    part = _part_from(trace, float(trace.arrival_s[find_busiest_window(trace, length_s)]), length_s)
+    for attempt in range(1, MOST_ROUNDS + 1):
+        left_s = max(deadline - time.monotonic(), 0.0)
+        check_s = min(CHECK_TIMES * len(trace) * REQUEST_S, left_s / 2)
+        plan = plan_part(part.trace, left_s - check_s)
+        over_whole = OverTheWhole(len(trace), len(part.trace), part.from_s, part.trace.duration_s, attempt)
+        progress(f"simulating the plan on all {len(trace):,} requests")
+        simulation = _simulate_whole(plan.fleet, trace, plan.slo, deadline)
+        if simulation is None:
+            note, warnings = _traffic_note(trace, over_whole), (*plan.warnings, over_whole)
+            return replace(plan, status="best found", warnings=warnings, traffic_note=note)
+        outcome = outcome_of(judge(simulation, plan.slo), plan.slo)
+        over_whole = replace(over_whole, outcome=outcome)
+        from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo.limits, length_s)
+        # The next simulation needs as much memory, so this one is freed first.
+        del simulation
+        if outcome.holds:
+            if task.safety is None:
+                progress("simulating smaller fleets on all requests")
+                over_whole = _find_smaller_fleet(plan, trace, over_whole, deadline)
+            certificate = replace(plan.certificate, binding=(over_whole, *plan.certificate.binding))
+            return replace(plan, certificate=certificate, traffic_note=_traffic_note(trace, over_whole))
+        if from_s == part.from_s:
+            break
+        part = _part_from(trace, from_s, length_s)
+    note, warnings = _traffic_note(trace, over_whole), (*plan.warnings, over_whole)
+    return replace(plan, status="best found", warnings=warnings, traffic_note=note)
+
+
+def _traffic_note(trace: Trace, over_whole: OverTheWhole) -> str:
+    """The line that names the busiest part and says whether the whole trace was simulated and kept."""
+    checked = {None: "not simulated", True: "simulated too and kept", False: "simulated too and MISSED"}
+    holds = None if over_whole.outcome is None else over_whole.outcome.holds
+    return (
+        f"{trace.name}, the busiest part, from {show_clock(over_whole.part_from_s)} on: "
+        f"{over_whole.part_requests:,} requests "
+        f"in {show_s(over_whole.part_s)} (all {over_whole.requests:,}: {checked[holds]})"
+    )
+
+
+def _part_from(trace: Trace, start_s: float, length_s: float) -> _BusyPart:
+    """The requests that arrive in [start_s, start_s + length_s), with arrivals counted from start_s."""
+    ends_s = (start_s, start_s + length_s)
+    rows = np.arange(*np.searchsorted(trace.arrival_s, ends_s, "left"))
+    arrival_s = trace.arrival_s[rows] - start_s
+    note = f"the part from {start_s:.6g} s on, {len(rows)} of {len(trace)} requests"
+    return _BusyPart(replace(trace.select(rows, arrival_s=arrival_s), notes=(*trace.notes, note)), start_s)
+
+
+def _simulate_whole(
+    fleet: Fleet, trace: Trace, slo: Slo, deadline: float, *, stop_early: bool = False
+) -> Simulation | None:
+    """The fleet simulated on the whole trace; None where the time is over."""
+    if time.monotonic() > deadline:
+        return None
+    try:
+        return simulate_until(
+            deadline,
+            fleet,
+            trace,
+            limits=slo.limits,
+            record=not stop_early,
+            stop_early=stop_early,
+            every_s=slo.every_s,
+        )
+    except OutOfTime:
+        return None
+
+
+def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
+    """The start of the part in which the most requests miss a limit, TBT by their longest gap."""
+    edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
+    values_s = {
+        "ttft": simulation.ttft_s,
+        "tpot": simulation.tpot_s,
+        "e2e": simulation.e2e_s,
+        "tbt": simulation.tbt_max_s,
+    }
+    late = simulation.status != 0
+    for limit in limits:
+        late |= values_s[limit.metric] > limit.limit_s
+    of = window_numbers(simulation.arrival_s[late], edges_s)
+    return float(edges_s[int(np.bincount(of, minlength=1).argmax())])
+
+
+def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, deadline: float) -> OverTheWhole:
+    """The facts over the whole trace with the smallest fleet found that keeps the SLO over it, as far as time
+    allows.
+
+    Workers are removed from one pool after the other, the most expensive first: one worker first, then by
+    bisection.
+    """
+    counts = [pool.count for pool in plan.fleet.pools]
+    order = sorted(range(len(counts)), key=lambda i: -plan.fleet.pools[i].type.price_usd_per_h)
+
+    def fleet_of(counts: list[int]) -> Fleet:
+        pools = plan.fleet.pools
+        return replace(
+            plan.fleet,
+            pools=tuple(replace(pool, count=count) for pool, count in zip(pools, counts, strict=True)),
+        )
+
+    def keeps_slo(counts: list[int]) -> bool:
+        simulation = _simulate_whole(fleet_of(counts), trace, plan.slo, deadline, stop_early=True)
+        return simulation is not None and judge(simulation, plan.slo, values=False).holds
+
+    for i in order:
+        fails, holds = 0, counts[i]
+        while holds - fails > 1 and time.monotonic() < deadline:
+            fewer = [*counts]
+            fewer[i] = holds - 1 if holds == counts[i] else (fails + holds) // 2
+            if keeps_slo(fewer):
+                holds = fewer[i]
+            else:
+                fails = fewer[i]
+        counts[i] = holds
+    smaller = fleet_of(counts)
+    if counts == [pool.count for pool in plan.fleet.pools]:
+        return over_whole
+    return replace(
+        over_whole,
+        smaller=bought_pools(smaller),
+        smaller_usd_per_h=bill_fleet(smaller).usd_per_h,
+        planned_usd_per_h=bill_fleet(plan.fleet).usd_per_h,
+    )

@@ -1,0 +1,99 @@
+"""The plan: a fleet, what was simulated, what was proved over which fleets, and the alternatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.documents.certificate import Alternative, Certificate, Status, Throughput
+from planner.documents.facts import Price, Warned
+from planner.documents.robustness_facts import Made
+from planner.domain import Slo
+from planner.fleet import Fleet
+from planner.search.oracle.prefix_placing import PoolPrefixes
+from planner.search.problem.bill import Bill, bill_fleet
+from planner.search.production.three_answers import FleetTrial
+from planner.simulator.energy import ExpectedPower, expected_power
+from planner.simulator.replay import Simulation
+from planner.simulator.slo_verdict import Verdict
+from planner.solvers.placement import NodePlacement
+from planner.traffic.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Everything that `plan` writes down.
+
+    `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
+    `on_paper` is the cheapest fleet on what is written, whose value the certificate has; it is None where the
+    plan was read from a folder. `trial` keeps the scenarios in which the fleet passed its test, until the
+    fleet has been simulated under the routers of the deployment targets.
+    """
+
+    status: Status
+    fleet: Fleet
+    slo: Slo
+    trace: Trace
+    traffic_note: str  # "Azure conversation scaled to 20 req/s by superpose, whole trace"
+    simulation: Simulation
+    verdict: Verdict
+    certificate: Certificate
+    alternatives: tuple[Alternative, ...]
+    max_model_len: int
+    prices: tuple[Price, ...]
+    warnings: tuple[Warned, ...] = ()  # What a reader must know before trusting the figures.
+    throughput: Throughput | None = None  # Set if it was the objective; the certificate is about cost.
+    placement: NodePlacement | None = None
+    prefixes: tuple[PoolPrefixes, ...] = ()  # One per pool if the plan counts on prefix caches.
+    on_paper: Fleet | None = None
+    made: Made | None = None  # When the plan was made, and by which version.
+    trial: FleetTrial | None = field(default=None, repr=False)
+    # `power` is computed once and stored here.
+    _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def value(self) -> float:
+        """The fleet's objective in its unit; the certificate's value is that of the fleet on paper."""
+        made = self.certificate.find_answer("production")
+        return self.certificate.value if made is None or made.value is None else made.value
+
+    @property
+    def power(self) -> ExpectedPower | None:
+        """What the fleet draws in its simulation; None where the simulation recorded no steps."""
+        if not self._power:
+            self._power.append(expected_power(self.fleet, self.simulation))
+        return self._power[0]
+
+    @property
+    def bill(self) -> Bill:
+        """What is paid for the fleet: whole nodes where nodes are sold whole. Owned GPUs cost nothing, or
+        their electricity where that is counted.
+        """
+        is_counted = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running_pools)
+        return bill_fleet(self.fleet, self.placement, self.power if is_counted else None)
+
+    @property
+    def usd_per_million_tokens(self) -> float:
+        """USD per million tokens of prompts and answers: the bill, idle GPUs included, over the time that the
+        fleet serves this traffic (`served_s`).
+        """
+        return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
+
+    @property
+    def usd_per_million_output_tokens(self) -> float:
+        """USD per million tokens of answers, of the same bill."""
+        return self._usd_per_million(self.trace.output_tokens.sum())
+
+    def _usd_per_million(self, tokens: float) -> float:
+        hours = served_s(self.trace, self.simulation) / 3600
+        return float(self.bill.usd_per_h * hours / tokens * 1e6)
+
+
+def served_s(trace: Trace, simulation: Simulation) -> float:
+    """Seconds that this traffic occupies a fleet: the trace's duration.
+
+    Where requests wait for the answers of others the arrivals in the trace are too early, so the time from
+    the first arrival to the last token counts instead.
+    """
+    if not trace.after.size:
+        return trace.duration_s
+    return float(simulation.end_s - simulation.arrival_s.min())

@@ -1,0 +1,353 @@
+"""What holds around the fleet of a plan, after the search: the data of the first screen of the report.
+
+    workers   the plan's pools in their proportion, with fewer and more workers, in scenarios of its test
+    traffic   whether the plan's fleet passes what a plan for MORE_FRAC more traffic would require. The price
+              of another fleet for that traffic is not looked for: that is a plan of its own
+    breaks    how much more traffic, how much longer steps and prompts, the loss of a worker, other prices
+
+Simulations are limited by requests, so that equal questions give equal answers: BUDGET_REQUESTS and
+BUDGET_TIMES the traffic, and MORE_REQUESTS for more traffic. What these limits or the clock leave no room for
+is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from planner.documents.certificate import Alternative
+from planner.documents.robustness_facts import (
+    MORE_FRAC,
+    Around,
+    AtWorkers,
+    HeadroomFact,
+    Lost,
+    MoreTraffic,
+    Part,
+    PriceTurns,
+    Share,
+)
+from planner.domain import Limit
+from planner.fleet import Fleet
+from planner.search.level0.one_pool import StoppedError
+from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
+from planner.search.oracle.pinning import Pinning
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.plan_problem import Problem
+from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.production.three_answers import LEAST_TEST_SCENARIOS, ScenarioTest, is_test_passed
+from planner.simulator.slo_verdict import Verdict
+from planner.traffic.trace import Trace
+
+Value = TypeVar("Value")
+
+# All simulations but those of more traffic may simulate 1.2 million requests and 4 times the traffic, which
+# takes less than a CPU second.
+BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4
+# Numbers of workers are simulated in 4 to 10 scenarios.
+LEAST_SCENARIOS, MOST_SCENARIOS = 4, 10
+# More traffic is simulated only where the search's scenarios and the shortest test have fewer requests.
+MORE_REQUESTS = 3_000_000
+# This many smaller and this many larger numbers of workers are simulated.
+WORKERS_BESIDE = 2
+# From one number of workers to the next a fleet changes by this share, and by one worker at least.
+STEP_FRAC = 0.1
+# Fleets of more than this many times the planned workers, in proportion to traffic, are not simulated.
+SPARE_FRAC = 1.5
+# Price rises of more than this share are not reported.
+PRICES_MOST_FRAC = 1.0
+
+
+def find_robustness(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
+    """What holds around a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
+    return _RobustnessSearch(problem, best, tuple(priced)).run()
+
+
+@dataclass(slots=True)
+class _RobustnessSearch:
+    """The search for what holds around one fleet, with its budget and what it left out."""
+
+    problem: Problem
+    best: Counts
+    priced: tuple[tuple[str, Fleet], ...]
+    left_out: list[Part] = field(default_factory=list)
+    oracles: list[Oracle] = field(default_factory=list)
+    may_miss: int = 0
+    spent: float = 0.0
+    simulations: int = 0
+
+    def run(self) -> Around:
+        """Compute all parts that the time and the budget allow."""
+        problem = self.problem
+        alone = problem.oracle.as_written()
+        scenarios = self._scenario_count()
+        # Drawing the scenarios takes time, so none are drawn where the time is over.
+        tested = None if problem.out_of_time() else problem.tested
+        self.oracles = [alone] if tested is None else [alone.in_scenario(tested[i]) for i in range(scenarios)]
+        if problem.task.safety is not None:
+            self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + 1e-9)
+        known = self._in_time("ends", self._find_headroom) or ()
+        losses = self._in_time("losses", self._find_losses) or ()
+        prompts = self._in_time("prompts", self._find_longest_prompts) or ()
+        at_workers = self._in_time("workers", self._find_at_workers) or ()
+        more_traffic = self._in_time("traffic", lambda: self._find_more_traffic(known))
+        return Around(
+            futures=0 if tested is None else scenarios,
+            may_miss=self.may_miss,
+            pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running_pools),
+            at_workers=at_workers,
+            more_traffic=more_traffic,
+            holds=(*known, *prompts),
+            losses=losses,
+            prices=find_price_turns(problem.oracle.fleet(self.best), self.priced),
+            simulations=self.simulations,
+            left_out=tuple(self.left_out),
+        )
+
+    def _scenario_count(self) -> int:
+        """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
+        if self.problem.tested is None:
+            return 1
+        each = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
+        return int(np.clip(self._budget_requests() // each, LEAST_SCENARIOS, MOST_SCENARIOS))
+
+    def _budget_requests(self) -> float:
+        return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
+
+    def _may_go_on(self, part: Part, requests: float) -> bool:
+        """Whether the clock and the budget allow this many requests; else the part is noted as left out."""
+        if not self.problem.out_of_time() and self.spent + requests <= self._budget_requests():
+            return True
+        if part not in self.left_out:
+            self.left_out.append(part)
+        return False
+
+    def _in_time(self, part: Part, find: Callable[[], Value]) -> Value | None:
+        """The result of `find`, or None, with the part noted as left out, where the time ends first."""
+        try:
+            return find()
+        except StoppedError:
+            self.left_out += [] if part in self.left_out else [part]
+            return None
+
+    def _stop_in_time(self) -> None:
+        if self.problem.out_of_time():
+            raise StoppedError
+
+    def _count_simulation(self, oracle: Oracle) -> None:
+        self._stop_in_time()
+        self.simulations += 1
+        self.spent += len(oracle.trace)
+
+    def _find_at_workers(self) -> tuple[AtWorkers, ...]:
+        planned = [count for _, count in self.best]
+        if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
+            return ()
+        return tuple(
+            _at_workers_fact(
+                counts,
+                self._worst_verdicts(self._with_counts(counts)),
+                self.problem.slo.limits,
+                self.may_miss,
+            )
+            for counts in numbers_beside(planned)
+            if self.problem.allows(self._with_counts(counts))
+        )
+
+    def _worst_verdicts(self, counts: Counts) -> list[Verdict | None]:
+        """For each oracle the verdict after the worst loss; None where a role has no worker left."""
+        for oracle in self.oracles:
+            self._count_simulation(oracle)
+        return run_each(lambda oracle: oracle.worst_verdict(counts), self.oracles)
+
+    def _with_counts(self, counts: Iterable[int]) -> Counts:
+        return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
+
+    def _find_more_traffic(self, known: Sequence[HeadroomFact]) -> MoreTraffic | None:
+        """Whether the fleet carries the traffic that a plan with `safety: growth` would require; None where
+        that takes too many simulations.
+        """
+        problem, safety = self.problem, self.problem.task.safety
+        room = next((each for each in known if each.strain == "traffic"), None)
+        if room is None:
+            return None
+        if room.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
+            return MoreTraffic(False)
+        if safety is None or problem.searched is None or problem.tested is None:
+            return MoreTraffic(True)
+        requests = (1 + MORE_FRAC) * len(problem.trace)
+        if (problem.searched.count + LEAST_TEST_SCENARIOS) * requests > MORE_REQUESTS:
+            return None
+        test = ScenarioTest(
+            problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time
+        )
+        kept_in = test.decide(self.best)
+        self._stop_in_time()
+        self.simulations += kept_in.futures
+        if not is_test_passed(kept_in, safety):
+            return MoreTraffic(False, kept_in.kept, kept_in.futures)
+        seen_oracle = with_search_scenarios(
+            replace(problem, searched=problem.searched.with_more(MORE_FRAC))
+        ).oracle
+        oracle, count = replace(seen_oracle, until=problem.deadline), problem.searched.count
+        missed = oracle.missed_count(self.best, count)
+        self.simulations += oracle.simulations
+        if missed > oracle.may_miss:
+            return MoreTraffic(False, count - missed, count)
+        return MoreTraffic(True, kept_in.kept, kept_in.futures)
+
+    def _find_headroom(self) -> tuple[HeadroomFact, ...]:
+        """The headroom of the fleet, which a plan for production has computed already."""
+        end = find_headroom(self.problem.oracle, self.best, before_each=self._stop_in_time)
+        return (
+            HeadroomFact("traffic", end.headroom.traffic_frac, end.by_traffic),
+            HeadroomFact("steps", end.headroom.steps_frac, end.by_steps),
+        )
+
+    def _find_losses(self) -> tuple[Lost, ...]:
+        """What the loss of one worker of each pool breaks, without losses that safety adds."""
+        oracle, losses = self.problem.oracle.as_written(spare_workers=0, spare_nodes=0, spot={}), []
+        if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
+            return ()
+        names = [pool.name for pool in oracle.fleet(self.best).running_pools]
+        for k, (_, count) in enumerate(self.best):
+            fewer = self._with_counts(n - (i == k) for i, (_, n) in enumerate(self.best))
+            self._count_simulation(oracle)
+            verdict = oracle.worst_verdict(fewer)
+            missed = () if verdict is None else tuple(line.limit for line in verdict.missed)
+            losses.append(Lost(names[k], count, verdict is not None and verdict.holds, missed))
+        return tuple(losses)
+
+    def _find_longest_prompts(self) -> tuple[HeadroomFact, ...]:
+        oracle = self.problem.oracle.as_written()
+        if not self._may_go_on("prompts", 8 * len(oracle.trace)):
+            return ()
+
+        def with_longer(more_frac: float) -> tuple[Oracle, Counts]:
+            self._count_simulation(oracle)
+            # Longer prompts leave less room to pin prefixes in, so the pinning is computed anew.
+            longer = with_longer_prompts(oracle.trace, more_frac)
+            pinning = None if oracle.pinning is None else Pinning(longer)
+            return replace(oracle, trace=longer, pinning=pinning, answers=Answers()), self.best
+
+        frac, missed = most_that_holds(with_longer)
+        return (HeadroomFact("prompts", frac, missed),)
+
+
+def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
+    """Counts per pool for the planned total and for fewer and more workers, in the plan's proportion."""
+    total, pools = sum(planned), len(planned)
+    step = max(1, round(STEP_FRAC * total))
+    totals = range(total - WORKERS_BESIDE * step, total + WORKERS_BESIDE * step + 1, step)
+    return [in_proportion(planned, workers) for workers in totals if workers >= pools]
+
+
+def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
+    """This many workers dealt out in the plan's proportion by largest remainders, at least one per pool."""
+    exact = np.array(planned) * (workers / sum(planned))
+    counts = np.maximum(np.floor(exact), 1).astype(int)
+    while (left := workers - counts.sum()) != 0:
+        short = exact - counts
+        k = int(np.argmax(short)) if left > 0 else int(np.argmin(np.where(counts > 1, short, np.inf)))
+        counts[k] += 1 if left > 0 else -1
+    return tuple(counts.tolist())
+
+
+def least_in_proportion(
+    planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
+) -> tuple[int, ...] | None:
+    """The fewest workers in the plan's proportion that hold, by bisection; None where SPARE_FRAC times the
+    workers in proportion to traffic do not hold.
+
+    `factor` is by how much traffic has grown.
+    """
+    total = sum(planned)
+    few, many = len(planned) - 1, max(round(total * factor), len(planned))
+    if factor > 1:
+        few = total - 1
+    most = max(int(np.ceil(SPARE_FRAC * total * max(factor, 1.0))), many)
+    while not holds(in_proportion(planned, many)):
+        few = many
+        if many == most:
+            return None
+        many = min(most, many + max(1, round(STEP_FRAC * total)))
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if holds(in_proportion(planned, middle)) else (middle, many)
+    return in_proportion(planned, many)
+
+
+def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
+    """The same requests with prompts longer by this share; the shared prefixes keep their lengths."""
+    return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
+
+
+def _tightest_room(verdict: Verdict | None) -> float:
+    """How far the tightest line is from a miss, as a share of the requests that may be late; minus infinity
+    where no worker is left.
+    """
+    if verdict is None:
+        return -np.inf
+    rooms = [
+        (line.kept_frac - line.limit.percentile_frac) / max(1 - line.limit.percentile_frac, 1e-3)
+        for line in verdict.lines
+    ]
+    return min(rooms, default=0.0)
+
+
+def _at_workers_fact(
+    counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
+) -> AtWorkers:
+    """For each limit the shares of requests that keep it: lowest, least required, median, highest."""
+    shares = []
+    for k, limit in enumerate(limits):
+        kept = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
+        shares.append(Share(limit, *map(float, (kept[0], kept[may_miss], np.median(kept), kept[-1]))))
+    kept_in = sum(verdict is not None and verdict.holds for verdict in verdicts)
+    return AtWorkers(counts, kept_in, tuple(shares))
+
+
+def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
+    """For each GPU of the plan the smallest price rise from which another fleet is cheaper.
+
+    A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
+    than the plan today, or that stay dearer up to twice the price, are left out.
+    """
+    own, nearest = bill_fleet(fleet).usd_per_h, list[PriceTurns]()
+    for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running_pools):
+        slope = _doubled_bill_usd_per_h(fleet, gpu) - own
+        turns = []
+        for label, other in others:
+            theirs = bill_fleet(other).usd_per_h
+            steeper = slope - (_doubled_bill_usd_per_h(other, gpu) - theirs)
+            if steeper <= 1e-9 * own or theirs <= own * (1 + 1e-9):
+                continue
+            if (frac := (theirs - own) / steeper) <= PRICES_MOST_FRAC:
+                turns.append(PriceTurns(gpu, frac, label))
+        if turns:
+            nearest.append(min(turns, key=lambda turn: turn.more_frac))
+    return tuple(sorted(nearest, key=lambda turn: turn.more_frac))
+
+
+def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
+    """The bill in USD/h if this GPU cost twice as much."""
+    return bill_fleet(
+        fleet.with_types(
+            lambda worker: (
+                worker
+                if worker.gpu.base != gpu
+                else replace(worker, gpu=replace(worker.gpu, price_usd_per_h=2 * worker.gpu.price_usd_per_h))
+            )
+        )
+    ).usd_per_h
+
+
+def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
+    """The alternatives that are fleets with a price, with their labels."""
+    return [(each.label, each.fleet) for each in alternatives if each.fleet is not None and each.is_priced]

@@ -1,0 +1,52 @@
+"""A written plan, read and simulated again: what was proved is read, the rest follows from its fleet and
+traffic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from planner.documents.catalog import Catalog
+from planner.documents.plan_folder import read_written
+from planner.search.evidence.certify import MOST_PREFIXES_S
+from planner.search.evidence.findings import place_workers
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge
+
+
+def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
+    """The plan in a folder, or that of a plan.yaml at `path`, and the command that made it.
+
+    Raises InputError where a file is missing or belongs to another plan than the others.
+    """
+    written = read_written(path, catalog)
+    simulation = simulate(written.fleet, written.trace, limits=written.slo.limits, record=True)
+    verdict = judge(simulation, written.slo)
+    for k, line in enumerate(verdict.lines):
+        written.check_percentile(line.limit, k, line.value_s)
+    rng = np.random.default_rng(written.certificate.seed)
+    plan = Plan(
+        status=written.status,
+        fleet=written.fleet,
+        slo=written.slo,
+        trace=written.trace,
+        traffic_note=written.traffic_note,
+        simulation=simulation,
+        verdict=verdict,
+        certificate=written.certificate,
+        alternatives=written.alternatives,
+        max_model_len=written.max_model_len,
+        prices=written.prices,
+        warnings=written.warnings,
+        throughput=written.throughput,
+        placement=place_workers(written.fleet),
+        prefixes=pool_prefixes(
+            written.fleet, simulation, written.trace, time_limit_s=MOST_PREFIXES_S, rng=rng
+        ),
+        made=written.made,
+    )
+    return plan, written.command

@@ -1,0 +1,325 @@
+"""The cheapest fleets of level 0, of one LLM or of several within limits that they share.
+
+A corner of a design (designs.py) bounds its row from below. Each LLM takes one corner or one fleet that holds
+of one of its designs, all of them within the limits and together as cheap as can be. Of one LLM that is its
+cheapest, of several the answer of solvers/multiple_choice.py. What was chosen and is not known to hold is
+asked about, until all that was chosen holds.
+
+This is the master of a logic-based Benders decomposition. LLMs share no worker, so the subproblem falls
+apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). Corners that fail move up
+in their row. A design begins at the least counts that the SLO obliges (master.least_workers), so the optimum
+of the master bounds every choice of designs and counts, given that in a row more workers never hurt and that
+what pools do alone is right.
+
+Of one LLM the next cheapest corners are asked about as well, WAVE questions side by side: what one answers
+seldom spares another, as their price is to be undercut whichever fleet is the best. Of several LLMs each is
+asked about one corner at a time, as the choice of the others decides which corner is worth a simulation.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from planner.domain import COST, FleetLimit
+from planner.search.level0.designs import Design, DesignPool, DesignQuery, DesignTerms, RowQuestion, Vector
+from planner.search.level0.one_pool import WAVE, StoppedError
+from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
+from planner.solvers.master import FleetLimits, Option, largest_that_fits
+from planner.solvers.multiple_choice import GroupChoice, choose
+
+Weigh = Callable[[Option], float]
+"""What one worker adds to something that is minimised or limited."""
+Run = Callable[[Sequence[Callable[[], None]]], None]
+"""Executes closures, side by side or not."""
+SLACK = 1e-9  # relative, as at level 0
+LOOK = 4 * WAVE  # corners of one LLM among which the next questions are found
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimit:
+    """A limit on what the workers of all LLMs take together; on their value where `limit` is None.
+
+    `use` is what one worker takes. `total`, where there is one LLM, is what a fleet takes of money, which is
+    more than its sum where nodes are sold whole.
+    """
+
+    limit: FleetLimit | None
+    amount: float
+    use: Weigh
+    total: Callable[[Counts], float] | None = None
+
+
+def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
+    """Every limit that is set."""
+
+    def shared(limit: FleetLimit, amount: float) -> SharedLimit:
+        def total(counts: Counts) -> float:
+            return limits.used(limit, workers_of(counts))
+
+        is_whole = limit == COST and limits.pays_nodes
+        return SharedLimit(
+            limit, amount, lambda option: limits.use(limit, option.type), total if is_whole else None
+        )
+
+    return tuple(shared(limit, amount) for limit, amount in limits.rows())
+
+
+@dataclass(frozen=True, slots=True)
+class Cheapest:
+    """The best choice found, None if there is none; no choice of these designs has a value below `bound`.
+
+    `is_exact`: the search came to its end. Then `bound` is the value, or what the value had to stay below.
+    """
+
+    best: tuple[tuple[Design, Vector], ...] | None
+    value: float
+    bound: float
+    is_exact: bool
+    rounds: int
+
+
+def one_by_one(tasks: Sequence[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+
+
+def cheapest(
+    llms: Sequence[Sequence[Design]],
+    limits: Sequence[SharedLimit],
+    *,
+    weigh: Weigh | None = None,
+    below: float = math.inf,
+    run: Run = one_by_one,
+    out_of_time: Callable[[], bool] = lambda: False,
+    progress: Callable[[str], None] = lambda _: None,
+    leaping: bool = False,
+) -> Cheapest:
+    """The least weight of a choice over the designs of each LLM, strictly `below` a value; the weight is the
+    objective, with whole nodes, where workers are not weighed otherwise.
+
+    `run` executes closures, which simulate. What they learn stays in the designs, so that another question
+    about the same designs costs little. Where `leaping`, prefill counts without end are passed over by leaps
+    until a choice is known; then those left out are looked at. No `bound` is meant before.
+    """
+    tables = [_Table(designs, limits, weigh) for designs in llms]
+    least = [0.0] * len(tables)  # of what each LLM adds, in any choice better than `upper`
+    best: Sequence[_Column] | None = None
+    upper, bound, rounds, verdicts = below, 0.0, 0, ""
+
+    def ended(*, is_exact: bool) -> Cheapest:
+        choice = None if best is None else tuple((column.design, column.vector) for column in best)
+        return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
+
+    while True:
+        known = _choose([table.that_hold() for table in tables], limits)[0]
+        if known is not None and (value := sum(column.weight for column in known)) < upper * (1 - SLACK):
+            best, upper = known, value
+        for table in tables:
+            table.leaping = leaping and math.isinf(upper)
+        ceilings = [upper - (sum(least) - one) for one in least]
+        columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
+        if not all(columns):
+            bound = upper
+            return ended(is_exact=True)
+        least = [min(column.weight for column in each) for each in columns]
+        chosen, at_least = _choose(columns, limits)
+        if chosen is None or at_least >= upper * (1 - SLACK):
+            bound = upper
+            return ended(is_exact=True)
+        bound = max(bound, at_least)
+        unknown = [i for i, column in enumerate(chosen) if not column.holds]
+        if not unknown:
+            best, upper = chosen, sum(column.weight for column in chosen)
+            is_optimal = upper <= bound + SLACK * abs(upper)
+            bound = upper if is_optimal else bound
+            return ended(is_exact=is_optimal)
+        if out_of_time():
+            return ended(is_exact=False)
+        rounds += 1
+        if (standing := f"several LLMs: at least {bound:.6g}, best {upper:.6g}") != verdicts:
+            progress(verdicts := standing)
+        questions: list[DesignQuery] = []
+        for i in unknown:
+            among = [chosen[i]]
+            if len(tables) == 1:
+                among = heapq.nsmallest(LOOK, columns[i], key=lambda column: column.weight)
+            questions += tables[i].questions(among, ceilings[i])
+        _answer(questions, run)
+
+
+def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
+    """Ask them all; what was found counts even where the time is over before all are answered."""
+    try:
+        run([question.ask for question in questions])
+    except StoppedError:
+        for question in questions:
+            if isinstance(question, RowQuestion) and question.counts_in_question is not None:
+                question.conclude()
+        raise
+    for question in questions:
+        question.conclude()
+
+
+@dataclass(frozen=True, slots=True)
+class _Column(GroupChoice):
+    """Counts of a design, and whether they are known to hold."""
+
+    design: Design
+    vector: Vector
+    holds: bool
+
+
+class _Table:
+    """The designs of one LLM under one question: what their workers weigh, and what they take of limits."""
+
+    def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh | None) -> None:
+        self.designs, self.weigh = designs, weigh
+        self.totals = [limit.total for limit in limits]
+        self.amounts = [limit.amount * (1 + SLACK) for limit in limits]
+        self.terms: dict[DesignPool, DesignTerms] = {}
+        for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
+            uses = tuple(limit.use(pool.item.option) for limit in limits)
+            rows = zip(self.amounts, uses, strict=True)
+            most = min((math.floor(amount / use) for amount, use in rows if use > 0), default=math.inf)
+            option = pool.item.option
+            self.terms[pool] = DesignTerms(weigh(option) if weigh else option.objective, uses, most)
+        self.leaping = False
+        self.versions: list[tuple[int, bool]] = [(-1, False)] * len(designs)
+        self.of_design: list[list[_Column]] = [[] for _ in designs]
+        self.all: list[_Column] = []
+
+    def _refresh(self) -> list[_Column]:
+        """All columns, those made anew of which something was learned."""
+        versions = [(design.version, self.leaping) for design in self.designs]
+        if versions != self.versions:
+            for k, design in enumerate(self.designs):
+                if versions[k] != self.versions[k]:
+                    self.of_design[k] = self._of(design)
+            self.versions = versions
+            self.all = list(itertools.chain.from_iterable(self.of_design))
+        return self.all
+
+    def _of(self, design: Design) -> list[_Column]:
+        """The columns of one design that are within the limits."""
+        fleets = design.fleets()
+        found = [(vector, True) for vector in fleets]
+        found += [
+            (vector, False)
+            for vector in design.corners(leaping=self._leaps(design))
+            if vector not in fleets
+            and all(count <= pool.item.too_many for count, pool in zip(vector, design.pools, strict=True))
+        ]
+        columns = []
+        for vector, holds in found:
+            weight, uses = self._taken(design, vector)
+            if all(used <= amount for used, amount in zip(uses, self.amounts, strict=True)):
+                columns.append(_Column(weight, uses, design, vector, holds))
+        return columns
+
+    def _leaps(self, design: Design) -> bool:
+        return self.leaping and len(design.pools) == 2 and math.isinf(self.terms[design.pools[0]].most)
+
+    def _taken(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
+        each = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
+        weight = sum(terms.weight * count for terms, count in each)
+        if self.weigh is None:
+            weight = objective(design.counts(vector))
+        return weight, tuple(
+            sum(terms.uses[y] * count for terms, count in each)
+            if total is None
+            else total(design.counts(vector))
+            for y, total in enumerate(self.totals)
+        )
+
+    def that_hold(self) -> list[_Column]:
+        """Fleets that hold."""
+        return [column for column in self._refresh() if column.holds]
+
+    def columns(self, ceiling: float) -> list[_Column]:
+        """Corners, and fleets that hold, within the limits and of a weight strictly below `ceiling`."""
+        below = ceiling * (1 - SLACK)
+        return [column for column in self._refresh() if column.weight < below]
+
+    def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
+        """What to ask about these, WAVE questions at most: about a pool alone first, then about a row."""
+        questions: list[DesignQuery] = []
+        seen: set[Design | DesignPool] = set()
+        for column in columns:
+            design = column.design
+            if column.holds or design in seen:
+                continue
+            terms = [self.terms[pool] for pool in design.pools]
+            leasts = tuple(pool.least for pool in design.pools)
+            most_of = partial(self._most, design, leasts, ceiling)
+            doubts = design.in_doubt(terms, most_of, each=len(self.designs) == 1)
+            if not doubts:
+                seen.add(design)
+                most = self._most(design, column.vector, ceiling, len(design.pools) - 1)
+                questions.append(RowQuestion(design, column.vector, most, self._leaps(design)))
+            questions += [question for question in doubts if question.pool not in seen]
+            seen.update(question.pool for question in doubts)
+            if len(questions) >= WAVE:
+                break
+        return questions
+
+    def _most(self, design: Design, vector: Vector, ceiling: float, k: int) -> float:
+        """Most workers of the k-th pool beside those of the other, within the limits and below `ceiling`."""
+        fixed, used = self._taken(design, (*vector[:k], 0, *vector[k + 1 :]))
+        terms, counts = self.terms[design.pools[k]], design.counts(vector)
+        option, beside = counts[k][0], (*counts[:k], *counts[k + 1 :])
+        if self.weigh is None:
+            most = min(terms.most, largest_below(option, ceiling, beside))
+        else:
+            most = min(terms.most, count_below(terms.weight, ceiling, fixed))
+        rows = zip(self.amounts, terms.uses, used, self.totals, strict=True)
+        for amount, use, taken, total in sorted(rows, key=lambda row: row[-1] is not None):
+            if total is None and use > 0:
+                most = min(most, math.floor((amount - taken) / use + SLACK))
+            elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:
+                most = _within(total, amount, beside, option, int(most))
+        return most
+
+
+def _within(
+    total: Callable[[Counts], float], amount: float, beside: Counts, option: Option, most: int
+) -> int:
+    return largest_that_fits(most, lambda n: total((*beside, (option, n))) <= amount)
+
+
+def _choose(
+    columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
+) -> tuple[list[_Column] | None, float]:
+    """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs."""
+    if not all(columns):
+        return None, math.inf
+    if len(columns) == 1:  # each is within the limits by itself
+        first = min(columns[0], key=lambda column: column.weight)
+        return [first], first.weight
+    columns = [_undominated(each) for each in columns]
+    taken, bound = choose(columns, [limit.amount for limit in limits])
+    if taken is None:
+        return None, bound
+    return [each[f] for each, f in zip(columns, taken, strict=True)], bound
+
+
+def _undominated(columns: Sequence[_Column]) -> list[_Column]:
+    """Of alike ones the first that holds, else the first; none that one which holds makes superfluous."""
+    first: dict[tuple[float, ...], _Column] = {}
+    for column in columns:
+        key = (column.weight, *column.uses)
+        if key not in first or (column.holds and not first[key].holds):
+            first[key] = column
+    columns, costs = list(first.values()), np.array(list(first))
+    keep = np.ones(len(columns), bool)
+    for k, column in enumerate(columns):
+        if column.holds and keep[k]:
+            keep &= (costs < costs[k]).any(axis=1)
+            keep[k] = True
+    return [column for column, is_kept in zip(columns, keep, strict=True) if is_kept]

@@ -1,0 +1,218 @@
+"""Fleets of a few worker types to which no worker can be added: many combinations at once, by arrays.
+
+Row r of the arrays (R, k) is a fleet of k options: which they are, and how many workers of each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import COST
+from planner.fleet import Role
+from planner.search.oracle.fleet_counts import FEWER_FRAC, objective, own_drafts
+from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
+from planner.solvers.whole_nodes import PricedNode, node_of
+
+MOST_CANDIDATES = 4_000  # fleets that are compared at once
+
+TOGETHER = 2_000  # combinations of options
+
+MOST_COUNTS = 12  # of an option, beside the counts of others
+
+NONE = -1
+
+Ints = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.int32]
+
+
+def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_types: int) -> Vectors:
+    """Fleets (C, J) of up to so many of these options, below `value`, to which no worker can be added.
+
+    Of the first options alone where all have more than MOST_CANDIDATES.
+    """
+    fleets: list[Vectors] = []
+    count, table = 0, _Table(options, limits, value)
+    possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
+    each = (
+        (*(len(options),) * (most_types - 1 - size), *others, at)
+        for many, at in enumerate(possible)
+        for size in range(most_types)
+        for others in itertools.combinations(possible[:many], size)
+    )
+    while count <= MOST_CANDIDATES:
+        chosen = np.array([*itertools.islice(each, TOGETHER)], dtype=np.int64)
+        if not len(chosen):
+            break
+        of, chosen, counts = table.filled(chosen)
+        # the combination with which there are too many is the last one
+        left = MOST_CANDIDATES - count
+        end = len(of) if len(of) <= left else int(np.searchsorted(of, of[left], side="right"))
+        vectors = np.zeros((end, len(options) + 1), np.int32)
+        np.put_along_axis(vectors, chosen[:end], counts[:end].astype(np.int32), axis=1)
+        fleets.append(vectors[:, :-1])
+        count += end
+    return np.concatenate(fleets) if fleets else np.zeros((0, len(options)), np.int32)
+
+
+class _Table:
+    """What one worker of each option is, adds up to and takes of the limits, (J + 1,) each: the last is none,
+    of which fleets of fewer options have 0.
+    """
+
+    def __init__(self, options: Sequence[Option], limits: FleetLimits, value: float) -> None:
+        self.limits, self.value = limits, value
+        self.objective = np.array([*(option.objective for option in options), 0.0])
+        self.gpus = np.array([*(float(option.type.gpus) for option in options), 0.0])
+        self.price_usd_per_h = np.array([*(option.type.price_usd_per_h for option in options), 0.0])
+        self.roles = np.array([*(get_args(Role).index(option.role) for option in options), NONE])
+        drafts = [own_drafts(option.type) for option in options]
+        distinct = [*dict.fromkeys(drafts)]
+        self.drafts = np.array([*(distinct.index(each) for each in drafts), NONE])
+        self.rows = [
+            (amount * (1 + 1e-9), np.array([*(limits.use(row, option.type) for option in options), 0.0]))
+            for row, amount in limits.rows()
+        ]
+        self.searched = _Nodes([*(option.node for option in options), None])
+        self.paid = _Nodes([*(node_of(option.type.gpu) for option in options), None])
+
+    def filled(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
+        """Of these combinations (C, k): the combination of each fleet, its options and counts (R, k)."""
+        none = len(self.objective) - 1
+        ones = (chosen < none).astype(float)
+        is_open = self._serve(chosen) & (self._objective(chosen, ones) < self.value)
+        of, chosen = np.flatnonzero(is_open), chosen[is_open]
+        counts, spent = np.zeros((len(chosen), 0)), np.zeros(len(chosen))
+        left = [np.full(len(chosen), amount) for amount, _ in self.rows]
+        for k in range(chosen.shape[1]):
+            option = chosen[:, k]
+            most = np.where(option < none, self._most(option, spent, left), 0.0)
+            some = ((most >= 1) & np.isfinite(most)) | (option == none)
+            of, chosen, counts, spent, option, most = (
+                each[some] for each in (of, chosen, counts, spent, option, most)
+            )
+            left = [each[some] for each in left]
+            if k == chosen.shape[1] - 1:
+                counts = np.column_stack([counts, most])
+                break
+            ranges = [_spread(int(n)) for n in most.tolist()]
+            times = np.array([len(each) for each in ranges], dtype=np.int64)
+            n = np.array([*itertools.chain.from_iterable(ranges)], dtype=float)
+            of, chosen, counts, spent, option = (
+                np.repeat(each, times, axis=0) for each in (of, chosen, counts, spent, option)
+            )
+            counts, spent = np.column_stack([counts, n]), spent + n * self.objective[option]
+            left = [
+                np.repeat(each, times) - n * use[option]
+                for each, (_, use) in zip(left, self.rows, strict=True)
+            ]
+        return self._on_whole_nodes(of, chosen, counts)
+
+    def _most(self, option: Ints, spent: Floats, left: Sequence[Floats]) -> Floats:
+        """Most workers (R,) of an option by what GPUs in use cost, and by what is `left` of each limit."""
+        each = self.objective[option]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.ceil((self.value * (1 - 1e-9) - spent) / each) - 1
+        most = np.where(each > 0, most, np.where(spent < self.value, math.inf, -1.0))
+        for amount, (_, uses) in zip(left, self.rows, strict=True):
+            use = uses[option]
+            some = use > 0
+            most[some] = np.minimum(most[some], amount[some] // use[some])
+        return most
+
+    def _on_whole_nodes(self, of: Ints, chosen: Ints, counts: Floats) -> tuple[Ints, Ints, Floats]:
+        """These counts, of the last option as many as are below the value and within the limits where whole
+        nodes are paid; without those of which one is too many.
+        """
+        is_below = self._below(chosen, counts)
+        if is_below is not None and len(counts):
+            counts[:, -1] = largest_of_each(1, counts[:, -1], is_below)
+            some = counts[:, -1] > 0
+            of, chosen, counts = of[some], chosen[some], counts[some]
+        return of, chosen, counts
+
+    def _below(self, chosen: Ints, counts: Floats) -> Callable[[Floats], npt.NDArray[np.bool_]] | None:
+        """Whether fleets with so many of their last option are cheap enough; None where no nodes are paid.
+
+        Whole nodes take more of money alone: of all else these counts take no more than there is.
+        """
+        if not self.limits.pays_nodes and not self.searched.is_any:
+            return None
+        budget = next((amount for row, amount in self.limits.rows() if row == COST), 0.0) * (1 + 1e-9)
+
+        def fits(n: Floats) -> npt.NDArray[np.bool_]:
+            each = np.column_stack([counts[:, :-1], n])
+            found = self._objective(chosen, each) < self.value * (1 - 1e-9)
+            if self.limits.pays_nodes:
+                paid = (self.price_usd_per_h[chosen] * each).sum(axis=1)
+                found &= paid + self.paid.idle_usd_per_h(chosen, each * self.gpus[chosen]) <= budget
+            return found
+
+        return fits
+
+    def _objective(self, chosen: Ints, counts: Floats) -> Floats:
+        """`fleets.objective` of each row."""
+        total = (self.objective[chosen] * counts).sum(axis=1)
+        if not self.searched.is_any:
+            return np.asarray(total)
+        whole = (self.searched.of[chosen] >= 0).any(axis=1)
+        idle = self.searched.idle_usd_per_h(chosen, counts * self.gpus[chosen])
+        return np.asarray(np.where(whole, total * (1 + FEWER_FRAC) + idle, total))
+
+    def _serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
+        """Whether these serve anything together, and none is there for nothing."""
+        prefill, decode = (get_args(Role).index(role) for role in ("prefill", "decode"))
+        roles = self.roles[chosen]
+        is_prefill, hands = (roles == prefill).any(axis=1), (roles == prefill) | (roles == decode)
+        drafts = self.drafts[chosen]
+        most = np.where(hands, drafts, -1).max(axis=1)
+        least = np.where(hands, drafts, len(self.drafts)).min(axis=1)
+        return np.asarray(
+            (is_prefill == (roles == decode).any(axis=1)) & (~hands.any(axis=1) | (most == least))
+        )
+
+
+class _Nodes:
+    """The nodes of options: `of` (J,) counts them, -1 where an option's GPUs are sold by themselves."""
+
+    def __init__(self, nodes: Sequence[PricedNode | None]) -> None:
+        known = [*dict.fromkeys(node for node in nodes if node is not None)]
+        self.of = np.array([-1 if node is None else known.index(node) for node in nodes], dtype=np.int64)
+        self.is_any = bool(known)
+        kinds = [*dict.fromkeys(node.kind for node in known)]
+        self.kind = np.array([*(kinds.index(node.kind) for node in known), -1], dtype=np.int64)
+        self.size = np.array([*(float(node.gpus) for node in known), 1.0])
+        self.gpu_usd_per_h = np.array([*(node.gpu_usd_per_h for node in known), 0.0])
+        self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in known), 0.0])
+
+    def idle_usd_per_h(self, chosen: Ints, gpus: Floats) -> Floats:
+        """`nodes.idle_usd_per_h` of each row."""
+        node = self.of[chosen]
+        kinds, prices = self.kind[node], self.gpu_usd_per_h[node]
+        total = np.zeros(len(chosen))
+        for kind in np.unique(kinds[kinds >= 0]):
+            is_alike = kinds == kind
+            at = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
+            dearest = np.take_along_axis(node, at, axis=1)[:, 0]
+            price = self.gpu_usd_per_h[dearest]
+            used = np.where(is_alike, gpus, 0.0)
+            idle = (-used.sum(axis=1) % self.size[dearest]) * self.gpu_idle_usd_per_h[dearest]
+            cheaper = (used * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
+            total += np.where(is_alike.any(axis=1), idle + cheaper, 0.0)
+        return total
+
+
+@cache
+def _spread(largest: int) -> list[int]:
+    """Every count from 1 on, or where they are many some of them; 0 of none."""
+    return (
+        [0]
+        if largest == 0
+        else sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})
+    )

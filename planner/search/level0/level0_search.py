@@ -1,0 +1,314 @@
+"""Level 0: the best fleet with one worker type per pool, over one pool and pairs of pools."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from planner.fleet import Fleet
+from planner.policies import ONE_KIND, ONLY_PAIRS
+from planner.search.level0 import pruning_rules
+from planner.search.level0.cheapest import Run
+from planner.search.level0.designs import Design, DesignPool, learn_from
+from planner.search.level0.one_pool import (
+    Bounded,
+    Holds,
+    Search,
+    StoppedError,
+    first_incumbent,
+    search_one_pool,
+)
+from planner.search.level0.two_pools import AskPairs, pair_up, search_two_pools
+from planner.search.level0.walk import note_cheaper, walk
+from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
+from planner.search.oracle.fleet_oracle import LEAST_EFFORT
+from planner.search.problem import link
+from planner.search.problem.options import (
+    Hardware,
+    breaks_gaps,
+    decode_options,
+    hardware,
+    mixed_options,
+    prefill_options,
+)
+from planner.search.problem.plan_problem import Problem, SearchProgress
+from planner.search.problem.stages import Stage
+from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
+from planner.solvers.required_work import Obliged, usual_work
+from planner.traffic.trace import no_edges
+from planner.traffic.workload import TraceLengths, coarser_lengths
+
+WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
+
+FAR_SOONER = 8
+
+LAST_FRAC = 0.1  # of the requests, at which the backlog test looks
+
+FEW_REQUESTS = 200_000  # of more, decode pools far below what they must make are not simulated:
+FEW_FRAC = 0.8  # of the workers that could just make the tokens; 0.92 of these was the least that kept up
+
+
+@dataclass(frozen=True, slots=True)
+class Level0:
+    """The exhausted (or interrupted) search at level 0, and the best of each kind on the way."""
+
+    search: Search
+    options: tuple[Option, ...]
+    bounded: dict[str, Bounded]
+    mixed: tuple[Counts | None, float]
+    one_gpu: tuple[Counts | None, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """What level 0 ranges over, the most promising first; `options` in the order of the worker types."""
+
+    mixed: list[Bounded]
+    prefill: list[Bounded]
+    decode: list[Bounded]
+    options: tuple[Option, ...]
+    bounded: dict[str, Bounded]
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Ranges:
+        wanted = problem.priced
+        mixed, prefill, decode = (
+            make(problem.types, wanted) for make in (mixed_options, prefill_options, decode_options)
+        )
+        if problem.task.deploy in ONLY_PAIRS:
+            mixed = []
+        # for guesses no whole session is let go because its first request may be late
+        guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
+        bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
+
+        def promising_first(option: Option) -> tuple[float, int, int]:
+            """By the lower bound; token budgets that would break the tightest limit on gaps last."""
+            worker = option.type
+            likely = bounded[option.name].likely * option.objective
+            slower = 1.5 if breaks_gaps(worker, problem.slo) else 1.0
+            return likely * slower, -worker.max_num_batched_tokens, -worker.max_num_seqs
+
+        return cls(
+            [bounded[option.name] for option in sorted(mixed, key=promising_first)],
+            [bounded[option.name] for option in sorted(prefill, key=promising_first)],
+            [bounded[option.name] for option in decode],
+            (*mixed, *prefill, *decode),
+            bounded,
+        )
+
+
+def search_level0(
+    problem: Problem,
+    start: Sequence[Fleet] = (),
+    *,
+    any_will_do: bool = False,
+    prove: bool = False,
+    walks: bool = True,
+) -> Level0:
+    """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds.
+
+    Where it `walks` the cheaper fleets are simulated in the end, if they are few enough; with `prove` however
+    many there are.
+    """
+    over, search = _Ranges.of(problem), Search(problem.limits)
+
+    def enough() -> bool:
+        return problem.out_of_time() or (any_will_do and search.best is not None)
+
+    holds = _timed(problem, search, problem.oracle.holds)
+    pairs = [
+        pair
+        for pair in itertools.product(over.prefill, over.decode)
+        if may_hand_over(item.option.type for item in pair)
+    ]
+    too_slow = link.too_slow(problem)
+    if reason := too_slow or (None if prove else link.falls_behind(problem)):
+        search.refuted["prefill + decode"] = reason
+        search.assumed |= set() if too_slow else {pruning_rules.LINK}
+        pairs = []
+    best_mixed = best_one_gpu = (search.best, search.value)
+    try:
+        _offer_known(problem, start, over.options, holds, search)
+        problem.progress(Stage(f"level 0: {len(over.mixed)} mixed pools", "level 0"))
+        _search_mixed(over.mixed, holds, search, problem.side_by_side, enough)
+        best_mixed = best_one_gpu = (search.best, search.value)
+        if pairs:
+            _search_pairs(problem, over, "one GPU type", search, enough)
+            best_one_gpu = (search.best, search.value)
+            _search_pairs(problem, over, "two GPU types", search, enough)
+        if walks and search.is_exhausted and not enough():
+            _walk_cheaper(problem, search, over.mixed, pairs, holds, prove=prove)
+    except StoppedError:
+        search.is_exhausted = False
+    note_cheaper(over.mixed, pairs, problem.oracle.verdicts, search)
+    options = over.options if pairs else tuple(o for o in over.options if o.role == "mixed")
+    if problem.task.deploy in ONE_KIND and search.best is not None:  # it deploys no fleet of both
+        is_mixed = search.best[0][0].role == "mixed"
+        options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
+    return Level0(search, options, over.bounded, best_mixed, best_one_gpu)
+
+
+def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = False) -> Holds:
+    """Simulations one by one, none of which begins once the time is over. `is_half`: of one pool of a pair,
+    which is no fleet yet.
+    """
+
+    def answer(fleets: Sequence[Counts]) -> list[bool]:
+        answers: list[bool] = []
+        for counts in fleets:
+            if problem.out_of_time():
+                raise StoppedError
+            answers += ask([counts])
+        best = search.value if search.best is not None else None
+        held = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
+        held += [] if search.best is None else [search.best]  # those that hold now are offered later
+        fleet = partial(problem.oracle.fleet, min(held, key=objective)) if held else None
+        problem.watch(SearchProgress(best, problem.lower or None, problem.oracle.simulations, fleet))
+        return answers
+
+    return answer
+
+
+def _search_pairs(
+    problem: Problem, over: _Ranges, label: str, search: Search, enough: Callable[[], bool]
+) -> None:
+    """Prefill and decode pools of "one GPU type" or of "two GPU types"."""
+    verdicts = f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}"
+    problem.progress(Stage(verdicts, "pairs"))
+    oracle, is_one = problem.oracle, label == "one GPU type"
+    ask = AskPairs(_timed(problem, search, oracle.holds))
+    if not problem.trace.after.size:  # answers that take no time bring the next requests of a session earlier
+        ask = AskPairs(
+            ask.holds,
+            _timed(problem, search, oracle.prefill_meets_ttft_alone, is_half=True),
+            _timed(problem, search, oracle.decode_keeps_up_alone, is_half=True),
+        )
+
+    def allowed(prefill: Option, decode: Option) -> bool:
+        is_alike = prefill.type.gpu.name == decode.type.gpu.name
+        return is_alike is is_one and may_hand_over((prefill.type, decode.type))
+
+    search_two_pools(over.prefill, over.decode, ask, search, problem.side_by_side, enough, allowed)
+
+
+def designs_of(problem: Problem, level0: Level0) -> list[Design]:
+    """All designs of level 0, with what its search has learned, to be asked about further."""
+    oracle, prefills = problem.oracle, {option.name for option in level0.options if option.role == "prefill"}
+    search = Search(problem.limits)
+    search.learned = {
+        name: replace(learned) for name, learned in level0.search.learned.items() if name in prefills
+    }
+    of_role = {
+        role: [level0.bounded[option.name] for option in level0.options if option.role == role]
+        for role in ("mixed", "prefill", "decode")
+    }
+    leads = None if problem.trace.after.size else oracle.prefill_meets_ttft_alone
+    designs = [Design((DesignPool(item, search),), oracle.holds, search) for item in of_role["mixed"]]
+    designs += pair_up(
+        of_role["prefill"],
+        of_role["decode"],
+        AskPairs(oracle.holds, leads),
+        search,
+        lambda prefill, decode: may_hand_over((prefill.type, decode.type)),
+    )
+    learn_from(designs, oracle.verdicts)
+    for design in designs:
+        design.asked_by = problem
+    return designs
+
+
+def _offer_known(
+    problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
+) -> None:
+    """Those fleets of level 0 that still hold are what others must beat."""
+    for fleet in start:
+        counts = counts_of(fleet, options)
+        if (
+            counts
+            and len({option.role for option, _ in counts}) == len(counts) <= 2
+            and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
+        ):
+            if problem.allows(counts) and holds([counts])[0]:
+                search.offer(counts)
+
+
+def _search_mixed(
+    ordered: list[Bounded], holds: Holds, search: Search, run: Run, enough: Callable[[], bool]
+) -> None:
+    """One mixed pool; `ordered` begins with the most promising, of equal offers the first stays."""
+    first_of_kind: dict[Hardware, Bounded] = {}
+    for item in ordered:
+        first_of_kind.setdefault(hardware(item.option), item)
+    if search.best is None:
+        first_incumbent(list(first_of_kind.values()), holds, search, run, enough)
+    if search.best is not None:
+        leader = search.best[0][0]
+        ordered.sort(key=lambda item: hardware(item.option) != hardware(leader))
+    search_one_pool(ordered, holds, search, run, enough)
+
+
+def _walk_cheaper(
+    problem: Problem,
+    search: Search,
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    holds: Holds,
+    *,
+    prove: bool,
+) -> None:
+    """Simulate every cheaper fleet, where they are few enough or `prove` is asked for."""
+    oracle = problem.oracle
+    spent = oracle.effort()
+    # those far too small end sooner than what a search looks at
+    guess = max(spent / max(oracle.simulations, 1) / FAR_SOONER, LEAST_EFFORT)
+
+    def may_go_on(done: int, left: int) -> bool:
+        """By what the fleets so far have cost, the first of them being a sample of all."""
+        if prove or problem.out_of_time():
+            return not problem.out_of_time()
+        effort = oracle.effort() - spent
+        return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
+
+    problem.progress(Stage("level 0: every cheaper fleet, one by one", "walk"))
+    walk(mixed, pairs, holds, oracle.verdicts, search, problem.side_by_side, may_go_on)
+    if not search.is_exact and problem.out_of_time():
+        raise StoppedError  # what was begun depends on the clock
+
+
+def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
+    """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
+    oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
+    least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))
+    likely = least_workers(option, lengths, guess)
+    if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
+        offload, worker = oracle.policies.kv_offload, option.type
+        beside = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
+        stores = 1 if offload is not None and offload.is_shared else likely
+        lengths = coarser_lengths(problem.hits.lengths(likely * worker.kv_tokens + stores * beside))
+        likely = least_workers(option, lengths, guess)
+    likely = oracle.workers_needed(option, likely)
+    most = problem.limits.most_workers(option.type)
+    if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
+        return Bounded(option, least, most, likely)
+    busy, few = max(math.ceil(keeping_up(problem, option, full_workers)), 1), 1
+    if len(problem.trace) > FEW_REQUESTS:
+        few = max(math.ceil(FEW_FRAC * keeping_up(problem, option, fewest_decode_workers)), 1)
+    return Bounded(
+        option, least, most, likely, oracle.workers_needed(option, busy), oracle.workers_needed(option, few)
+    )
+
+
+def keeping_up(
+    problem: Problem, option: Option, workers: Callable[[Option, TraceLengths, float], float]
+) -> float:
+    """How many decode workers pass the backlog test behind instant prefill (`Oracle.follows`), where so many
+    `workers` are needed for these requests in so many seconds.
+
+    It looks at the last tenth, the middle of which may wait two patiences.
+    """
+    share = 1 - LAST_FRAC / 2
+    seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s
+    return share * workers(option, coarser_lengths(problem.lengths), seconds)

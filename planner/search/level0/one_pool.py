@@ -1,0 +1,282 @@
+"""Level 0: the cheapest fleet with one worker type per pool, exactly.
+
+A fleet of level 0 is n workers of one mixed option, or p workers of a prefill option with d of a decode
+option. "Holds" means that the simulator says the SLO is kept; it is monotone: what holds with some workers
+holds with more (tested in the suite, named in the certificate). So
+
+  one pool    the least count that holds is found by bisection, and an option is refuted by one failure at the
+              largest count that would still be cheaper than the best fleet known (the incumbent);
+  two pools   the counts that hold are the cells above a falling staircase, whose cheapest corner is found by
+              walking it.
+
+No option is tried below the work that the SLO obliges under any policy (master.least_workers). Two pools are
+searched in search/two_pools.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from planner.documents import facts
+from planner.documents.facts import Reason, Shortcut
+from planner.search.level0 import pruning_rules
+from planner.search.oracle.fleet_counts import Counts, largest_below, objective
+from planner.solvers.master import FleetLimits, Option
+
+Item = TypeVar("Item")
+
+Holds = Callable[[Sequence[Counts]], list[bool]]
+"""Simulates fleets (side by side) and says which of them keep the SLO."""
+
+WAVE = 4
+"""Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
+
+
+class StoppedError(Exception):
+    """The time is over: no further simulation begins. Whoever started the search catches it."""
+
+
+Told = TypeVar("Told")
+Otherwise = TypeVar("Otherwise")
+
+
+def in_time(find: Callable[[], Told], otherwise: Otherwise) -> Told | Otherwise:
+    """What there is to find, or what is known where the time ends before it is found."""
+    try:
+        return find()
+    except StoppedError:
+        return otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """An option with a valid lower bound on its count, and its cap from stock, power and budget.
+
+    `likely` is a count to look at first, and `busy`, of a decode pool, what keeps up with all seats taken,
+    which is often right to a worker; no conclusion rests on them. Fewer than `few` decode workers are taken
+    to fall behind (shortcuts.SEATS).
+    """
+
+    option: Option
+    least: int
+    most: float
+    likely: int = 1
+    busy: int | None = None
+    few: int = 1
+
+    @property
+    def least_objective(self) -> float:
+        return objective(((self.option, self.least),))
+
+    @property
+    def too_many(self) -> int:
+        """Where an unlimited search gives up."""
+        return _TOO_MANY * max(self.least, self.likely)
+
+
+@dataclass(slots=True)
+class Learned:
+    """The least count of a pool alone is above one that failed (or the bound), and at most one that held."""
+
+    failed: int
+    least_holding: float = math.inf
+
+
+@dataclass(slots=True)
+class Search:
+    """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way."""
+
+    limits: FleetLimits
+    best: Counts | None = None
+    value: float = math.inf
+    refuted: dict[str, Reason] = field(default_factory=dict)
+    smallest: dict[str, int] = field(default_factory=dict)  # option name -> least count known to hold (lead)
+    beyond: dict[str, int] = field(default_factory=dict)  # option name -> largest count known to fail
+    learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
+    is_exhausted: bool = True
+    is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
+    assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/shortcuts.py)
+    cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
+    cheaper_simulated: int = 0  # of those
+    counted: tuple[float, float] | None = None  # a value, and how many fleets of level 0 cost less
+
+    def offer(self, counts: Counts) -> None:
+        if len(counts) == 1:
+            ((option, count),) = counts
+            self.smallest[option.name] = min(count, self.smallest.get(option.name, count))
+        value = objective(counts)
+        if value < self.value * (1 - 1e-9):
+            self.best, self.value = counts, value
+
+
+def first_incumbent(
+    bounded: Sequence[Bounded],
+    holds: Holds,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    out_of_time: Callable[[], bool],
+) -> None:
+    """A fleet that holds and is nearly as cheap as the best of these options.
+
+    All options are tried at one price, which grows until one of them holds, and is then narrowed between the
+    last price at which none held and that one. Fleets that are far too small fail within a fraction of the
+    trace, so this costs little more than the simulations that succeed.
+    """
+    alive = [item for item in bounded if item.least <= item.most]
+
+    def any_holds_below(value: float) -> bool:
+        found: dict[str, Counts] = {}
+
+        def look(item: Bounded) -> None:
+            option, name = item.option, item.option.name
+            count = int(min(item.most, largest_below(option, value), item.too_many))
+            if count < max(item.least, search.beyond.get(name, 0) + 1):
+                return
+            if holds([((option, count),)])[0]:
+                found[name] = ((option, count),)
+            else:
+                search.beyond[name] = count
+
+        try:
+            for wave in _waves(alive):
+                run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+        finally:  # also when time is over
+            for item in alive:
+                if item.option.name in found:
+                    search.offer(found[item.option.name])
+        return bool(found)
+
+    failed = min((item.least_objective for item in alive), default=0.0)
+    value = (
+        max(failed, min((objective(((item.option, item.likely),)) for item in alive), default=0.0))
+        * _FIRST_PRICE
+    )
+    highest = max((objective(((item.option, item.too_many),)) for item in alive), default=0.0)
+    while 0 < value <= highest and not any_holds_below(value):
+        if out_of_time():
+            return
+        failed, value = value, _FIRST_PRICE * value
+    while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
+        middle = math.sqrt(failed * search.value)
+        if not any_holds_below(middle):
+            failed = middle
+
+
+def search_one_pool(
+    bounded: Sequence[Bounded],
+    holds: Holds,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    out_of_time: Callable[[], bool],
+) -> None:
+    """Cheapest fleet of one mixed option; updates `search`. `run` executes closures side by side.
+
+    Options come in the order in which they should be tried; a good first one makes the rest cheap to refute.
+    """
+    for wave in _waves(bounded):
+        if out_of_time():
+            search.is_exhausted = False
+            return
+        value = search.value
+        found: dict[str, Counts] = {}
+
+        def look(item: Bounded, value: float = value, found: dict[str, Counts] = found) -> None:
+            option, name = item.option, item.option.name
+            most = min(item.most, largest_below(option, value))
+            if most < item.least:
+                search.refuted[name] = by_bound(item, value)
+                return
+            start = max(item.least, search.beyond.get(name, 0) + 1)
+            search.assumed.add(pruning_rules.MORE_MIXED)
+            held = search.smallest.get(name, math.inf)
+            least = least_that_holds(
+                lambda n: holds([((option, n),)])[0], start, most, item, least_holding=held
+            )
+            if least is None or least > most:
+                simulated = int(most) if math.isfinite(most) else item.too_many
+                search.beyond[name] = max(start - 1, simulated)
+                more: Literal["not-tried", "not-available", "too-dear"] = (
+                    "not-tried"
+                    if not math.isfinite(most)
+                    else "not-available"
+                    if most == item.most
+                    else "too-dear"
+                )
+                search.refuted[name] = facts.WorkersFail(search.beyond[name], more)
+                return
+            found[name] = ((option, least),)
+
+        try:
+            run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+        finally:
+            for item in wave:
+                if (name := item.option.name) in search.refuted:  # in their order, whoever was done first
+                    search.refuted[name] = search.refuted.pop(name)
+                if name in found:
+                    search.offer(found[name])
+
+
+_FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,
+
+_NEAR = 1.05  # and how far it is narrowed afterwards
+
+_TOO_MANY = 64  # times the likely count: where an unlimited search gives up
+
+
+def least_that_holds(
+    holds: Callable[[int], bool],
+    least: int,
+    most: float,
+    item: Bounded,
+    near: int | None = None,
+    least_holding: float = math.inf,
+) -> int | None:
+    """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not).
+
+    `near`: it is likely there or a little above. `held` is known to hold; it is the answer where no fewer do.
+    """
+    failed = least - 1
+    if near is not None:
+        stride = 1
+        while near < min(most, item.too_many):
+            if holds(near):
+                least_holding = near
+                break
+            failed, near, stride = near, near + stride, 2 * stride
+    if math.isfinite(least_holding) and least_holding <= most + 1:
+        high = int(least_holding)
+    elif math.isfinite(most):
+        high = int(most)
+        if high <= failed or not holds(high):
+            return None
+    else:
+        high = max(failed + 1, math.ceil(_FIRST_PRICE * item.likely))
+        while not holds(high):
+            if high >= item.too_many:
+                return None
+            failed, high = high, min(math.ceil(1.5 * high), item.too_many)
+    middle = item.likely  # far too few fail fast, so it pays to look low first
+    while high - failed > 1:
+        if not failed < middle < high:
+            middle = (failed + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            failed = middle
+    return high
+
+
+def by_bound(item: Bounded, value: float) -> Reason:
+    if item.least > item.most:
+        return facts.WorkersMissing(item.least, item.most)
+    return facts.WorkTooDear(item.least, item.least_objective, value)
+
+
+def _waves(items: Sequence[Item]) -> list[list[Item]]:
+    """The first two items (they make the incumbent), then waves of WAVE."""
+    waves = [list(items[:2])]
+    waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
+    return [wave for wave in waves if wave]

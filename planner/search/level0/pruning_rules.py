@@ -1,0 +1,70 @@
+"""What the searches take for granted where they do not simulate, and how often that was wrong.
+
+Two figures go with each: on the traffic of this question, from pairs of fleets that were both simulated; and
+in random questions, all of whose fleets were (`python benchmarks/brute_force.py --rates`, 2026-11-20); SEATS
+in pools by themselves (`benchmarks/decode_pools.py`, 2026-11-23).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from planner.documents.facts import Assumed, Shortcut, Tested
+from planner.search.oracle.fleet_counts import Verdicts
+
+MORE_MIXED: Shortcut = "more-mixed"
+"""One mixed pool: what holds with n workers holds with n + 1."""
+
+MORE_DECODE: Shortcut = "more-decode"
+"""Beside the same prefill pool, what holds with d decode workers holds with d + 1."""
+
+LEADS: Shortcut = "leads"
+"""A prefill pool that misses TTFT with unlimited decode misses it beside any decode pool."""
+
+FOLLOWS: Shortcut = "follows"
+"""A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
+
+SEATS: Shortcut = "seats"
+"""A decode pool falls behind that could not make the tokens at its best batch size, every seat taken at the
+end: with less than 0.8 of the workers that this takes (`master.fewest_decode_workers`), none is simulated.
+"""
+
+LINK: Shortcut = "link"
+"""No pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off passes an
+earlier one that waits for room.
+"""
+
+# with jsq and first come first served; the longer tests had 1,000 to 5,000 requests
+IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
+    MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
+    MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),
+    LEADS: (Tested(0, 646),),
+    FOLLOWS: (Tested(0, 150),),
+    SEATS: (Tested(0, 197, of_pools=True),),
+    LINK: (),  # not measured
+}
+
+
+def with_counts(assumed: Iterable[Shortcut], verdicts: Verdicts) -> tuple[Assumed, ...]:
+    """Each assumption with what speaks against it."""
+    here = _here(verdicts)
+    return tuple(Assumed(name, *here[name], tested) for name, tested in IN_TESTS.items() if name in assumed)
+
+
+def _here(verdicts: Verdicts) -> dict[Shortcut, tuple[int, int]]:
+    """(failures, comparisons) among the fleets that were simulated: more workers than one that holds."""
+    rows: dict[tuple[object, ...], list[tuple[int, bool]]] = defaultdict(list)
+    for fleet, holds in verdicts.items():
+        if len(fleet) <= 2:
+            rows[(*fleet[:-1], fleet[-1][0])].append((fleet[-1][1], holds))
+    counts_of_rule: dict[Shortcut, tuple[int, int]] = {name: (0, 0) for name in IN_TESTS}
+    for row, answers in rows.items():
+        name = MORE_MIXED if len(row) == 1 else MORE_DECODE
+        failed, tested = counts_of_rule[name]
+        for (_, holds), (_, more_hold) in itertools.combinations(sorted(answers), 2):
+            tested += holds
+            failed += holds and not more_hold
+        counts_of_rule[name] = (failed, tested)
+    return counts_of_rule

@@ -1,0 +1,134 @@
+"""Level 0 with two pools: the cheapest p workers of a prefill option with d of a decode option.
+
+More prefill workers hand requests over in larger bursts, so a pair that holds with p of them may fail with
+p + 1, and p + 1 may need more decode workers than p: the counts that hold are no staircase. What is searched
+is therefore every prefill count by itself:
+
+    for each pair of options, for each p from the least that can keep TTFT:
+        do the most decode workers that could still pay hold beside p?     no: p is out for this pair
+        yes: the least d that holds beside p, by bisection
+
+It takes for granted
+
+    MORE_DECODE   beside the same prefill pool, what holds with d decode workers holds with d + 1
+    LEADS         a prefill pool that misses TTFT when every request leaves with its first token (`leads`)
+                  misses it beside any decode pool, and so do smaller ones
+
+and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all of them,
+
+    FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
+                  growing backlog behind any prefill pool, and so have smaller ones
+    SEATS         of a large question, so has a decode pool that could not make the tokens at its best batch
+                  size, with every seat taken at the end (`Bounded.few`)
+
+These are assumptions (planner/search/level0/pruning_rules.py has how often they failed in tests). Where a
+decode pool can change what prefill does by more than holding it up, `leads` is None, and p begins at what
+the work obliges.
+
+The search always works on the pairs whose next p has the lowest price, and ends when none is below the best
+fleet's (cheapest.py, of one LLM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.search.level0 import pruning_rules
+from planner.search.level0.cheapest import Run, cheapest, shared_limits
+from planner.search.level0.designs import Design, DesignPool, explain
+from planner.search.level0.one_pool import Bounded, Holds, Search
+from planner.search.oracle.fleet_counts import objective
+from planner.solvers.master import Option
+
+MANY_PAIRS = 1000
+MANY_WORKERS = 10_000  # each prefill count is searched by itself
+
+
+@dataclass(frozen=True, slots=True)
+class AskPairs:
+    """Who says whether pairs hold, and what their pools can do alone; None: nobody knows.
+
+    `leads`: whether a prefill pool keeps the limits on TTFT with unlimited decode. `follows`: whether a
+    decode pool keeps up if every prompt arrives prefilled.
+    """
+
+    holds: Holds
+    leads: Holds | None = None
+    follows: Holds | None = None
+
+
+def search_two_pools(
+    prefills: Sequence[Bounded],
+    decodes: Sequence[Bounded],
+    ask: AskPairs,
+    search: Search,
+    run: Run,
+    out_of_time: Callable[[], bool],
+    allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
+) -> None:
+    """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
+
+    Of pairs with equal prices those named first are looked at first, after those of the likeliest prefill
+    option.
+    """
+    pairs = pair_up(prefills, decodes, ask, search, allowed)
+    likely = _likely(pairs)
+    # a good fleet first: it rules most others out by a question each
+    for designs in (likely[:1], likely, pairs):
+        found = cheapest(
+            [designs],
+            shared_limits(search.limits),
+            below=search.value,
+            run=run,
+            out_of_time=out_of_time,
+            leaping=search.best is None,
+        )
+        if not found.is_exact:
+            search.is_exhausted = False
+            return
+    for item in (*prefills, *decodes):
+        explain(item, search)
+
+
+def _likely(pairs: Sequence[Design]) -> list[Design]:
+    """Those of the prefill option that will likely be the cheapest, and first of them the likeliest pair."""
+
+    def likely(design: Design) -> float:
+        return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
+
+    best = min(pairs, key=likely, default=None)
+    if best is None:
+        return []
+    return sorted(
+        (design for design in pairs if design.pools[0] is best.pools[0]),
+        key=lambda design: design is not best,
+    )
+
+
+def pair_up(
+    prefills: Sequence[Bounded],
+    decodes: Sequence[Bounded],
+    ask: AskPairs,
+    search: Search,
+    allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
+) -> list[Design]:
+    """The `allowed` pairs as designs, with what `search` has learned of their pools.
+
+    Without those of which even the least that may do is no better than the best fleet.
+    """
+    pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
+    are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
+    follows = ask.follows if are_many else None
+    front = {p.option.name: DesignPool(p, search, ask.leads, pruning_rules.LEADS) for p in prefills}
+    back = {d.option.name: DesignPool(d, search, follows, pruning_rules.FOLLOWS) for d in decodes}
+    if follows is not None:
+        for pool in back.values():
+            pool.take_few_to_fail()
+    each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
+    below = search.value * (1 - 1e-9)
+
+    def least(pools: tuple[DesignPool, ...]) -> float:
+        return objective((pool.item.option, pool.least) for pool in pools)
+
+    return [Design(pools, ask.holds, search) for pools in each if least(pools) < below]

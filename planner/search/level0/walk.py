@@ -1,0 +1,217 @@
+"""Every fleet of level 0 that is cheaper than the best one found, simulated one by one: what "exact" means.
+
+A search leaves fleets out because of what it takes for granted (search/shortcuts.py). Where the cheaper
+fleets are few enough they are all simulated, and nothing is taken for granted any more. Left out are only
+counts below `Bounded.least`, with which no policy can do the work that the SLO obliges.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.fleet import Role
+from planner.search.level0 import pruning_rules
+from planner.search.level0.one_pool import Bounded, Holds, Search
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    Verdicts,
+    count_below,
+    is_within,
+    largest_below,
+    names_of,
+    objective,
+    objectives_of_pairs,
+)
+from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
+from planner.solvers.whole_nodes import idle_usd_per_h, node_of
+
+MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
+
+FIRST = 8  # a sample, by which it is judged what all would cost
+
+TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
+
+
+def count_cheaper(
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+) -> float:
+    """How many fleets within the limits, from the least counts on, cost less than `value`."""
+    total = 0.0
+    for item in mixed:
+        most = min(item.most, largest_below(item.option, value))
+        total += max(most - item.least + 1, 0)
+    for p, d in pairs:
+        total += float(_decode_counts(p, d, search, value)[1].sum())
+    return total
+
+
+def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
+    """Prefill counts (P,), and beside each how many decode counts are within the limits and below `value`."""
+    none = np.zeros(0)
+    most_p = min(p.most, count_below(p.option.objective, value, d.least * d.option.objective))
+    if most_p < p.least or d.least > d.most:
+        return none, none
+    if not np.isfinite(most_p):
+        return np.array([float(p.least)]), np.array([np.inf])
+    n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
+    most = np.full(len(n_p), d.most)
+    if np.isfinite(value):
+        room = value * (1 - 1e-9) - n_p * p.option.objective
+        if d.option.objective > 0:
+            most = np.minimum(most, np.ceil(room / d.option.objective) - 1)
+        else:
+            most[room <= 0] = -1
+    for name, amount in search.limits.rows():
+        left = amount * (1 + 1e-9) - n_p * search.limits.use(name, p.option.type)
+        if (use := search.limits.use(name, d.option.type)) > 0:
+            most = np.minimum(most, np.floor(left / use))
+        else:
+            most[left < 0] = -1
+    if np.isfinite(value) and (p.option.node or d.option.node):
+        below = value * (1 - 1e-9)
+        most = largest_of_each(
+            d.least, most, lambda n: objectives_of_pairs(p.option, d.option, n_p, n) < below
+        )
+    if search.limits.pays_nodes:
+        most = largest_of_each(
+            d.least, most, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits)
+        )
+    return n_p, np.maximum(most - d.least + 1, 0)
+
+
+def _within_budget(
+    p: Option, d: Option, n_p: Floats, n_d: Floats, limits: FleetLimits
+) -> npt.NDArray[np.bool_]:
+    assert limits.cost_usd_per_h is not None
+    paid = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
+    pools = [(node_of(each.type.gpu), n * each.type.gpus) for each, n in ((p, n_p), (d, n_d))]
+    return np.asarray(paid + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + 1e-9))
+
+
+def cheaper_fleets(
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+) -> Iterator[Counts]:
+    """Those fleets."""
+    for item in mixed:
+        most = int(min(item.most, largest_below(item.option, value)))
+        for n in range(item.least, most + 1):
+            yield ((item.option, n),)
+    for p, d in pairs:
+        for n_p, count in zip(*_decode_counts(p, d, search, value), strict=True):
+            for n_d in range(d.least, d.least + int(count)):
+                yield ((p.option, int(n_p)), (d.option, n_d))
+
+
+def walk(
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    holds: Holds,
+    verdicts: Verdicts,
+    search: Search,
+    run: Callable[[Sequence[Callable[[], None]]], None],
+    may_go_on: Callable[[int, int], bool],
+) -> None:
+    """Simulate all cheaper fleets as long as `may_go_on` with so many done and left; updates `search`.
+
+    A sample of all of them comes first, then the dearest. `told` says what is known of a fleet already. One
+    that holds becomes the best, and only cheaper ones are walked from then on. Ends with `search.is_exact`
+    where nothing cheaper is left.
+    """
+    left = count_cheaper(mixed, pairs, search, search.value)
+    search.counted = search.value, left
+    if not np.isfinite(left) or not may_go_on(0, int(left)):
+        return
+    fleets = [
+        counts
+        for counts in cheaper_fleets(mixed, pairs, search, search.value)
+        if verdicts.get(names_of(counts)) is not False
+    ]
+    fleets.sort(key=lambda counts: -objective(counts))
+    every = max(len(fleets) // FIRST, 1)
+    fleets = [*fleets[::every], *(counts for k, counts in enumerate(fleets) if k % every)]
+    at = 0
+    while at < len(fleets):
+        if not may_go_on(at, len(fleets) - at):
+            return
+        below, size = search.value * (1 - 1e-9), TOGETHER if at else FIRST
+        wave = [counts for counts in fleets[at : at + size] if objective(counts) < below]
+        at += size
+        cheaper: list[Counts] = []
+
+        def look(counts: Counts, found: list[Counts] = cheaper) -> None:
+            if holds([counts])[0]:
+                found.append(counts)
+
+        run([lambda counts=counts: look(counts) for counts in wave])  # type: ignore[misc]
+        for counts in sorted(cheaper, key=lambda counts: (objective(counts), names_of(counts))):
+            search.offer(counts)
+    search.assumed &= {pruning_rules.LINK}  # pairs that it left out are not among these
+    search.is_exact = not search.assumed
+
+
+def note_cheaper(
+    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], verdicts: Verdicts, search: Search
+) -> None:
+    """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
+    if search.counted is not None and search.counted[0] == search.value:
+        count = search.counted[1]  # as the walk has counted them
+    else:
+        count = count_cheaper(mixed, pairs, search, search.value)
+    search.cheaper = int(count) if np.isfinite(count) else None
+    options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
+    search.cheaper_simulated = sum(
+        objective((options[name], n) for name, n in fleet) < search.value * (1 - 1e-9)
+        for fleet in verdicts
+        if all(name in options and n > 0 for name, n in fleet)
+        and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
+    )
+
+
+def every_mix(
+    options: Sequence[Option], limits: FleetLimits, value: float, *, most: int
+) -> list[Counts] | None:
+    """All fleets of these options, of any mix, within the limits and below `value`.
+
+    None if there are more than `most`.
+    """
+    rows = [(amount, [limits.use(name, option.type) for option in options]) for name, amount in limits.rows()]
+    left = [amount * (1 + 1e-9) for amount, _ in rows]
+    uses = [use for _, use in rows]
+    if np.isfinite(value):
+        left.append(value * (1 - 1e-9))
+        uses.append([option.objective for option in options])
+    if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
+        return None  # as many of it as one likes
+    vectors = np.zeros((1, 0), dtype=np.int64)
+    rest = np.maximum([left], 0.0)
+    for j in range(len(options)):
+        use = np.array([each[j] for each in uses])
+        needed = use > 0
+        each = np.floor(np.min(rest[:, needed] / use[needed], axis=1)) + 1
+        if each.sum() > MOST_VECTORS * most:
+            return None
+        each = each.astype(np.int64)
+        count = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+        vectors = np.column_stack([np.repeat(vectors, each, axis=0), count])
+        rest = np.repeat(rest, each, axis=0) - count[:, None] * use
+    mixed, prefill, decode = (
+        vectors[:, [option.role == role for option in options]].any(axis=1) for role in get_args(Role)
+    )
+    vectors = vectors[(prefill == decode) & (mixed | prefill)]
+    has_nodes = any(option.node is not None for option in options)
+    if len(vectors) > most * (MOST_VECTORS if has_nodes or limits.pays_nodes else 1):
+        return None
+    fleets = [
+        tuple((option, count) for option, count in zip(options, vector, strict=True) if count)
+        for vector in vectors.tolist()
+    ]
+    if has_nodes:
+        fleets = [counts for counts in fleets if objective(counts) < value * (1 - 1e-9)]
+    if limits.pays_nodes:
+        fleets = [counts for counts in fleets if is_within(limits, counts)]
+    return None if len(fleets) > most else fleets

@@ -1,0 +1,229 @@
+"""The best fleet under each choice of policies: level 0, then beyond it.
+
+A search may start from fleets that are known, and know what other searches simulated
+(planner/studies/what_if.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents import facts
+from planner.domain import Gpu, market_of
+from planner.errors import InfeasibleError
+from planner.fleet import Fleet, Policies
+from planner.search.level0.level0_search import Level0, search_level0
+from planner.search.level0.one_pool import Search, in_time
+from planner.search.level0.owned_gpus import owned_candidates, owned_first
+from planner.search.mixed.infeasible import infeasible
+from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
+from planner.search.mixed.router_fit import fitted
+from planner.search.oracle.fleet_counts import Counts, counts_of, objective
+from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
+from planner.search.problem.plan_problem import Problem, SearchProgress, with_policies
+from planner.solvers.master import Option
+from planner.traffic.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSearch:
+    """The best fleet, and how far the search came."""
+
+    best: Counts
+    value: float
+    level0: Level0
+    cuts: int
+    beyond_exact: bool
+
+
+def search(
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
+) -> FleetSearch:
+    """The best fleet. Those of `start` that still hold are what others must beat.
+
+    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows; `walks` as for
+    `search_level0`, and where it does not, fleets of several types are looked for with the settings alone
+    that did best. Raises InfeasibleError if no fleet within the limits was found, which says whether that
+    is proved.
+    """
+    wider = _without_budgets(problem)
+    if wider is not None:
+        result = _search(wider, start, prove=prove, walks=walks)[0]
+        if result is not None and problem.allows(result.best):
+            if not wider.out_of_time() or problem.out_of_time():
+                return result
+            start = (*start, problem.oracle.fleet(result.best))  # in the rest of the time
+    result, level0, beyond = _search(problem, start, prove=prove, walks=walks)
+    if result is None:
+        raise infeasible(problem, level0, beyond)
+    return result
+
+
+def _search(
+    problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
+) -> tuple[FleetSearch | None, Level0, MixedFleets]:
+    """What is found, None if nothing is, and how both searches ended."""
+    level0 = search_level0(problem, start, prove=prove, walks=walks)
+    if level0.search.best is not None and not problem.out_of_time():
+        _prefer_uncapped(problem, level0)
+        _check_minimal(level0.search, problem.oracle)
+    beyond = search_mixed_fleets(problem, level0, owned_candidates(problem, level0), refines=walks)
+    if beyond.best is None:
+        return None, level0, beyond
+    best = owned_first(problem, beyond.best)
+    return FleetSearch(best, beyond.value, level0, beyond.cuts, beyond.is_exact), level0, beyond
+
+
+def _without_budgets(problem: Problem) -> Problem | None:
+    """The same question without limits on money, power and GPUs in all, in half of the time that is left;
+    None where it has none of them, or where no fleet is within them.
+
+    What is best without them and within them is best with them: a search that sees them goes another way,
+    and need not come past the fleet that it found without.
+    """
+    limits = replace(problem.limits, power_w=None, cost_usd_per_h=None, gpus=None)
+    if problem.lower is None or limits == problem.limits:
+        return None
+
+    def watch(standing: SearchProgress) -> None:
+        fleet = None if standing.fleet is None else standing.fleet()
+        workers = () if fleet is None else [(pool.type, pool.count) for pool in fleet.running_pools]
+        is_known = fleet is not None and problem.limits.first_exceeded(workers) is None
+        problem.watch(standing if is_known else replace(standing, best=None, fleet=None))
+
+    now = time.monotonic()
+    return replace(problem, limits=limits, watch=watch, deadline=now + (problem.deadline - now) / 2)
+
+
+def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    """The best fleet of a stricter question about what was searched before, unproved; None if none is found.
+
+    Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
+    pool are looked for too.
+    """
+    wider = _without_budgets(problem)
+    best = None if wider is None else _search_again(wider, start, is_mixed=is_mixed)
+    if best is not None and problem.allows(best):
+        return best
+    return _search_again(problem, start, is_mixed=is_mixed)
+
+
+def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    level0 = search_level0(problem, start, walks=False)
+    known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    if is_mixed:
+        among = known or owned_candidates(problem, level0)
+        return in_time(lambda: search_mixed_fleets(problem, level0, among).best, level0.search.best)
+    return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
+
+
+def search_policies(
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
+) -> list[tuple[Problem, FleetSearch]]:
+    """`search` under each choice of policies there is, where it finds a fleet.
+
+    Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
+    begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
+    the best for all. Raises InfeasibleError if no choice finds a fleet.
+    """
+    while True:
+        answers = _each_policy(problem, start, prove=prove, walks=walks)
+        chosen, results = best_of(answers)
+        failed = next(
+            (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw)), None
+        )
+        if failed is None:
+            return answers
+        draws = (*problem.oracle.draws, failed)
+        problem.progress(
+            f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
+        )
+        problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
+
+
+def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
+    return (
+        any(draw is known for known in oracle.draws) or replace(oracle, trace=draw, draws=()).holds([best])[0]
+    )
+
+
+def _each_policy(
+    problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
+) -> list[tuple[Problem, FleetSearch]]:
+    """Each choice's search begins with the best fleets of those before."""
+    answers: list[tuple[Problem, FleetSearch]] = []
+    errors: list[InfeasibleError] = []
+    choices = problem.task.policy_choices()
+    for policies in choices:
+        policy_problem = with_policies(problem, policies)
+        if policies.prefix_cache and answers:  # its settings are fitted to the best fleet so far
+            policy_problem = with_policies(problem, fitted(policy_problem.oracle, best_of(answers)[1].best))
+        if len(choices) > 1:
+            problem.progress(policies_label(policies, choices))
+        known = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
+        try:
+            answers.append((policy_problem, search(policy_problem, known, prove=prove, walks=walks)))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not answers:
+        raise errors[0]
+    return answers
+
+
+def policies_label(policies: Policies, choices: Sequence[Policies]) -> str:
+    """What sets these policies apart from the other choices: "queue sjf", "prefix caches, routing e2"."""
+    parts = []
+    if len({each.prefix_cache for each in choices}) > 1:
+        parts.append("prefix caches" if policies.prefix_cache else "no prefix caches")
+    parts += [
+        f"{name} {getattr(policies, name)}"
+        for name in ("routing", "queue")
+        if len({getattr(each, name) for each in choices}) > 1
+    ]
+    return ", ".join(parts)
+
+
+def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
+    """The cheapest answer, of equal ones the first."""
+    return min(answers, key=lambda answer: answer[1].value)
+
+
+def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
+    """Of equal offers take the GPUs without a power cap: they are never slower, and cost the same."""
+    search = level0.search
+    assert search.best is not None
+    named = {option.name: option for option in level0.options}
+    counts = tuple(
+        (named.get(f"{option.role} {replace(option.type, gpu=uncapped).name}", option), count)
+        if (uncapped := _uncapped(option, level0)) is not None
+        else (option, count)
+        for option, count in search.best
+    )
+    is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
+    if counts == search.best or not is_equal:
+        return
+    if problem.allows(counts):
+        if problem.oracle.holds([counts])[0]:
+            search.best = counts
+
+
+def _uncapped(option: Option, level0: Level0) -> Gpu | None:
+    """The GPU of which this option's is a capped variant, if it may be used as well."""
+    base = option.type.gpu.base + market_of(option.type.gpu.name)
+    gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
+    return gpus.get(base) if base != option.type.gpu.name else None
+
+
+def _check_minimal(search: Search, oracle: Oracle) -> None:
+    """Hold the best fleet of level 0 against its smaller neighbours.
+
+    If one of them holds, more workers have hurt somewhere: the search cannot claim to be exact.
+    """
+    assert search.best is not None
+    smaller = without_spare_workers(search.best, oracle)
+    if objective(smaller) < search.value * (1 - 1e-9):
+        search.offer(smaller)
+        search.is_exhausted = False
+        search.refuted["monotonicity"] = facts.SmallerHolds()

@@ -1,0 +1,218 @@
+"""Why no fleet was found, what binds, and the smallest relaxation with which one was."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.documents.task import Objective
+from planner.domain import COST, OWNED, FleetLimit, Limit, row_of
+from planner.errors import Change, InfeasibleError, ways_text
+from planner.models.llm import Llm
+from planner.search.level0.level0_search import Level0, search_level0
+from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
+from planner.search.oracle.fleet_counts import Counts, workers_of
+from planner.search.problem.options import Left, floor_s
+from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
+from planner.search.problem.reasons import left_out_text, reason_text
+from planner.solvers.master import FleetLimits
+from planner.solvers.required_work import slo_work
+from planner.units import show_s
+
+RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below, tried in turn
+
+RELAX_S = 20.0  # for so long at most
+
+
+def _also(left_out: Sequence[str]) -> str:
+    """What ends the message where GPUs were left out that might cure it."""
+    return f". {left_out_text(left_out)}" if left_out else ""
+
+
+def no_room(llm: Llm, left: Sequence[Left], left_out: Sequence[str] = ()) -> InfeasibleError:
+    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left[-4:])
+    return InfeasibleError(
+        f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
+        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
+        f"{_also(left_out)}",
+        kind="capacity",
+        constraint="memory of one worker",
+        relaxation="a GPU with more memory",
+    )
+
+
+def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+    """Limits that nothing keeps, and how far they must be relaxed for a fleet to be found.
+
+    `floors` are what an idle worker needs, mostly more than the limit.
+    """
+    limit, best_s, name = floors[0]
+    also = (
+        f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
+    )
+    relaxed_s = _relaxed_s(problem, floors)
+    enough = " and ".join(f"{other} to {show_s(limit_s)}" for other, limit_s in relaxed_s.items())
+    least = show_s(max(best_s, limit.limit_s))
+    help_ = (
+        f"relax {enough}, with which a fleet was found"
+        if relaxed_s
+        else f"relax {limit.name} to {least} or more (how much more was not found)"
+    )
+    why = (
+        f"is below what any worker can do even when idle: the fastest ({name}) needs {show_s(best_s)}{also}"
+        if best_s > limit.limit_s
+        else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
+    )
+    limits_s = {other.name: other.limit_s for other in problem.slo.limits}
+    changes = [Change(other, limits_s[other], limit_s, "s") for other, limit_s in relaxed_s.items()]
+    return InfeasibleError(
+        f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
+        f"or add a faster GPU{_also(problem.task.left_out)}",
+        kind="latency",
+        constraint=limit.name,
+        relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
+        ways=[changes] if changes else [],
+    )
+
+
+def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
+    """Of every limit what its percentile is at least if each request has an idle worker, and of which type.
+
+    Those that are above their limit, else all.
+    """
+    floors: list[tuple[Limit, float, str]] = []
+    for limit in problem.slo.limits:
+        of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
+        floors.append((limit, *min(of_types)))
+    return [each for each in floors if each[1] > each[0].limit_s] or floors
+
+
+def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
+    """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
+    deadline = min(problem.deadline, time.monotonic() + RELAX_S)
+    for more in RELAXED:
+        relaxed_s = {
+            limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
+        }
+        slo = replace(
+            problem.slo,
+            limits=tuple(
+                replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s))
+                for limit in problem.slo.limits
+            ),
+        )
+        problem.progress("out of reach; looking for what is not")
+        oracle = replace(problem.oracle, slo=slo)
+        wider = replace(
+            problem, slo=slo, oracle=oracle, obliged=slo_work(slo, problem.trace), deadline=deadline
+        )
+        wider = on_all_draws(wider)
+        query = [with_policies(wider, policies) for policies in problem.task.policy_choices()]
+        if any(search_level0(each, any_will_do=True).search.best is not None for each in query):
+            return relaxed_s
+        if wider.out_of_time():
+            break
+    return {}
+
+
+def _rounded_up(seconds: float) -> float:
+    """To three digits, so that it can be written down."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return float(f"{math.ceil(seconds / unit - 1e-9) * unit:.6g}")
+
+
+def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> InfeasibleError:
+    """Name what binds and the smallest relaxation, and say whether that no fleet holds is proved.
+
+    Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,
+    all are lifted. What is found is a fleet that was simulated, so the question with that much more has a
+    plan. Proved is what the bound over all fleets proves; else the searches say it that came to their end.
+    """
+    rows = problem.limits.rows()
+    names = ", ".join(limit.name for limit, _ in rows)
+    is_proved = problem.lower is None
+    has_ended = level0.search.is_exhausted and (
+        beyond.is_exact
+        # what a fleet carries after a loss, the master does not know
+        or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
+    )
+    ways = _relaxations(problem) if is_proved or has_ended else []
+    if not ways:
+        if not is_proved and not beyond.is_exact:
+            return _undecided(problem, level0, names)
+        return out_of_reach(problem, _floors(problem))
+    how = (
+        "not even the least work that the SLO obliges fits within the limits"
+        if is_proved
+        else "every fleet was simulated"
+        if beyond.is_exact
+        else f"all {problem.oracle.simulations} fleets that were simulated miss it, of one worker type per "
+        "pool and of several"
+    )
+    return InfeasibleError(
+        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}"
+        f"{_also(problem.task.left_out)}",
+        kind="capacity",
+        constraint=[change.limit for way in ways for change in way],
+        ways=ways,
+    )
+
+
+def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
+    """Neither a fleet was found nor that there is none."""
+    within = f"within the limits ({names}) " if names else ""
+    if problem.out_of_time():
+        why, help_ = "the time limit came first", "raise --time-limit"
+    else:
+        first = list(level0.search.refuted.items())[:3]
+        failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
+        why = f"nothing proves that there is none ({failing})"
+        help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
+    return InfeasibleError(
+        f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
+        f"{why}; {help_}{_also(problem.task.left_out)}",
+        kind="capacity" if names else "latency",
+        constraint=[limit.name for limit, _ in problem.limits.rows()]
+        or [limit.name for limit in problem.slo.limits],
+        relaxation=f"unknown: {help_}",
+        is_proved=False,
+    )
+
+
+def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
+    """The least more of each limit alone, else of all, with which a fleet was found."""
+    rows = problem.limits.rows()
+    lifted = [
+        (problem.limits.without(limit), limit) for limit, _ in rows if not _is_rented_too(limit, problem)
+    ]
+    if len(rows) > 1:
+        all_lifted = FleetLimits({gpu: None for gpu in problem.limits.stock}, by_gpu=problem.limits.by_gpu)
+        lifted.append((all_lifted, COST))
+    ways: list[tuple[Change, ...]] = []
+    for limits, limit in lifted:
+        if (ways and limits.rows() == []) or problem.out_of_time():
+            break
+        problem.progress("infeasible; looking for the smallest relaxation")
+        wanted: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
+        wider = replace(problem, limits=limits, task=replace(problem.task, objective=wanted))
+        level0 = search_level0(wider)
+        best = search_mixed_fleets(wider, level0, refines=False).best
+        if best is None:
+            continue
+        ways.append(_exceeded(problem.limits, best))
+    return ways
+
+
+def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
+    """Whether it counts owned GPUs of which more may be rented: the stock of the row says how many."""
+    return limit.gpu.endswith(OWNED) and row_of(limit.gpu) in problem.limits.stock
+
+
+def _exceeded(limits: FleetLimits, best: Counts) -> tuple[Change, ...]:
+    """The limits that a fleet exceeds, and what it takes of them."""
+    uses = [(limit, amount, limits.used(limit, workers_of(best))) for limit, amount in limits.rows()]
+    return tuple(
+        Change(limit.name, amount, used, limit.unit) for limit, amount, used in uses if used > amount
+    )

@@ -1,0 +1,315 @@
+"""Beyond level 0: fleets of several worker types per pool, by the master with cuts and by local moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.search.level0.level0_search import WALK_EFFORT, Level0
+from planner.search.level0.one_pool import least_that_holds
+from planner.search.level0.owned_gpus import owned_first
+from planner.search.level0.walk import every_mix
+from planner.search.mixed.mixtures import improve_mixture, near
+from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective
+from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
+from planner.search.problem.options import breaks_gaps, by_hardware
+from planner.search.problem.plan_problem import Problem, SearchProgress
+from planner.search.problem.stages import Stage
+from planner.solvers.master import Option, busy_workers, find_promising_fleet
+from planner.solvers.required_work import usual_work
+from planner.traffic.trace import no_edges
+from planner.traffic.workload import coarser_lengths
+
+BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
+
+BEYOND_MOST = 8  # fleets it may try at most
+
+MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
+
+REFINE_EFFORT = 300_000  # ... or fleets of up to four options of any settings, and those around the best
+
+ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
+
+ANY_MOST = 100  # of which so many are tried at most,
+
+ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
+
+BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
+
+
+@dataclass(frozen=True, slots=True)
+class MixedFleets:
+    """What fleets of any mix brought: the best fleet, None if none was found, and how the search ended.
+
+    `is_exact`: every fleet that is within the limits and cheaper was simulated. `is_exhausted`: every fleet
+    of the options that took part is below one that failed. `is_hopeless`: what is left is expected to carry
+    far less than the traffic. None of them: time or effort was spent.
+    """
+
+    best: Counts | None
+    value: float
+    cuts: int
+    is_exact: bool
+    is_exhausted: bool
+    is_hopeless: bool
+
+
+def search_mixed_fleets(
+    problem: Problem, level0: Level0, known: Sequence[Counts] = (), *, refines: bool = True
+) -> MixedFleets:
+    """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
+
+    Those `known` that hold are what others must beat too.
+
+    First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
+    expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
+    one that holds is stripped to a minimal fleet and becomes the incumbent. Then come fleets of any settings
+    (mixtures.py) and those around the best, where it `refines`. The effort is counted in simulated requests,
+    not in seconds, so that the answer does not depend on the machine.
+    """
+    oracle = problem.oracle
+    best, value = cheapest_known(problem, level0, known)
+    if best is None and any(math.isinf(problem.limits.most_workers(worker)) for worker in problem.types):
+        return MixedFleets(
+            None, math.inf, 0, False, False, False
+        )  # there may be any number, and none is enough
+    capacities = _stock_bound_counts(problem, level0)
+    options = _of_one_drafter(best_settings(problem, level0, capacities), level0)
+    shares = [expected_share(option, level0, capacities) for option in options]
+    cuts: list[tuple[int, ...]] = []
+    is_exhausted = is_hopeless = False
+    tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST)), 0
+    tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), 4, ANY_MOST))
+    while not problem.out_of_time():
+        if wasted == (tries if best is not None else tries_for_any):
+            break
+        wasted += 1
+        problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
+        below = value * (1 - 1e-6) if math.isfinite(value) else None
+        proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
+        if proposal is None:
+            is_exhausted = True
+            break
+        counts, share = proposal
+        if share < (BEYOND_SHARE if best is not None else ANY_SHARE):
+            is_hopeless = True
+            break
+        fleet = tuple(zip(options, counts, strict=True))
+        if oracle.holds([fleet])[0]:
+            wasted = wasted if best is not None else 0
+            smallest = owned_first(problem, without_spare_workers(fleet, oracle))
+            if objective(smallest) < value:
+                best, value = smallest, objective(smallest)
+        else:
+            cuts.append(counts)
+        problem.watch(
+            SearchProgress(value if best is not None else None, problem.lower or None, oracle.simulations)
+        )
+    if best is not None:
+        best = tuple((option, count) for option, count in best if count)
+        moves = int(np.clip(BEYOND_REQUESTS / 2 / len(problem.trace), 2, BEYOND_MOST))
+        best = _moved(problem, best, options, level0.options, moves)
+    best, is_exact = _every_mix(problem, level0, best)
+    if refines and best is not None and not is_exact:
+        refined = owned_first(problem, _refined(problem, level0, capacities, best))
+        if objective(refined) < objective(best) * (1 - 1e-9):
+            best, is_exact = _every_mix(problem, level0, refined)
+    value = math.inf if best is None else objective(best)
+    return MixedFleets(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
+
+
+def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
+    """The cheapest of level 0's fleet and these, what is owned taken first; None where none holds."""
+    best, value = level0.search.best, level0.search.value
+    for counts in (*([] if best is None else [owned_first(problem, best)]), *known):
+        if (
+            problem.allows(counts)
+            and objective(counts) < value * (1 - 1e-9)
+            and problem.oracle.holds([counts])[0]
+        ):
+            best, value = counts, objective(counts)
+    return best, value
+
+
+def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], best: Counts) -> Counts:
+    """The best of fleets of up to four options of any settings, and of those near it."""
+    oracle = problem.oracle
+    options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
+    shares = _fine_shares(problem, level0, capacities, options)
+    before = oracle.effort()
+
+    def may_go_on() -> bool:
+        return not problem.out_of_time() and oracle.effort() - before < REFINE_EFFORT
+
+    problem.progress(
+        Stage(f"beyond level 0: fleets of up to four types, best {objective(best):.6g}", "beyond")
+    )
+    best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
+    before = oracle.effort()
+    return near(best, problem.limits, oracle, may_go_on)
+
+
+def _fine_shares(
+    problem: Problem, level0: Level0, capacities: Mapping[str, int], options: Sequence[Option]
+) -> dict[str, float]:
+    """Shares of the traffic that one worker of each option is expected to carry, by its work.
+
+    What level 0 learned says how much more than that work is needed: half a worker less than the least count
+    that holds, of the same role where one is known.
+    """
+    guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
+    lengths = coarser_lengths(problem.lengths)
+    known = {**capacities, **level0.search.smallest}
+    busy = {option.name: busy_workers(option, lengths, guess) for option in options}
+    ratios: dict[str, list[float]] = {}
+    for option in options:
+        if option.name in known and busy[option.name] > 0:
+            ratios.setdefault(option.role, []).append((known[option.name] - 0.5) / busy[option.name])
+    of_all = [ratio for each in ratios.values() for ratio in each]
+    shares = {}
+    for option in options:
+        ratio = float(np.median(ratios.get(option.role, of_all) or [1.5]))
+        failed = level0.search.beyond.get(option.name, 0)
+        count = max(ratio * busy[option.name], failed + 0.1, 0.05)
+        shares[option.name] = 1 / min(count, known.get(option.name, math.inf))
+    return shares
+
+
+def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
+    """Simulate every cheaper fleet of any mix, where they are few; the best, and whether all were."""
+    oracle = problem.oracle
+    budget = WALK_EFFORT if best is None else MIX_EFFORT
+    value = math.inf if best is None else objective(best)
+    fleets = every_mix(level0.options, problem.limits, value, most=budget // LEAST_EFFORT)
+    if fleets is None or problem.out_of_time():
+        return best, False
+    problem.progress(f"beyond level 0: all {len(fleets)} cheaper fleets, one by one")
+    before = oracle.effort()
+    for counts in sorted(fleets, key=objective):  # the first that holds is the cheapest
+        if problem.out_of_time() or oracle.effort() - before > budget:
+            return best, False
+        if oracle.holds([counts])[0]:
+            return counts, True
+    return best, True
+
+
+def _moved(
+    problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
+) -> Counts:
+    """Exchange one worker for a cheaper one of its role, the largest saving first, as long as that holds."""
+    oracle = problem.oracle
+    failed: set[frozenset[tuple[str, int]]] = set()
+    while tries > 0 and not problem.out_of_time():
+        swaps = sorted(
+            (
+                (objective(best) - objective(counts), old.name, new.name, counts)
+                for old, _ in best
+                for new in options
+                if new.role == old.role and new != old
+                for counts in [_swapped(best, old, new)]
+                if objective(counts) < objective(best) * (1 - 1e-9)
+            ),
+            key=lambda swap: (-swap[0], *swap[1:3]),
+        )
+        for *_, counts in swaps:
+            fleet = in_order(counts, pools)
+            known = frozenset((option.name, count) for option, count in fleet)
+            if known in failed or not problem.allows(fleet):
+                continue
+            tries -= 1
+            if oracle.holds([fleet])[0]:
+                best = without_spare_workers(fleet, oracle)
+                break
+            failed.add(known)
+            if tries <= 0 or problem.out_of_time():
+                return best
+        else:
+            return best
+    return best
+
+
+def _swapped(counts: Counts, old: Option, new: Option) -> Counts:
+    """One worker of the one for one of the other."""
+    swapped = dict(counts)
+    swapped[old] -= 1
+    swapped[new] = swapped.get(new, 0) + 1
+    return tuple(swapped.items())
+
+
+def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
+    """Least counts that hold, by option, of mixed workers of which there are too few to serve all alone.
+
+    They are simulated as if there were more: their share of a fleet of several types follows from that, and
+    which settings suit them.
+    """
+    search, limits = level0.search, problem.limits
+    if not limits.rows():
+        return {}
+    bound_counts: dict[str, int] = {}
+    for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
+        most = limits.most_workers(alike[0].type)
+        if any(o.name in search.smallest for o in alike) or not 1 <= most < math.inf:
+            continue
+        if largest_below(alike[0], search.value) <= most:
+            continue  # it is the price that leaves it out
+        least = math.inf
+        for option in sorted(alike, key=lambda o: _rank_late(problem, o)):
+            if problem.out_of_time():
+                return bound_counts
+            item = replace(level0.bounded[option.name], most=math.inf)
+            failed = max(item.least - 1, search.beyond.get(option.name, 0))
+            n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, item)
+            if n is not None:
+                bound_counts[option.name], least = n, n
+    return bound_counts
+
+
+def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
+    return lambda count: oracle.holds([((option, count),)])[0]
+
+
+def best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
+    """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known.
+
+    Where nothing is known, the largest steps that keep the limits on gaps.
+    """
+    smallest = level0.search.smallest
+
+    def rank(option: Option) -> tuple[float, bool, int]:
+        known = smallest.get(option.name, capacities.get(option.name, math.inf))
+        return known, *_rank_late(problem, option)
+
+    return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
+
+
+def _of_one_drafter(options: list[Option], level0: Level0) -> list[Option]:
+    """Without those that could hand over to none, or be handed over from none: the decode pool of the best
+    fleet says what is drafted, else the first one.
+    """
+    best = [option for option, _ in level0.search.best or ()]
+    decodes = [option for option in (*best, *options) if option.role == "decode"]
+    return [
+        option
+        for option in options
+        if option.role == "mixed" or may_hand_over((option.type, decodes[0].type))
+    ]
+
+
+def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
+    """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
+    is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, ("tbt", "tpot"))
+    return is_late, -option.type.max_num_batched_tokens
+
+
+def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:
+    """Share of the traffic one worker is expected to carry, from what level 0 learned."""
+    search, bounded = level0.search, level0.bounded
+    if (known := search.smallest.get(option.name, capacities.get(option.name))) is not None:
+        return 1.0 / known
+    ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
+    typical = float(np.median(ratios)) if ratios else 1.5
+    least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
+    return 1.0 / least

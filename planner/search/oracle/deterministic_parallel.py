@@ -1,0 +1,150 @@
+"""Things that are asked side by side, so that what comes of them depends neither on how many workers there
+are nor on who is done first.
+
+A wave is a fixed set of tasks. Where a search counts effort, a task reckons with what had been spent when the
+wave began, and with what it has spent itself, AT_ONCE times: as if so many were under way. What is remembered
+in order (`told`) is put into the order of the tasks when all are done.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from planner.parallel.executors import parallel_width
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class Wave:
+    """What all tasks of a wave share: what each question of it has cost, whoever had asked it first."""
+
+    tasks: int
+    cost: dict[object, int] = field(default_factory=dict)
+    fresh: set[tuple[int, object]] = field(default_factory=set)  # entries that were not told before
+    before: dict[int, int] = field(default_factory=dict)  # effort of an oracle, by its identity
+
+
+@dataclass(slots=True)
+class WaveTask:
+    """One of a wave: what it has spent, and what it has told, to whom."""
+
+    wave: Wave
+    spent: int = 0
+    answers: list[tuple[dict[Any, bool], Any]] = field(default_factory=list)
+
+
+_task: ContextVar[WaveTask | None] = ContextVar("task", default=None)
+
+
+def current_task() -> WaveTask | None:
+    """The task that is under way here."""
+    return _task.get()
+
+
+def charge_effort(question: object, cost: int | None) -> None:
+    """To the task that is under way: what its question has cost, None where the answer was known."""
+    if (own := current_task()) is None:
+        return
+    if cost is not None:
+        own.wave.cost[question] = cost
+    own.spent += own.wave.cost.get(question, 0)
+
+
+def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
+    """Remember an answer."""
+    if (own := current_task()) is not None:
+        entry = id(answers), key
+        if key not in answers:
+            own.wave.fresh.add(entry)
+        if entry in own.wave.fresh:
+            own.answers.append((answers, key))
+    answers[key] = answer
+
+
+def effort_spent(of: object, now: Callable[[], int]) -> int:
+    """The effort that a search reckons with; `now` says what was spent until now."""
+    own = current_task()
+    before = None if own is None else own.wave.before.get(id(of))
+    if own is None or before is None:
+        return now()
+    return before + min(AT_ONCE, own.wave.tasks) * own.spent
+
+
+def side_by_side(tasks: Sequence[Callable[[], None]], *, effort: dict[int, int] | None = None) -> None:
+    """Run closures, as many at a time as there are workers; the first exception, in their order, is raised
+    here. `effort`: what was spent before, by the identity of who counts it.
+    """
+    if len(tasks) < 2:
+        for todo in tasks:
+            todo()
+        return
+    outer = current_task()
+    wave = Wave(len(tasks), {} if outer is None else outer.wave.cost, before=effort or {})
+    at_once = min(parallel_width(), len(tasks))
+    each = [WaveTask(wave) for _ in tasks]
+    contexts = [contextvars.copy_context() for _ in tasks]
+    for context, own in zip(contexts, each, strict=True):
+        context.run(_task.set, own)
+    try:
+        _run(list(zip(contexts, tasks, strict=True)), at_once)
+    finally:
+        _in_order(each)
+
+
+def run_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """[function(item) for item in items], side by side."""
+    todo = list(items)
+    results: dict[int, Result] = {}
+
+    def look(k: int) -> None:
+        results[k] = function(todo[k])
+
+    side_by_side([partial(look, k) for k in range(len(todo))])
+    return [results[k] for k in range(len(todo))]
+
+
+def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:
+    if at_once == 1:
+        error: BaseException | None = None
+        for context, todo in tasks:
+            try:
+                context.run(todo)
+            except Exception as raised:  # as where they run side by side the others go on
+                error = error or raised
+        if error is not None:
+            raise error
+        return
+    pool = ThreadPoolExecutor(max_workers=at_once)
+    try:
+        pending = [pool.submit(context.run, todo) for context, todo in tasks]
+        for future in pending:
+            future.result()
+    except KeyboardInterrupt:  # a simulation under way cannot be stopped, and may take long
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown()
+        raise
+    pool.shutdown()
+
+
+def _in_order(tasks: Sequence[WaveTask]) -> None:
+    """What tasks have told stands as if they had been asked one after the other."""
+    outer = current_task()
+    for own in tasks:
+        for answers, key in own.answers:
+            answers[key] = answers.pop(key)
+            if outer is not None:
+                outer.answers.append((answers, key))
+        if outer is not None:
+            outer.spent += own.spent

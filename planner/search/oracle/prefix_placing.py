@@ -1,0 +1,447 @@
+"""Which prefixes a pool of workers should keep, and what that saves: a trace and a fleet into `replicate`.
+
+Prefixes are of two kinds. Stable ones (system prompts, tool instructions, popular documents) are used in most
+parts of the trace: they are placed on workers. What else is reused belongs to sessions that come and go: it
+is served by what memory is left, at the hit curve of one LRU cache of that size over all workers, which takes
+a router that keeps a session on its worker.
+
+Seconds of work are those of the master problem (`least_seconds`): the least that a request costs a busy
+worker. Memory for prefixes is what running requests leave by Little's law, with the hits that it allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError, TraceError
+from planner.fleet import Fleet, Pool
+from planner.simulator.replay import Simulation
+from planner.solvers.master import Option, cheapest_token_s, least_seconds
+from planner.solvers.prefix_demand import PrefixDemand, SessionReuse
+from planner.solvers.prefix_replication import Replication, hot_bound, replicate_prefixes
+from planner.traffic.prefixes import (
+    Blocks,
+    HitCurve,
+    PrefixTree,
+    block_uses,
+    hit_curve,
+    prefix_tree,
+    stack_distances,
+)
+from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.workload import prefix_sharing
+
+Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
+
+PARTS = 10  # of the trace, and how many of them a stable prefix is used in:
+
+STABLE_PARTS = 8
+
+MOST_NODES = 100  # that are placed; what is below them is left to sessions
+
+CURVE_CORNERS = 12
+
+AGREEMENTS = 10  # of room and hits, at most
+
+FULL_FRAC = 0.95  # a worker's prefill share beyond which Little's law would ask for endless memory
+
+GAP_FRAC, ROUTINGS = 0.02, 400  # that the placement may be off, and how many are tried at most
+
+FEW_ROUTINGS = 100  # for each smaller pool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StableTraffic:
+    """A trace as `replicate` sees it on one type of worker.
+
+    Node 0 of `demand` is empty: requests without a stable prefix. `node_of` (V,) is each node's number in
+    `tree`, -1 for node 0. `session_hits` are the hits of everything else, tokens; `prefill_s` is all prefill
+    work per second if nothing is cached.
+    """
+
+    tree: PrefixTree
+    demand: PrefixDemand
+    node_of: IntArray
+    sessions: SessionReuse
+    session_hits: HitCurve
+    prefill_s: float
+    input_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixPlan:
+    """Where the prefixes of a trace go in a pool, and what is expected of that before any simulation.
+
+    Hit ratios are shares of input tokens; loads are seconds of work per second of one worker.
+    """
+
+    pool: Pool
+    traffic: StableTraffic
+    replication: Replication
+    memory_tokens: int
+    stable_hit_frac: float
+    session_hit_frac: float
+    prefill_saved_frac: float
+    uncached_load: float
+
+    @property
+    def hit_frac(self) -> float:
+        return self.stable_hit_frac + self.session_hit_frac
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A prompt to prefill once on a worker before it takes traffic: the first `tokens` of a request's prompt.
+
+    `request` counts from 0 in the trace; `block_ids` are its blocks.
+    """
+
+    worker: str
+    tokens: int
+    request: int
+    block_ids: tuple[int, ...]
+
+
+def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
+    """The pool that prefills: the only one, or the one named."""
+    pools = [pool for pool in fleet.pools if pool.role != "decode" and pool.count]
+    named = [pool for pool in pools if name is None or pool.name == name]
+    if len(named) == 1:
+        return named[0]
+    known = ", ".join(pool.name for pool in pools)
+    pool_name = (
+        "the fleet has several pools that prefill" if name is None else f"no pool named {name!r} prefills"
+    )
+    raise InputError(f"{pool_name}; expected one of {known} with --pool")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolPrefixes:
+    """Prefixes of one pool: what is planned, and what a simulation from cold caches on came to.
+
+    Simulated hits are of the pool's requests, as is `possible_hit_frac`, what one endless cache for all would
+    spare. Loads are the least seconds of work, hits taken off, per second of each worker.
+    """
+
+    plan: PrefixPlan
+    warm_up: tuple[WarmUp, ...]
+    possible_hit_frac: float
+    simulated_hit_frac: float
+    simulated_load: tuple[float, ...]
+
+
+def pool_prefixes(
+    fleet: Fleet,
+    simulation: Simulation,
+    trace: Trace,
+    *,
+    time_limit_s: float,
+    rng: np.random.Generator,
+    pinned: Callable[[Pool], PrefixPlan] | None = None,
+) -> tuple[PoolPrefixes, ...]:
+    """For every pool that prefills: its placement, of the requests that the simulation sent there; what was
+    `pinned` in the simulation where that is given.
+    """
+    answers: list[PoolPrefixes] = []
+    if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
+        return ()
+    first = 0
+    for pool in fleet.pools:
+        workers, first = range(first, first + pool.count), first + pool.count
+        own = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
+        if pool.role == "decode" or not len(own):
+            continue
+        part = trace if len(own) == len(trace) else trace.select(own)
+        if not part.duration_s > 0:
+            continue
+        if pinned is None:
+            plans = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
+            prompts = warm_up(part, plans, own)
+        else:
+            plans = pinned(pool)
+            prompts = warm_up(trace, plans)
+        cached = simulation.cached_tokens[own]
+        work_s = least_seconds(
+            Option(pool.role, pool.type, 0.0), part.input_tokens, part.output_tokens, cached
+        )
+        load = np.bincount(simulation.prefill_worker[own] - workers.start, work_s, minlength=pool.count)
+        answers.append(
+            PoolPrefixes(
+                plan=plans,
+                warm_up=tuple(prompts),
+                possible_hit_frac=prefix_sharing(part).token_hit_frac,
+                simulated_hit_frac=float(cached.sum() / part.input_tokens.sum()),
+                simulated_load=tuple((load / part.duration_s).tolist()),
+            )
+        )
+    return tuple(answers)
+
+
+def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.random.Generator) -> PrefixPlan:
+    """Place the stable prefixes of a trace on the workers of a pool; raises TraceError without block ids."""
+    traffic = stable_traffic(trace, pool)
+    demand, sessions = traffic.demand, traffic.sessions
+    memory_tokens = room_tokens(trace, pool)
+    plan = replicate_prefixes(
+        demand,
+        pool.count,
+        memory_tokens,
+        sessions=sessions,
+        time_limit_s=time_limit_s,
+        gap_frac=GAP_FRAC,
+        routings=ROUTINGS,
+        rng=rng,
+    )
+    return planned(pool, traffic, plan, memory_tokens)
+
+
+def planned(pool: Pool, traffic: StableTraffic, replication: Replication, memory_tokens: int) -> PrefixPlan:
+    """What is expected of a placement."""
+    demand = traffic.demand
+    hits_rps = replication.hits_rps(demand).sum(axis=1)
+    uncached = float(demand.rate_rps @ demand.work_s)
+    return PrefixPlan(
+        pool=pool,
+        traffic=traffic,
+        replication=replication,
+        memory_tokens=memory_tokens,
+        stable_hit_frac=float(hits_rps @ demand.tokens) / traffic.input_tokens_per_s,
+        session_hit_frac=float(traffic.session_hits.at(replication.session_tokens.sum())),
+        prefill_saved_frac=(uncached - float(replication.load.sum())) / traffic.prefill_s,
+        uncached_load=uncached / pool.count,
+    )
+
+
+def warm_up(trace: Trace, plan: PrefixPlan, numbers: IntArray | None = None) -> list[WarmUp]:
+    """Per worker the longest placed prefixes, which hold the shorter ones; hottest first.
+
+    `numbers` (n,) are the requests' own numbers where the trace is a part of another.
+    """
+    prompts = []
+    for r, leaves in enumerate(leaves_of(trace, plan)):
+        for leaf in leaves:
+            number = leaf.request if numbers is None else int(numbers[leaf.request])
+            prompts.append(WarmUp(f"{plan.pool.name}-{r}", leaf.tokens, number, leaf.block_ids))
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A placed prefix that no other placed one begins with: the first `tokens` of a request's prompt."""
+
+    tokens: int
+    request: int
+    block_ids: tuple[int, ...]
+
+
+def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
+    """Of each replica the longest placed prefixes, hottest first."""
+    demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
+    end_tokens = demand.path_sum(demand.tokens)
+    hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
+    known: dict[int, Leaf] = {}
+    leaves: list[list[Leaf]] = []
+    for r in range(plan.pool.count):
+        inner = set(demand.parent[placed[:, r]].tolist())
+        leaves.append([])
+        for v in hottest:
+            if placed[v, r] and v not in inner and end_tokens[v] > 0:
+                if v not in known:
+                    request = int(tree.first_request[plan.traffic.node_of[v]])
+                    first = trace.prefix_offsets[request]
+                    blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
+                    ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
+                    known[v] = Leaf(int(end_tokens[v]), request, ids)
+                leaves[-1].append(known[v])
+    return leaves
+
+
+def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
+    """Tell stable prefixes from sessions, and give both their work on this pool's workers."""
+    if not trace.duration_s > 0:
+        raise TraceError(
+            f"{trace.name}: all requests arrive at once, so prefixes have no rates; use a longer one"
+        )
+    blocks = block_uses(trace)
+    tree = prefix_tree(blocks)
+    kept = _stable_nodes(trace, tree)
+    number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
+    number[kept] = np.arange(1, len(kept) + 1)
+    # the deepest kept node of every node; kept ones are closed under parents
+    nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
+    while len(above := np.flatnonzero((nearest >= 0) & (number[nearest] == 0))):
+        nearest[above] = tree.parent[nearest[above]]
+    last = np.where(tree.end >= 0, nearest[tree.end], -1)
+    class_of = number[last]
+
+    option = Option(pool.role, pool.type, 0.0)
+    token_s = cheapest_token_s(pool.type.latency, pool.type.max_num_batched_tokens)
+
+    def prefill_s(start: IntArray, tokens: npt.NDArray[np.integer[Any]]) -> FloatArray:
+        """Of tokens that come after `start` others of their prompt."""
+        pairs = tokens * (start + (tokens + 1) / 2)
+        return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
+
+    work_s = least_seconds(option, trace.input_tokens, trace.output_tokens)
+    requests = np.bincount(class_of, minlength=len(kept) + 1)
+    own_s = np.concatenate(([0.0], prefill_s(tree.start_tokens[kept], tree.tokens[kept])))
+    parent = np.concatenate(([-1], number[tree.parent[kept]]))
+    demand = PrefixDemand(
+        parent=parent,
+        tokens=np.concatenate(([0], tree.tokens[kept])),
+        prefill_s=own_s,
+        rate_rps=requests / trace.duration_s,
+        work_s=np.bincount(class_of, weights=work_s, minlength=len(requests)) / np.maximum(requests, 1),
+    )
+    kept_blocks = np.concatenate(([0], tree.blocks[kept])).astype(float)
+    sessions, hits = _session_reuse(trace, blocks, demand.path_sum(kept_blocks)[class_of], prefill_s)
+    return StableTraffic(
+        tree=tree,
+        demand=demand,
+        node_of=np.concatenate(([-1], kept)),
+        sessions=sessions,
+        session_hits=hits,
+        prefill_s=float(prefill_s(np.zeros(1, np.int64), trace.input_tokens).sum()) / trace.duration_s,
+        input_tokens_per_s=float(trace.input_tokens.sum()) / trace.duration_s,
+    )
+
+
+def _stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
+    """The most used nodes that occur in STABLE_PARTS of PARTS equal parts of the trace; parents first."""
+    through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
+    part = np.minimum(through_frac * PARTS, PARTS - 1).astype(int)
+    seen = np.zeros((len(tree), PARTS), bool)
+    at = tree.end.copy()
+    while len(still := np.flatnonzero(at >= 0)):
+        seen[at[still], part[still]] = True
+        at[still] = tree.parent[at[still]]
+    stable = np.flatnonzero((seen.sum(axis=1) >= STABLE_PARTS) & (tree.requests > 1))
+    hottest = stable[np.argsort(-tree.requests[stable], kind="stable")][:MOST_NODES]
+    return np.sort(hottest)
+
+
+def _session_reuse(
+    trace: Trace, blocks: Blocks, kept_blocks: FloatArray, prefill_s: Seconds
+) -> tuple[SessionReuse, HitCurve]:
+    """Seconds per second and tokens that hit beyond the first `kept_blocks` (n,) of every prompt."""
+    owner = blocks.owner
+    within = np.arange(len(owner)) - blocks.offsets[owner]
+    rest = within >= kept_blocks[owner]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[rest], minlength=len(trace)))))
+    used = stack_distances(offsets, blocks.node[rest], len(blocks.parent))
+    tokens = blocks.tokens[rest]
+    seconds = prefill_s(within[rest] * trace.prefix_block_tokens, tokens)
+    size, saved_s = hit_curve(trace, seconds, used).concave()
+    corners = np.unique(np.searchsorted(saved_s, np.linspace(0, saved_s[-1], CURVE_CORNERS + 1)))
+    sessions = SessionReuse(
+        tuple(size[corners].tolist()), tuple((saved_s[corners] / trace.duration_s).tolist())
+    )
+    return sessions, hit_curve(trace, tokens, used)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """KV tokens that a worker has for prefixes, in whole blocks.
+
+    `placed_tokens` beside the longest request, for what never leaves; `lru_tokens` beside what runs in the
+    mean, `sequences` in decode.
+    """
+
+    placed_tokens: int
+    lru_tokens: int
+    sequences: float
+
+
+def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
+    """KV tokens that each of `workers` has for prefixes beside its running requests, in whole blocks."""
+    return room_of(trace, pool, workers).placed_tokens
+
+
+def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
+    """What each of `workers` has for prefixes beside its running requests.
+
+    Hits leave room for more hits: from all that could hit, room and hits (of one LRU cache of all rooms) are
+    taken in turn until they agree.
+    """
+    workers = workers or pool.count
+    blocks = block_uses(trace)
+    curve = hit_curve(trace, blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
+    hit_frac = curve.infinite_frac
+    for _ in range(AGREEMENTS):
+        room = _room(trace, pool, workers, hit_frac)
+        hit_frac, before = float(curve.at(room.placed_tokens * workers)), hit_frac
+        if abs(hit_frac - before) < 1e-3:
+            break
+    return room
+
+
+def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
+    """Room where so much of the prompts hits, and lies in the room.
+
+    Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
+    step of that many sequences, stretched by the share of time that prefill takes. The longest request must
+    fit.
+    """
+    sequences = 0.0
+    worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
+    longest = int((trace.input_tokens + trace.output_tokens).max())
+    own_tokens = (1 - hit_frac) * trace.input_tokens
+    held = float(own_tokens.mean())  # one prompt in prefill
+    if pool.role == "mixed":
+        prefill = Option("prefill", worker, 0.0)
+        prompts_s = least_seconds(
+            prefill, trace.input_tokens, trace.output_tokens, hit_frac * trace.input_tokens
+        )
+        busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
+        gaps = trace.output_tokens - 1.0
+        in_decode = max(float(gaps.sum()), 1.0)
+        context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / in_decode
+        own = float((gaps * (own_tokens + gaps / 2)).sum()) / in_decode
+        for _ in range(100):
+            step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * context)
+            sequences = min(
+                rate_rps * float(gaps.mean()) * float(step_s) / (1 - busy_frac), worker.max_num_seqs
+            )
+        held += sequences * own
+    placed, lru = (
+        max(int((worker.kv_tokens - taken) // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
+        for taken in (max(held, float(longest)), held)
+    )
+    return Room(placed, lru, sequences)
+
+
+def workers_for_same_load(
+    trace: Trace, plan: PrefixPlan, *, time_limit_s: float, rng: np.random.Generator
+) -> int:
+    """The smallest pool found whose largest load is at most the load per worker without any cache.
+
+    An estimate by work alone: whether an SLO holds then, `plan` with `policies: {prefix_cache: true}` says.
+    """
+    demand, sessions = plan.traffic.demand, plan.traffic.sessions
+    target = plan.uncached_load * (1 + 1e-9)
+    ends_s = time.monotonic() + time_limit_s
+    for workers in range(1, plan.pool.count):
+        room = room_tokens(trace, plan.pool, workers)
+        if hot_bound(demand, workers, room, sessions) > target:
+            continue
+        if time.monotonic() > ends_s:
+            break
+        fewer = replicate_prefixes(
+            demand,
+            workers,
+            room,
+            sessions=sessions,
+            time_limit_s=max(ends_s - time.monotonic(), 0.1),
+            routings=FEW_ROUTINGS,
+            rng=rng,
+        )
+        if fewer.largest_load <= target:
+            return workers
+    return plan.pool.count

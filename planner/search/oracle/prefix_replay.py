@@ -1,0 +1,165 @@
+"""What hits in a fleet of pinned prefixes, before any simulation: the trace once, in its order of arrival.
+
+A worker is a queue of prompts in seconds and an LRU cache of whole blocks beside what is pinned; a request
+goes where routing `pinned-prefix` sends it: of the workers that have the longest pinned part of its prompt to
+the one that needs the least seconds for what waits there and for what it does not have. Steps are not formed,
+nothing is preempted, and a block is found as soon as its prompt was sent.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.fleet import PinnedPrefix, Pool
+from planner.search.oracle.prefix_placing import Room
+from planner.solvers.master import Option, cheapest_token_s, least_seconds
+from planner.traffic.prefixes import block_uses
+from planner.traffic.trace import Trace
+
+REQUESTS = 50_000  # of a trace, at most
+BUSY_FRAC = 0.9  # of a worker's time that decodes may take from prompts
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One worker: its cache, and what waits there; `slower` is how much longer prompts take for decodes."""
+
+    token_s: float
+    pair_s: float
+    slower: float
+    token_gap_s: float
+    blocks: int
+    pinned: set[int] = field(default_factory=set)
+    cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    free_s: float = 0.0
+    ends_s: list[float] = field(default_factory=list)  # of the requests it has
+
+    def waits_s(self, time_s: float) -> float:
+        """As the router counts it: prompts, and a token for each request."""
+        while self.ends_s and self.ends_s[0] <= time_s:
+            heapq.heappop(self.ends_s)
+        return max(self.free_s - time_s, 0.0) + self.token_s * len(self.ends_s)
+
+    def match(self, path: Sequence[int], first: int) -> int:
+        """Blocks of a prompt that are here, of which the first ones are pinned."""
+        for i in range(first, len(path)):
+            if path[i] not in self.cached and path[i] not in self.pinned:
+                return i
+        return len(path)
+
+    def take(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
+        missed = tokens - hit
+        seconds = self.token_s * missed + self.pair_s * missed * (hit + (missed + 1) / 2)
+        self.free_s = max(self.free_s, time_s) + self.slower * seconds
+        heapq.heappush(self.ends_s, self.free_s + outputs * self.token_gap_s)
+        for block in reversed(path):
+            if block not in self.pinned:
+                self.cached[block] = None
+                self.cached.move_to_end(block)
+        while self.cached and len(self.cached) + len(self.pinned) > self.blocks:
+            self.cached.popitem(last=False)
+
+
+def replayed_hits(
+    trace: Trace, pools: Sequence[Pool], rooms: Sequence[Room], pinned: Sequence[PinnedPrefix]
+) -> list[float]:
+    """Of each pool the share of the input tokens sent there that hit; of decode pools, and where nothing was
+    sent, 0. `rooms` are those of the pools' workers, `pinned` counts workers in the order of the pools.
+    """
+    part = trace.select(np.arange(REQUESTS)) if len(trace) > REQUESTS else trace
+    uses = block_uses(part)
+    offsets, nodes = uses.offsets.tolist(), uses.node.tolist()
+    workers: list[_Queue] = []
+    pool_of: list[int] = []
+    serving = sum(pool.count for pool in pools if pool.role != "decode")
+    for p, (pool, room) in enumerate(zip(pools, rooms, strict=True)):
+        workers += [_queue(part, pool, room, serving) for _ in range(pool.count)]
+        pool_of += [p] * pool.count
+    fronts = [w for w, p in enumerate(pool_of) if pools[p].role != "decode"]
+    _pin(workers, pinned, part, offsets, nodes)
+    sent, hits = [0] * len(pools), [0] * len(pools)
+    columns = part.arrival_s.tolist(), part.input_tokens.tolist(), part.output_tokens.tolist()
+    for i, (time_s, tokens, outputs) in enumerate(zip(*columns, strict=True)):
+        path = nodes[offsets[i] : offsets[i + 1]]
+        depth = {w: _depth(workers[w].pinned, path) for w in fronts}
+        most = max(depth.values())
+        best, best_s, best_hit = fronts[0], float("inf"), 0
+        for w in fronts:
+            if depth[w] == most:
+                worker = workers[w]
+                hit = min(worker.match(path, most) * part.prefix_block_tokens, tokens - 1)
+                seconds = worker.waits_s(time_s) + worker.token_s * (tokens - hit)
+                if seconds < best_s:
+                    best, best_s, best_hit = w, seconds, hit
+        workers[best].take(path, best_hit, tokens, outputs, time_s)
+        sent[pool_of[best]] += tokens
+        hits[pool_of[best]] += best_hit
+    return [hit / max(tokens, 1) for hit, tokens in zip(hits, sent, strict=True)]
+
+
+def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
+    """An idle worker of a pool, of `workers` that share the trace."""
+    kind = pool.type
+    share, gap_s = 0.0, 0.0
+    if pool.role == "mixed":
+        whole, prompts = (
+            float(least_seconds(Option(role, kind, 0.0), trace.input_tokens, trace.output_tokens).sum())
+            for role in ("mixed", "prefill")
+        )
+        share = min((whole - prompts) / trace.duration_s / workers, BUSY_FRAC)
+        context = room.sequences * float(trace.input_tokens.mean())
+        gap_s = float(kind.latency.step_s(room.sequences, 0.0, room.sequences, context))
+    return _Queue(
+        cheapest_token_s(kind.latency, kind.max_num_batched_tokens),
+        kind.latency.a_s,
+        1 / (1 - share),
+        gap_s,
+        room.lru_tokens // trace.prefix_block_tokens,
+    )
+
+
+def _pin(
+    workers: Sequence[_Queue],
+    pinned: Sequence[PinnedPrefix],
+    trace: Trace,
+    offsets: Sequence[int],
+    nodes: Sequence[int],
+) -> None:
+    """Put into each worker the blocks that it holds, as the trace numbers them."""
+    ids = trace.prefix_ids.tolist()
+    known = {tuple(ids[first:end]): first for first, end in _beginnings(pinned, ids, offsets)}
+    for prefix in pinned:
+        first = known.get(prefix.block_ids)
+        if first is not None:
+            for w in prefix.workers:
+                workers[w].pinned.update(nodes[first : first + len(prefix.block_ids)])
+
+
+def _beginnings(
+    pinned: Sequence[PinnedPrefix], ids: Sequence[int], offsets: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Where the trace has each pinned prefix for the first time."""
+    wanted = {prefix.block_ids for prefix in pinned}
+    lengths = sorted({len(each) for each in wanted})
+    beginnings = []
+    for first, end in itertools.pairwise(offsets):
+        if not wanted:
+            break
+        for length in lengths:
+            if first + length <= end and (begins := tuple(ids[first : first + length])) in wanted:
+                wanted.discard(begins)
+                beginnings.append((first, first + length))
+    return beginnings
+
+
+def _depth(pinned: set[int], path: Sequence[int]) -> int:
+    for i, block in enumerate(path):
+        if block not in pinned:
+            return i
+    return len(path)

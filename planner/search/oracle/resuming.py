@@ -1,0 +1,151 @@
+"""What a search has simulated and decided, kept in a file, so that a run that was killed can go on.
+
+A search decides by asking whether fleets keep an SLO on a traffic. Each such answer is kept under the digest
+of all that it depends on, with the requests that it took to see, because some searches count those. A run
+that goes on begins anew and finds these answers there, so it takes the same way to the same end, to the byte.
+
+The file is begun once a run has taken FROM_S and written again every EVERY_S, aside and renamed; a run that
+comes to its end removes it. It belongs to one question and one version of the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner import __version__
+from planner.domain import Slo
+from planner.errors import InputError, PlannerError
+from planner.files.checked_files import write_file
+from planner.search.oracle.scenarios import Scenario
+from planner.simulator.numba_compile import SOURCES
+from planner.traffic.trace import Trace
+
+NAME = "resume.json"
+FROM_S, EVERY_S = 300.0, 60.0
+
+_digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
+
+
+class Decided:
+    """The answers of one question's simulations, in the folder of its plan. Threads may ask at once."""
+
+    def __init__(self, folder: Path, question: str) -> None:
+        self.path, self.question = folder / NAME, question
+        self.found = 0  # answers that were kept by an earlier run, and asked again
+        self._known: dict[str, tuple[bool, int]] = {}
+        self._written_s = time.monotonic() + FROM_S - EVERY_S
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+
+    def load(self) -> None:
+        """Take what an earlier run has left. Raises InputError where there is nothing, or it is of another
+        question or version."""
+        try:
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+            question, known = document["question"], document["known"]
+            kept = {str(name): (bool(holds), int(seen)) for name, (holds, seen) in known.items()}
+        except OSError:
+            raise InputError(
+                f"--resume: there is no {self.path}; a run keeps it from {FROM_S / 60:g} minutes on, to its "
+                "end, so run without --resume"
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(f"--resume: {self.path} is damaged; run without --resume") from None
+        if question != self.question:
+            raise InputError(
+                f"--resume: {self.path} is of another question, trace, seed or version of fleetplan; run "
+                "without --resume, or name another folder with -o"
+            )
+        self._known = kept
+
+    def look_up(self, name: str) -> tuple[bool, int] | None:
+        """Whether the SLO is kept, and how many requests it took to see."""
+        with self._lock:
+            known = self._known.get(name)
+            self.found += known is not None
+        return known
+
+    def add(self, name: str, *, holds: bool, seen: int) -> None:
+        """Keep one more answer; what cannot be written is tried again later."""
+        with self._lock:
+            self._known[name] = (holds, seen)
+            if time.monotonic() < self._written_s + EVERY_S:
+                return
+            self._written_s = time.monotonic()
+        with self._writing:  # the later one knows more
+            with self._lock:
+                text = json.dumps({"question": self.question, "known": self._known})
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            write_file(self.path, text)
+        except PlannerError:
+            self._written_s = time.monotonic()
+
+    def remove(self) -> None:
+        """The run has come to its end."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+
+def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *question: object) -> str:
+    """Of a question, its traffic, and this version of the code."""
+    text = json.dumps(document, sort_keys=True, default=str)
+    return _digest(__version__, SOURCES, text, trace_digest(trace), seed, question)
+
+
+def answer_name(question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
+    """Under which an answer is kept; None where its words do not tell all of it."""
+    text = repr((question, slo))
+    return None if _is_cut(text) else _digest(text, traffic_digest(traffic))
+
+
+def _is_cut(text: str) -> bool:
+    return " at 0x" in text or "..." in text  # an object without words, an array that is cut short
+
+
+def traffic_digest(traffic: Trace | Scenario) -> str:
+    """Of a trace, or of what a scenario is drawn from, so that it need not be drawn."""
+    if isinstance(traffic, Trace):
+        return trace_digest(traffic)
+    futures = traffic.futures
+    if futures.trace is None or _is_cut(words := futures.words()):
+        return trace_digest(traffic.trace)
+    return _digest(words, traffic.number, trace_digest(futures.trace), futures.trace.coarse_s)
+
+
+def trace_digest(trace: Trace) -> str:
+    """Of all that a simulation sees of a trace, made once for each."""
+    if (known := _digests.get(trace)) is None:
+        digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
+        for column in (
+            *(
+                trace.arrival_s,
+                trace.input_tokens,
+                trace.output_tokens,
+                trace.prefix_offsets,
+                trace.prefix_ids,
+            ),
+            *(trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens),
+        ):
+            if column is None or column.strides == (0,):
+                digest.update(b"-" if column is None else repr((len(column), column[:1])).encode())
+            else:
+                digest.update(np.ascontiguousarray(column).data)
+        known = _digests[trace] = digest.hexdigest()
+    return known
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

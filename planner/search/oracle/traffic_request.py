@@ -1,0 +1,112 @@
+"""The traffic that is asked for: a trace rescaled, cut, and drawn as often as the task says; or drawn from a
+description (planner/traffic/described.py) at the rate that is meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.documents.task import PlanQuestion
+from planner.errors import InputError
+from planner.traffic.described import draw_requests
+from planner.traffic.scaling import busiest_at, same_requests, select_window
+from planner.traffic.sessions import with_nominal_arrivals
+from planner.traffic.trace import Trace, spread_stamps
+from planner.units import show_s
+
+RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interval of traffic
+
+RATES_LEAST, RATES_MOST = 5, 41
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrafficRequest:
+    """What must be served: requests, how they came out of the trace, and further draws and rates of them."""
+
+    requests: Trace
+    note: str
+    further: tuple[Trace, ...] = ()
+
+    @classmethod
+    def of(cls, trace: Trace, task: PlanQuestion, *, seed: int) -> TrafficRequest:
+        requests, note = requested_traffic(trace, task, seed=seed)
+        return cls(requests, note, further_traffic(trace, task, requests, seed=seed))
+
+
+def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> tuple[Trace, str]:
+    """The requests that must be served, and a sentence on how they came out of the trace.
+
+    Stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them, are spread by the seed as well.
+    Of an interval of traffic (robust) it is the upper end; `further_traffic` has the rest.
+    """
+    return _requested_rate(trace, task, task.robust.traffic_frac, seed=seed)
+
+
+def further_traffic(trace: Trace, task: PlanQuestion, requests: Trace, *, seed: int) -> tuple[Trace, ...]:
+    """What must be served beside `requests`, which is `asked_traffic` of this seed: `task.draws` draws, and
+    of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
+    """
+    drawn, last = [], requests
+    for number in range(task.draws):
+        for frac in reversed(rates_frac(task, requests)):
+            is_first = number == 0 and frac == task.robust.traffic_frac
+            at = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number)[0]
+            if number == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
+                raise InputError(
+                    f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
+                    "same; leave draws out, or ask for a rate that is not the trace's"
+                )
+            if not same_requests(at, last):
+                drawn.append(at)
+            last = at
+    return tuple(drawn)
+
+
+def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
+    """The rates that stand for an interval of traffic, evenly from end to end, as shares more than expected.
+
+    A fleet may hold at both ends and fail between them: each rate draws other requests.
+    """
+    lowest, highest = task.robust.traffic_from_frac, task.robust.traffic_frac
+    if lowest == highest:
+        return (highest,)
+    points = int(np.clip(RATES_REQUESTS // len(requests), RATES_LEAST, RATES_MOST))
+    return tuple(np.linspace(lowest, highest, points).tolist())
+
+
+def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed: int) -> tuple[Trace, str]:
+    rate_rps = task.rate_rps
+    if task.described is not None:
+        rate_rps = (task.described.mean_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+        request = draw_requests(task.described.at_rate(rate_rps), seed=seed)
+        note = f"{request.name} of {rate_rps:.4g} requests/s, drawn by seed {seed}"
+    else:
+        request = spread_stamps(trace, seed=seed)
+        note = trace.name
+        if more_frac:
+            rate_rps = (request.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+        if rate_rps is not None:
+            note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
+    part = task.window or "whole"
+    if task.described is None and rate_rps is not None:
+        request = busiest_at(request, rate_rps, part, how=task.scale, rng=np.random.default_rng(seed))
+    else:
+        request = select_window(request, part)
+    if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
+        note += (
+            f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "
+            f"{len(rates_frac(task, request))} rates, this is the highest)"
+        )
+    elif more_frac:
+        note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
+    if request.after.size:
+        request = with_nominal_arrivals(request)  # a clock that was turned is off by its last bit
+    note += f", {task.window or 'whole trace'}: {len(request):,} requests in {show_s(request.duration_s)}"
+    if not request.duration_s > 0:
+        instant = "one instant, if answers took no time" if request.after.size else "one instant"
+        raise InputError(
+            f"{trace.name}: {len(request)} request(s) at {instant}; a plan needs traffic over time"
+        )
+    return request, note

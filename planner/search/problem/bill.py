@@ -1,0 +1,189 @@
+"""What a fleet costs as its machines are sold: whole nodes where these are, nothing for what is owned.
+
+Where a node is sold whole, its idle GPUs are paid too (solvers/nodes.py). Electricity, where it
+is paid beside the prices, is that of GPUs in use at provisioned power, as in the search, and that of idle
+GPUs of whole nodes at their idle power.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from planner.documents.facts import Commitment, Workers
+from planner.documents.offers import ProviderOffer, Term
+from planner.domain import OWNED, SPOT, Gpu, market_of
+from planner.fleet import Fleet, WorkerType
+from planner.search.oracle.fleet_counts import Counts, workers_of
+from planner.simulator.energy import ExpectedPower
+from planner.solvers.master import paid_usd_per_h
+from planner.solvers.placement import NodePlacement
+from planner.solvers.whole_nodes import PricedNode, node_of
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of one GPU that are sold whole: the price of all of them, and GPUs that hold no worker."""
+
+    gpu: str
+    count: int
+    gpus_per_node: int
+    idle_gpus: int
+    usd_per_h: float
+    idle_electricity_usd_per_h: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """`by_gpu_usd_per_h` is what the GPUs in use cost at their prices, `usd_per_h` what is paid. Both have
+    electricity in them where that is paid beside the prices: `electricity_usd_per_h` of it, and
+    `expected_electricity_usd_per_h` would be that of the power that the simulation expects of the same GPUs.
+    """
+
+    usd_per_h: float
+    by_gpu_usd_per_h: float
+    owned_gpus: int
+    rented_gpus: int
+    nodes: tuple[Nodes, ...]
+    electricity_usd_per_h: float = 0.0
+    expected_electricity_usd_per_h: float | None = None
+
+    @property
+    def rent_usd_per_h(self) -> float:
+        """What is paid but for electricity."""
+        return self.usd_per_h - self.electricity_usd_per_h
+
+    @property
+    def idle_gpus(self) -> int:
+        """GPUs that are paid and hold no worker."""
+        return sum(each.idle_gpus for each in self.nodes)
+
+
+def bill_fleet(
+    fleet: Fleet, placement: NodePlacement | None = None, power: ExpectedPower | None = None
+) -> Bill:
+    """By the nodes of the placement, else by the fewest that have so many GPUs."""
+    pools = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
+    placed: dict[str, int] = {}
+    for node in placement.nodes if placement else ():
+        placed[node.kind] = placed.get(node.kind, 0) + 1
+    nodes = _nodes(pools, placed)
+    rent, electricity = (_singly(pools) + sum(each.usd_per_h for each in nodes), _electricity(pools, nodes))
+    owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
+    return Bill(
+        rent + electricity,
+        fleet.price_usd_per_h,
+        owned,
+        fleet.gpus - owned,
+        nodes,
+        electricity,
+        _expected(fleet, nodes, power),
+    )
+
+
+def paid_whole_usd_per_h(counts: Counts) -> float:
+    """What these workers cost on as few nodes as have so many GPUs."""
+    return paid_usd_per_h(workers_of(counts))
+
+
+def commitments(
+    fleet: Fleet, placement: NodePlacement | None, terms: Mapping[str, Mapping[Term, ProviderOffer]]
+) -> tuple[Commitment, ...]:
+    """What the same fleet is paid on demand and by every term that some of its GPUs are offered by.
+
+    `terms` are those of each row, on demand among them. GPUs without a term keep the price that was planned
+    with, and so do those on the spot market; what is owned costs its electricity.
+    """
+    names = {pool.type.gpu.name for pool in fleet.running_pools}
+    firm = {gpu for gpu in names if market_of(gpu) not in (OWNED, SPOT)}
+    if not any(term != "on-demand" for gpu in firm for term in terms.get(gpu, {})):
+        return ()
+    bills = []
+    for term in get_args(Term):
+        offers = {gpu: terms[gpu][term] for gpu in sorted(firm) if term in terms.get(gpu, {})}
+        if not offers:
+            continue
+        prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
+        on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
+        nothing = dict.fromkeys(names, 0.0)
+        rents = [_at(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)]
+        bills.append(
+            Commitment(
+                term,
+                _at(fleet, prices, placement).usd_per_h,
+                rents[0] / rents[1] if rents[1] else None,
+                tuple(f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()),
+                tuple(sorted(firm - set(offers))),
+            )
+        )
+    return tuple(bills)
+
+
+def _at(fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlacement | None) -> Bill:
+    """The bill at these prices of GPUs, others at their own."""
+
+    def priced(worker: WorkerType) -> WorkerType:
+        gpu = worker.gpu
+        price_usd_per_h = prices_usd_per_h.get(gpu.name, gpu.price_usd_per_h)
+        return replace(worker, gpu=replace(gpu, price_usd_per_h=price_usd_per_h))
+
+    return bill_fleet(fleet.with_types(priced), placement)
+
+
+def _singly(pools: Iterable[tuple[Gpu, int]]) -> float:
+    """The rent of GPUs that are in no whole nodes."""
+    return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
+
+
+def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[Nodes]) -> float:
+    """Of GPUs in use at provisioned power, and of those that idle in whole nodes."""
+    used = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
+    return used + sum(each.idle_electricity_usd_per_h for each in nodes)
+
+
+def _expected(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None) -> float | None:
+    """The same at the power that each worker is expected to draw; None where that is not known."""
+    if power is None:
+        return None
+    types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
+    used = sum(
+        float(watts) / 1e3 * worker.gpu.energy_usd_per_kwh
+        for watts, worker in zip(power.worker_w, types, strict=True)
+    )
+    return used + sum(each.idle_electricity_usd_per_h for each in nodes)
+
+
+def _nodes(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple[Nodes, ...]:
+    used: dict[str, int] = {}
+    of_kind: dict[str, PricedNode] = {}
+    for gpu, gpus in pools:
+        if (node := node_of(gpu)) is not None:
+            used[node.kind] = used.get(node.kind, 0) + gpus
+            known = of_kind.get(node.kind, node)
+            of_kind[node.kind] = max(known, node, key=lambda each: each.gpu_usd_per_h)
+    priced = []
+    for kind, gpus in used.items():
+        node, size = of_kind[kind], of_kind[kind].gpus
+        count = placed.get(kind, math.ceil(gpus / size))
+        idle = count * size - gpus
+        idle_usd_per_h = idle * node.idle_electricity_usd_per_h
+        priced.append(Nodes(kind, count, size, idle, count * size * node.gpu_usd_per_h, idle_usd_per_h))
+    return tuple(priced)
+
+
+def bought_pools(fleet: Fleet) -> tuple[Workers, ...]:
+    """The pools of a fleet, as they are bought."""
+    return tuple(
+        Workers(
+            pool.role,
+            pool.type.gpu.name,
+            pool.type.tp,
+            pool.type.pp,
+            pool.count,
+            pool.count * pool.type.gpus,
+            pool.type.max_num_batched_tokens,
+        )
+        for pool in fleet.running_pools
+    )

@@ -1,0 +1,163 @@
+"""From a task and a trace to a problem: worker types, limits, what the SLO obliges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from planner.documents.catalog import Catalog
+from planner.documents.facts import SloInSeconds
+from planner.documents.task import PlanQuestion
+from planner.domain import SPOT, Gpu, Limit, Slo
+from planner.errors import InputError
+from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
+from planner.models.llm import Llm
+from planner.models.memory import kv_cache_tokens
+from planner.search.mixed.infeasible import no_room, out_of_reach
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.scenarios import scenarios_of
+from planner.search.oracle.traffic_request import TrafficRequest
+from planner.search.problem.options import Engines, Left, floor_s, judged, unreachable, worker_types
+from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.problem.prefix_hits import PrefixHits
+from planner.simulator.adapter_layout import check_adapters
+from planner.simulator.replay import check_images
+from planner.solvers.master import FleetLimits
+from planner.solvers.required_work import slo_work
+from planner.traffic.trace import Trace
+from planner.traffic.workload import TraceLengths, distinct_lengths
+
+DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+
+
+def build_problem(
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    conditions: Conditions | None = None,
+    request: TrafficRequest | None = None,
+) -> Problem:
+    """The question, ready to be searched.
+
+    `asked` is what `Asked.of` gave for an earlier one, where the traffic is the same. Raises InputError, and
+    InfeasibleError for what no number of workers could cure.
+    """
+    llm = catalog.llm(task.llm)
+    check_images(llm, trace)
+    check_adapters(task.lora, trace, prefix_cache=task.prefix_cache)
+    conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)
+    requests, draws = request.requests, request.further
+    longest = max(int((each.input_tokens + each.output_tokens).max()) for each in (requests, *draws))
+    if longest > llm.context_tokens:
+        raise InputError(
+            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
+            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
+        )
+    gpus = task.priced_gpus(catalog)
+    types, left = _workers(task, llm, gpus, catalog, longest)
+    hits = _prefix_hits(task, requests)
+    lengths = distinct_lengths(requests)
+    slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
+    broken = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
+    limits = FleetLimits(
+        task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit, conditions.by_gpu
+    )
+    spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
+    oracle = Oracle(
+        llm,
+        requests,
+        slo,
+        task.network,
+        Policies(),
+        task.spare_workers,
+        task.spare_nodes,
+        spot,
+        conditions.answers,
+    )
+    problem = Problem(
+        task,
+        llm,
+        slo,
+        slo_reference,
+        requests,
+        request.note,
+        longest,
+        lengths,
+        hits,
+        gpus,
+        types,
+        left,
+        limits,
+        oracle,
+        slo_work(slo, requests),
+        conditions.deadline,
+        conditions.progress,
+        conditions.watch,
+        draws,
+        *(() if task.safety is None else scenarios_of(task, trace, seed, len(requests))),
+    )
+    if broken:
+        raise out_of_reach(problem, broken)
+    return problem
+
+
+def _workers(
+    task: PlanQuestion, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
+) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
+    """The worker types, of deeper pipelines where none fits; InfeasibleError if those do not either."""
+    left: tuple[Left, ...] = ()
+    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
+        engines = replace(Engines.of(task), stages=stages)
+        types, others = worker_types(llm, gpus, catalog, longest_tokens, engines)
+        left += others
+        if types:
+            return types, left
+    raise no_room(llm, left, task.left_out)
+
+
+def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:
+    if not task.prefix_cache:
+        return None
+    if not trace.has_prefixes:
+        raise InputError(
+            f"{trace.name}: has no block ids, which policies: prefix_cache needs; drop it from slo.yaml, or "
+            "give a trace with hash_ids or prefix_ids, as Mooncake's"
+        )
+    return PrefixHits.of(trace)
+
+
+def _in_seconds(
+    task: PlanQuestion, llm: Llm, lengths: TraceLengths, catalog: Catalog
+) -> tuple[Slo, SloInSeconds | None]:
+    """The SLO with limits in seconds; relative ones against an idle reference worker.
+
+    A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
+    of the reference's times. That is stricter for short requests and milder for long ones.
+    """
+    if task.slowdowns is None:
+        return task.slo, None
+    gpu = catalog.gpu(task.slowdowns.gpu)
+    kv_tokens = kv_cache_tokens(llm, gpu, task.slowdowns.tp)
+    if kv_tokens == 0:
+        raise InputError(
+            f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}"
+        )
+    reference = WorkerType(
+        gpu,
+        task.slowdowns.tp,
+        catalog.step_latency(llm, gpu, task.slowdowns.tp),
+        kv_tokens,
+        8192,
+        MAX_NUM_SEQS,
+    ).with_llm(llm)
+    limits = tuple(
+        Limit(
+            line.metric,
+            line.percentile_frac,
+            line.factor * floor_s(Limit(line.metric, line.percentile_frac, math.inf), reference, lengths),
+        )
+        for line in task.slowdowns.limits
+    )
+    return replace(task.slo, limits=limits), SloInSeconds(gpu.name, task.slowdowns.tp)

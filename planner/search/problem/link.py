@@ -1,0 +1,70 @@
+"""Whether the link between prefill and decode pools carries the KV blocks at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.facts import LinkTooSlow
+from planner.domain import KV_BLOCK_TOKENS
+from planner.search.problem.plan_problem import Problem
+from planner.solvers.required_work import find_deadlines, steady_work
+
+
+def too_slow(problem: Problem) -> LinkTooSlow | None:
+    """Whether the link cannot carry the KV blocks of those requests that the SLO obliges pairs to decode.
+
+    Of all measured ones until their whole work must be done; of half of the last tenth (the backlog test)
+    until their second token is due.
+    """
+    trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
+    if problem.task.network.topology is not None:  # there is no one link
+        return None
+    everyone = np.ones(len(trace), bool)
+    needs = [
+        (everyone, int(np.ceil(problem.obliged.whole_frac * len(trace) - 1e-9)), problem.obliged.whole_s)
+    ]
+    if tested := steady_work(problem.slo, trace):
+        last = tested.arrives(trace)
+        until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
+        needs.append((last, int(np.ceil(last.sum() / 2)), until_s))
+    for those, least, seconds in needs:
+        bytes_per_s = _least_bytes(problem, those, least) / seconds
+        if bytes_per_s > bandwidth * (1 + 1e-9):
+            return LinkTooSlow(bytes_per_s, bandwidth, earlier=False)
+    return None
+
+
+def falls_behind(problem: Problem) -> LinkTooSlow | None:
+    """Whether the link is still busy with earlier hand-offs when the last tenth of the requests hands over.
+
+    Those whose limit on TTFT ends before, and that keep it, are prefilled before any of the last tenth, half
+    of which must have a second token soon (the backlog test). That the link serves in the order of the
+    prefills is an assumption: shortcuts.LINK.
+    """
+    trace, network, tested = problem.trace, problem.task.network, steady_work(problem.slo, problem.trace)
+    limits = [limit for limit in problem.slo.limits if limit.metric == "ttft"]
+    if not network.is_shared or network.topology is not None or tested is None or not limits:
+        return None
+    if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= 0.5:
+        return None
+    start_s, end_s = tested.window_s
+    measured = find_deadlines(problem.slo, trace).arrives(trace)
+    until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
+    for limit in limits:
+        before = measured & (trace.arrival_s < start_s - limit.limit_s)
+        kept = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
+        bytes_per_s = _least_bytes(problem, before, kept) / until_s
+        if bytes_per_s > network.bandwidth_bytes_per_s:
+            return LinkTooSlow(bytes_per_s, network.bandwidth_bytes_per_s, earlier=True)
+    return None
+
+
+def _least_bytes(problem: Problem, those: npt.NDArray[np.bool_], least: int) -> float:
+    """What so many of these requests move at least: those with the fewest KV blocks."""
+    if least <= 0:
+        return 0.0
+    trace = problem.trace
+    blocks = (np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1))[those]
+    carried = float(np.partition(blocks, least - 1)[:least].sum())
+    return carried * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token

@@ -1,0 +1,548 @@
+"""What a fleet may be built of: every GPU in stock x TP x PP x settings of the engine, in every role."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents import facts
+from planner.documents.catalog import Catalog
+from planner.documents.facts import Reason
+from planner.documents.speculative import engine_with_drafts, find_drafter
+from planner.documents.task import TOKEN_BUDGETS, PlanQuestion
+from planner.domain import OWNED, Gpu, Limit, Metric, Slo, unknown_metric
+from planner.errors import InputError
+from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
+from planner.models.all2all import (
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    MEASURED_LINK_BYTES_PER_S,
+    MOST_LOW_LATENCY_TOKENS,
+    All2All,
+    Ranks,
+    all2all_of,
+    nodes_of_ranks,
+)
+from planner.models.engine import Engine
+from planner.models.kv_offload import is_common
+from planner.models.latency import StepLatency
+from planner.models.llm import Llm
+from planner.models.lora import Lora, lora_slots
+from planner.models.memory import worker_memory
+from planner.models.parallelism import add_pipeline
+from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation, SpeculativeSteps, least_token_times
+from planner.models.spread import INTERVAL_SIGMAS
+from planner.search.oracle.fleet_counts import own_drafts
+from planner.simulator.slo_verdict import percentile_s
+from planner.solvers.master import Floats, Option, attention_s
+from planner.solvers.required_work import find_deadlines, steady_work
+from planner.solvers.whole_nodes import node_of
+from planner.traffic.sessions import waits_for_others
+from planner.traffic.trace import IntArray, Trace
+from planner.traffic.workload import TraceLengths
+
+Hardware = tuple[str, int, int, int]
+
+
+def hardware(option: Option) -> Hardware:
+    """GPU, TP, PP and ranks: what a worker type is but for its engine settings."""
+    return option.type.gpu.name, option.type.tp, option.type.pp, option.type.dp
+
+
+def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Option]]:
+    groups: dict[tuple[str, Hardware], list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.role, hardware(option)), []).append(option)
+    return groups
+
+
+OWNED_USD_PER_H = 1e-5  # in the search alone: solvers tell it from 0, no answer shows it
+NEARLY = 0.9  # of a limit on gaps: steps do not come alone
+OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A GPU and TP degree that cannot serve all of this traffic, and why.
+
+    `workers` hold the weights, but not the longest request: they can serve the others.
+    """
+
+    name: str
+    because: Reason
+    workers: tuple[WorkerType, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What may be chosen of an engine, and how its steps are counted.
+
+    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
+    `ranks` are the data-parallel ones, `stages` the depths of pipelines; activations cross from node to node
+    at `node_bytes_per_s` where a worker has more GPUs than a node. `host_overhead_s` is added to each step of
+    a fit, and every step then takes `longer_frac` longer, from the upper end of its spread on with
+    `at_spread`. What `engine` adds only simulations count: bounds on a step leave it out. Without
+    `is_piped` something is asked for that is not simulated in pipelines.
+    """
+
+    budgets: tuple[int, ...] = TOKEN_BUDGETS
+    seats: tuple[int, ...] = (MAX_NUM_SEQS,)
+    stages: tuple[int, ...] = (1,)
+    ranks: tuple[int, ...] = (1,)
+    node_bytes_per_s: float | None = None
+    host_overhead_s: float = 0.0
+    engine: Engine | None = None
+    speculations: tuple[Speculation | None, ...] = (None,)
+    lora: Lora | None = None
+    longer_frac: float = 0.0
+    at_spread: bool = False
+    is_piped: bool = True
+    is_stored: bool = False  # KV blocks of all workers are in one store
+
+    @classmethod
+    def of(cls, task: PlanQuestion) -> Engines:
+        return cls(
+            budgets=task.max_num_batched_tokens,
+            seats=task.max_num_seqs,
+            stages=task.stages,
+            ranks=task.ranks,
+            node_bytes_per_s=task.network.bandwidth_bytes_per_s,
+            host_overhead_s=task.host_overhead_s,
+            engine=task.engine,
+            speculations=task.speculations,
+            lora=task.lora and replace(task.lora, longer_frac=task.robust.step_times_frac),
+            longer_frac=task.robust.step_times_frac,
+            at_spread=task.robust.spread,
+            is_piped=task.lora is None and task.kv_offload is None,
+            is_stored=task.kv_offload is not None and task.kv_offload.is_shared,
+        )
+
+    @property
+    def simulated(self) -> Engine | None:
+        return self.engine and self.engine.with_longer_host(self.longer_frac)
+
+    def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
+        """Budgets, seats and drafts that go together: a step checks all drafts of all its sequences. Neither
+        pipelines draft nor ranks.
+        """
+        return list(
+            dict.fromkeys(
+                (budget, min(n, budget // (each.most_tokens if each else 1)), each)
+                for each in self.speculations
+                for budget in self.budgets
+                for n in self.seats
+                if each is None or (stages == ranks == 1 and budget >= each.most_tokens)
+            )
+        )
+
+
+def _at_spread(latency: StepLatency, name: str) -> StepLatency:
+    """At the upper ends of its spread; what is left to err is nothing."""
+    if latency.spread is None:
+        raise InputError(
+            f"robust: spread: nobody knows how far step times of {name} may be from the truth "
+            f"({latency.basis}); leave this GPU out, or give step_times: 30 %"
+        )
+    basis = f"{latency.basis}; taken at the upper end of their spread (robust)"
+    return replace(latency.at_spread(INTERVAL_SIGMAS, INTERVAL_SIGMAS), basis=basis, spread=None)
+
+
+def worker_types(
+    llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, engines: Engines = Engines()
+) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
+    """Every engine that holds the weights and the longest request, and what was left out.
+
+    A plan turns no request away, so it is made of the first alone; a lower bound over all fleets counts on
+    those too that hold the weights but not the longest request (`Left.workers`).
+    """
+    types: list[WorkerType] = []
+    left: list[Left] = []
+    stages = engines.stages if engines.is_piped else (1,)
+    drafters = {each: find_drafter(each, llm, catalog) for each in engines.speculations}
+    for gpu, pp in itertools.product(gpus, stages):
+        for tp in range(1, gpu.gpus_per_node + 1):
+            name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
+            if not llm.splits_over(tp):
+                if tp & (tp - 1) == 0:  # who asks for others knows why
+                    left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
+            elif engines.is_stored and not is_common(llm, (1, tp)):
+                left.append(Left(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
+            elif pp > llm.layers:
+                left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
+            else:
+                for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
+                    if not (settings := degree.settings(engines)):
+                        continue  # no budget that was asked for is of this kind
+                    found = _of_degree(degree, llm, drafters, catalog, engines)
+                    types += [worker for worker in found if worker.has_room_for(longest_tokens)]
+                    left += _left_of(degree.name, llm, found, settings, longest_tokens)
+                left += _not_on_nodes(name, llm, (gpu, tp, pp), engines)
+    return tuple(types), tuple(left)
+
+
+def _degrees(
+    name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
+) -> Iterator[Degree]:
+    """The ways to deal experts out, and to as many ranks as may be chosen, without pipelines: on one node, or
+    on several if a node has no room for so many.
+    """
+    gpu, tp, pp = on
+    if 1 in engines.ranks:
+        for ep in catalog.expert_splits(llm, gpu, tp):
+            yield Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
+    known = catalog.rank_counts(llm, gpu, tp)
+    for dp in engines.ranks:
+        if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (known is None or dp in known):
+            yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
+        elif dp > gpu.gpus_per_node and pp == 1 and not _why_not_on_nodes(llm, gpu, tp, dp):
+            for kind in (LOW_LATENCY, HIGH_THROUGHPUT):
+                yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp, kind)
+
+
+def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
+    """Empty where so many ranks can be dealt out to nodes."""
+    try:
+        nodes_of_ranks(llm, gpu, tp, dp)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[Left]:
+    gpu, tp, pp = on
+    for dp in engines.ranks:
+        if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
+            yield Left(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))
+
+
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """How an LLM is dealt out to GPUs."""
+
+    name: str
+    gpu: Gpu
+    tp: int
+    pp: int
+    ep: bool
+    dp: int = 1
+    all2all: All2All = ""
+
+    def settings(self, engines: Engines) -> list[tuple[int, int, Speculation | None]]:
+        """Budgets, seats and drafts that go together; of ranks on several nodes the budgets tell how these
+        meet, and where budgets are free, low latency has the largest that it may.
+        """
+        budgets = engines.budgets
+        if self.all2all and budgets == TOKEN_BUDGETS:
+            budgets = (MOST_LOW_LATENCY_TOKENS, *budgets)
+        if self.all2all:
+            budgets = tuple(n for n in budgets if self.all2all == self._all2all_of(n))
+        return replace(engines, budgets=budgets).settings(self.pp, self.dp)
+
+    def _all2all_of(self, budget_tokens: int) -> All2All:
+        return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
+
+    def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
+        between = engines.node_bytes_per_s if self.tp * self.pp > self.gpu.gpus_per_node else None
+        link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
+        ranks = Ranks(self.all2all, link_bytes_per_s)
+        fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
+        latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
+        latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
+        if engines.at_spread:
+            latency = _at_spread(latency, self.name)
+        if engines.longer_frac:
+            basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
+            latency = replace(latency.with_longer_steps(engines.longer_frac), basis=basis)
+        return latency
+
+
+def _of_degree(
+    degree: Degree,
+    llm: Llm,
+    drafters: Mapping[Speculation | None, Drafter],
+    catalog: Catalog,
+    engines: Engines,
+) -> list[WorkerType]:
+    """Those that hold the weights, by their settings."""
+    gpu, tp, pp = degree.gpu, degree.tp, degree.pp
+    slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
+    latency: StepLatency | None = None
+    types = []
+    for budget, most_seqs, drafts in degree.settings(engines):
+        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
+        use = worker_memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows, dp=degree.dp)
+        use = drafters[drafts].add_to_memory(use, llm, tp)
+        kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
+        if kv_tokens == 0:
+            continue
+        latency = latency or degree.latency(llm, catalog, engines)
+        types.append(
+            WorkerType(
+                gpu,
+                tp,
+                latency,
+                kv_tokens,
+                budget,
+                most_seqs,
+                pp,
+                engine=engine_with_drafts(engines.simulated, drafts),
+                speculation=drafts,
+                ep=degree.ep,
+                dp=degree.dp,
+                lora=slots,
+            ).with_llm(llm)
+        )
+    return types
+
+
+def _left_of(
+    name: str,
+    llm: Llm,
+    reasons: Sequence[WorkerType],
+    settings: Sequence[tuple[int, int, Speculation | None]],
+    longest_tokens: int,
+) -> Iterator[Left]:
+    """What was left out of one degree."""
+    with_room = {
+        (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in reasons
+    }
+    no_room = [setting[0] for setting in settings if setting not in with_room]
+    if not reasons:
+        yield Left(name, facts.WeightsTooLarge(llm.weight_bytes))
+    elif no_room:
+        yield Left(f"{name} {min(no_room)}", facts.NoRoomForKv())
+    if small := tuple(worker for worker in reasons if not worker.has_room_for(longest_tokens)):
+        most = max(small, key=lambda worker: worker.kv_tokens)
+        because = facts.RequestTooLong(most.kv_tokens, longest_tokens)
+        yield Left(f"{name} {most.max_num_batched_tokens}", because, small)
+
+
+def weight(worker: WorkerType, objective: str) -> float:
+    """What the GPUs of one worker add to the objective; an owned one that costs nothing a hair of money, so
+    that the fewest are taken.
+    """
+    is_owned = worker.gpu.name.endswith(OWNED)
+    hair_usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else 0.0
+    usd_per_h = max(worker.price_usd_per_h, hair_usd_per_h)
+    if objective == "power":
+        return worker.power_w
+    return float(worker.gpus) if objective == "gpus" else usd_per_h
+
+
+def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
+    """`objective` "cost-by-gpu" leaves out the idle GPUs of nodes that are sold whole."""
+    node = node_of(worker.gpu) if objective == "cost" else None
+    return Option(role, worker, weight(worker, objective), node)
+
+
+def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
+
+
+def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
+    """The GPU, and how the LLM is dealt out to several."""
+    return worker.gpu.name, worker.tp, worker.pp, worker.ep, worker.dp
+
+
+def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    """One per GPU, TP, PP, EP, token budget and drafter: what is prefilled leaves, so it is the budget that
+    binds. Drafts that are looked up are none of its business.
+    """
+    most: dict[tuple[object, ...], WorkerType] = {}
+    for worker in types:
+        key = (*split(worker), worker.max_num_batched_tokens, own_drafts(worker))
+        if key not in most or worker.max_num_seqs > most[key].max_num_seqs:
+            most[key] = worker
+    return [option_of("prefill", worker, objective) for worker in most.values()]
+
+
+def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    """One per GPU, TP, PP, EP, sequences and drafts: it prefills only what was preempted, its token budget is
+    idle but for what its decodes check.
+    """
+    first: dict[tuple[object, ...], WorkerType] = {}
+    for worker in types:
+        if worker.all2all == HIGH_THROUGHPUT:  # of prefill pools alone
+            continue
+        key = (*split(worker), worker.max_num_seqs, worker.speculation)
+        if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
+            first[key].max_num_batched_tokens - 2048
+        ):
+            first[key] = worker
+    return [option_of("decode", worker, objective) for worker in first.values()]
+
+
+def breaks_gaps(worker: WorkerType, slo: Slo, metrics: tuple[Metric, ...] = ("tbt",)) -> bool:
+    """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer."""
+    gaps_s = [limit.limit_s for limit in slo.limits if limit.metric in metrics]
+    full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
+    return full_step_s > NEARLY * min(gaps_s, default=math.inf)
+
+
+def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
+    """Seconds to the first token of prompts alone on an idle worker.
+
+    What other prompts share may have been computed for them, whatever the order in which they are served.
+    """
+    latency, n = worker.latency, input_tokens
+    own = np.maximum(n - shared_tokens, 1)
+    ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
+    if worker.pp > 1:  # the chunks follow each other through the stages, then the last one is under way alone
+        ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
+    return np.asarray(ttft_s)
+
+
+def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
+    """The limit's percentile if every request had an idle worker of its own: the reference of slowdowns."""
+    n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
+    latency, percentile_frac = worker.latency, limit.percentile_frac
+    ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
+    gaps = output - 1
+    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    if worker.speculation is not None:
+        decoding_s = _drafted_s(worker, n, gaps)
+    several = gaps > 0
+    if limit.metric == "ttft":
+        return percentile_s(ttft_s, percentile_frac, requests)
+    if limit.metric == "e2e":
+        return percentile_s(ttft_s + decoding_s, percentile_frac, requests)
+    if limit.metric == "tpot":
+        return percentile_s(decoding_s[several] / gaps[several], percentile_frac, requests[several])
+    if limit.metric != "tbt":
+        raise unknown_metric(limit, "the time of an idle worker")
+    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
+    if worker.speculation is not None:
+        if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
+            return 0.0  # tokens that leave together are most of them
+        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
+    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
+
+
+def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
+    """Seconds in which this decode alone makes so many tokens, with the mean of what is accepted."""
+    assert worker.speculation is not None
+    steps = SpeculativeSteps(worker.latency, worker.speculation)
+    count = np.ceil(gaps / worker.speculation.mean_tokens)
+    context = input_tokens + 1 + gaps / 2
+    step_s = [steps.step_s(0.0, 0.0, 1.0, kv_tokens, 0.0) for kv_tokens in context.tolist()]
+    return np.asarray(count * np.array(step_s))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """Whom a judge counts whatever the fleet, as distinct lengths (U,): a floor may rest on them alone.
+
+    `perhaps` more wait for others and are nominally of the warm-up, `perhaps_decoded` of these have more than
+    one token: a fleet may have them count, and keep every limit with them. `has_gaps`: some gap is counted on
+    any fleet that passes the backlog test and turns nobody away.
+    """
+
+    input_tokens: Floats
+    output_tokens: Floats
+    shared_tokens: Floats
+    requests: Floats
+    is_cached: bool
+    perhaps: int
+    perhaps_decoded: int
+    has_gaps: bool
+
+
+def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
+    """`shared_tokens` (n,) of the prompts are in others too, where there may be prefix caches."""
+    measured = find_deadlines(slo, trace)
+    is_measured, end_s = measured.arrives(trace), measured.window_s[1]
+    decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
+    has_gaps = bool((is_measured & decoded).any())
+    if tested := steady_work(slo, trace):  # half of the last tenth, each with its second token in the window
+        last = tested.arrives(trace)
+        in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
+        has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
+    columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
+    if shared_tokens is None:
+        codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
+        n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
+    else:
+        rows, requests = np.unique(
+            np.stack([*columns, shared_tokens[is_measured]], axis=1), axis=0, return_counts=True
+        )
+        n, output, shared = rows.T
+    return Judged(
+        n.astype(float),
+        output.astype(float),
+        shared.astype(float),
+        requests.astype(float),
+        shared_tokens is not None,
+        int(perhaps.sum()),
+        int((perhaps & decoded).sum()),
+        has_gaps,
+    )
+
+
+def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+    """The limit's percentile, as it is judged, if every request had its fastest phases on idle workers."""
+
+    def percentile(values_s: Floats, requests: Floats, others: int) -> float:
+        values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
+        return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
+
+    n, gaps = of.input_tokens, of.output_tokens - 1
+    if limit.metric == "ttft":
+        ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+        return percentile(ttft_s, of.requests, of.perhaps)
+    latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
+    if limit.metric == "tbt":  # which of them are counted is up to the fleet
+        if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
+            return 0.0  # so many may be gaps of nothing: a step yields several tokens
+        one = np.minimum(gaps, 1.0)
+        first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
+        return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
+    if limit.metric == "e2e":
+        ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+        return percentile(ttft_s + decoding_s, of.requests, of.perhaps)
+    if limit.metric != "tpot":
+        raise unknown_metric(limit, "the least time of a worker")
+    several = gaps > 0
+    return percentile(decoding_s[several] / gaps[several], of.requests[several], of.perhaps_decoded)
+
+
+def _decoding_s(
+    latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
+) -> Floats:
+    """Seconds of so many tokens with this decode alone, or of recomputing it where that is quicker; each step
+    yields as many as it can.
+    """
+    most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
+    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
+    return np.asarray(np.ceil(gaps / most) * latency.step_s(1) + beside_s)
+
+
+def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
+    """Limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
+
+    A floor is what a judge would say (metrics.judge): of the requests that count, by their percentile; of
+    gaps the shortest there is, as it is up to the fleet which of them end in the window.
+    """
+    broken = []
+    ordered = _fastest_first(types)
+    for limit in slo.limits:
+        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + 1e-9) for worker in ordered):
+            continue
+        best_s = _least_of(limit, types, of)  # of all types at once: each request on its fastest
+        if best_s > limit.limit_s * (1 + 1e-9):
+            alone_s = [_least_of(limit, [worker], of) for worker in types]
+            broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
+    return broken
+
+
+def _fastest_first(types: Sequence[WorkerType]) -> list[WorkerType]:
+    """Types by what a token costs in their fullest steps: the first one usually answers."""
+
+    def token_s(worker: WorkerType) -> float:
+        return float(worker.latency.step_s(worker.max_num_batched_tokens)) / worker.max_num_batched_tokens
+
+    return sorted(types, key=token_s)

@@ -1,0 +1,72 @@
+"""What prefix caches can spare every request of a trace: for bounds that hold with caches, and for guesses.
+
+Whatever the routing and the order, a worker computes every distinct block of the requests that it serves at
+least once. Requests that count a block only if no earlier one of the whole trace had it count no more than
+that, in any part of the trace and on any worker: `PrefixHits.lengths` and `classes` with an endless cache are
+an under-estimate of prefill work under every policy. Memory is another matter: a block in use counts once
+however many requests share it, so a bound may count on those only that no other request has.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.traffic.prefixes import Int32Array, block_uses, stack_distances
+from planner.traffic.trace import IntArray, Trace
+from planner.traffic.workload import TraceLengths, Workload, to_classes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixHits:
+    """Of every block use (m,): its request, tokens and stack distance, -1 where nobody had it before.
+
+    `shared_tokens` (n,) of a prompt are also in another one, before it or after.
+    """
+
+    trace: Trace
+    owner: Int32Array
+    tokens: Int32Array
+    distance: Int32Array
+    shared_tokens: IntArray
+    _known: dict[float, TraceLengths] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of(cls, trace: Trace) -> PrefixHits:
+        """Raises TraceError without block ids."""
+        blocks = block_uses(trace)
+        used = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
+        is_shared = np.bincount(blocks.node)[blocks.node] > 1
+        shared = np.bincount(blocks.owner, weights=blocks.tokens * is_shared, minlength=len(trace))
+        return cls(trace, blocks.owner, blocks.tokens, used.distance, shared.astype(np.int64))
+
+    def cached_tokens(self, cache_tokens: float = math.inf) -> IntArray:
+        """(n,): what one LRU cache of that size, common to all, would hold of each prompt when it arrives."""
+        is_hit = (self.distance >= 0) & ((self.distance + 1) * self.trace.prefix_block_tokens <= cache_tokens)
+        hits = np.bincount(self.owner, weights=self.tokens * is_hit, minlength=len(self.trace))
+        return hits.astype(np.int64)
+
+    def lengths(self, cache_tokens: float = math.inf) -> TraceLengths:
+        """The distinct lengths, with what a cache of about that size (to a power of two) spares them."""
+        if not math.isinf(cache_tokens):
+            cache_tokens = 2.0 ** round(math.log2(max(cache_tokens, 1.0)))
+        if cache_tokens not in self._known:
+            trace = self.trace
+            columns = (
+                trace.input_tokens,
+                trace.output_tokens,
+                self.cached_tokens(cache_tokens),
+                self.shared_tokens,
+            )
+            rows, requests = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+            inputs, outputs, cached, shared = rows.T.astype(float)
+            self._known[cache_tokens] = TraceLengths(
+                inputs, outputs, requests.astype(np.int64), cached, shared, is_cached=True
+            )
+        return self._known[cache_tokens]
+
+    def classes(self) -> Workload:
+        """Classes of requests by what an endless cache leaves of their prompts, then by their lengths."""
+        return to_classes(self.trace, cached_tokens=self.cached_tokens(), shared_tokens=self.shared_tokens)

@@ -1,0 +1,253 @@
+"""The cheapest fleet that keeps the SLO in most scenarios: a chance constraint solved with sampled scenarios.
+
+A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_miss` of them.
+
+    grow    Workers are added to the cheapest fleet on paper until it misses no more than it may. That gives
+            an incumbent, and how hard each scenario is.
+    search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. The
+            scenarios that its fleet misses among the others join them, until a fleet keeps enough of all. A
+            fleet that misses too many is grown too, and may be the next incumbent.
+
+Each fleet may miss scenarios of its own. answers.py tests the fleet in fresh scenarios; if it fails there,
+these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too many is tested
+too, because S is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from planner.documents.safety import Safety
+from planner.fleet import Fleet
+from planner.search.level0.one_pool import WAVE, in_time
+from planner.search.level0.owned_gpus import owned_beside, owned_first, workers_by_machine
+from planner.search.mixed.best_fleet import FleetSearch, search_again
+from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.scenarios import Scenario
+from planner.search.problem.plan_problem import Problem, report_nothing
+from planner.solvers.master import Option
+
+# A machine grows to at most this many times its workers on paper; a fleet that misses then is taken to miss
+# with any number.
+MOST_GROWTH = 16
+# A search may simulate at least this many requests.
+LEAST_SEARCH_REQUESTS = 3_000_000
+# A search may simulate 20 fleets in all of its scenarios where that is more, and at most 8 million requests.
+SEARCH_FLEETS, MOST_SEARCH_REQUESTS = 20, 8_000_000
+# The price of added workers is taken to be at least this, so that free ones (owned GPUs) are preferred.
+LEAST_PRICE_STEP = 1e-9
+# A search begins with this many scenarios more than a fleet may miss.
+HARDEST_SCENARIOS = 4
+
+
+def most_missed(safety: Safety, count: int) -> int:
+    """The most of `count` scenarios that a fleet may miss."""
+    return int((1 - safety.kept_in_frac) * count + 1e-9)
+
+
+def with_search_scenarios(problem: Problem) -> Problem:
+    """The same problem in the scenarios that a search sees; the problem itself without `safety`."""
+    if problem.task.safety is None or problem.searched is None:
+        return problem
+    count = problem.searched.count
+    scenarios = [problem.searched[i] for i in range(count)]
+    return with_scenarios(problem, scenarios, most_missed(problem.task.safety, count))
+
+
+def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
+    """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
+    oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss)
+    return replace(problem, oracle=oracle, progress=report_nothing)
+
+
+def refuted_below(problem: Problem, value: float) -> Problem:
+    """The same problem, in which all fleets worth less than `value` are known to fail."""
+    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - 1e-9)))
+
+
+def with_effort_limit(problem: Problem, most: float) -> Problem:
+    """The same problem, whose search may simulate a limited number of requests, at most `most`."""
+    return replace(problem, most_effort=problem.oracle.effort() + _search_effort(problem, most))
+
+
+def _search_effort(problem: Problem, most: float) -> float:
+    """The requests that a search may simulate, at most `most`."""
+    of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
+    return min(max(of_fleets, LEAST_SEARCH_REQUESTS), most)
+
+
+def find_cheapest_kept(
+    problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
+) -> tuple[Problem, Counts | None]:
+    """The problem with the hardest scenarios first, and the cheapest fleet found that misses no more of them
+    than it may; None where none was found. Among equal fleets those of `start` are preferred.
+    """
+    beside = owned_beside(problem, paper.level0, paper.best)
+    ordered, best = in_time(lambda: grow_until_kept(problem, paper.best, beside), (problem, None))
+    if best is not None and objective(best) <= paper.value * (1 + 1e-9):
+        return ordered, best
+    return ordered, find_cheaper_kept(ordered, paper, best, start, refuted=paper.value)
+
+
+def find_cheaper_kept(
+    problem: Problem,
+    paper: FleetSearch,
+    best: Counts | None,
+    start: Sequence[Fleet] = (),
+    *,
+    any_mix: bool = True,
+    most: float = MOST_SEARCH_REQUESTS,
+    refuted: float = -math.inf,
+) -> Counts | None:
+    """The cheapest fleet found, or `best` where none is cheaper. The hardest scenarios come first in
+    `problem`. Fleets worth less than `refuted` are known to miss too many scenarios, because none of them
+    holds on paper.
+
+    With `any_mix` fleets of several worker types per pool are searched too, where the cheapest fleet on paper
+    is such a fleet or no other fleet is known.
+    """
+    roles = [option.role for option, _ in paper.best]
+    is_mixed = any_mix and (len(set(roles)) < len(roles) or best is None)
+    oracle = problem.oracle
+    known = [*start, *([] if best is None else [oracle.fleet(best)])]
+    numbers = range(len(oracle.scenarios))
+    hard_scenarios = set(numbers[: oracle.may_miss + HARDEST_SCENARIOS])
+    effort_left = _search_effort(problem, most)
+    while True:
+        hard_problem = with_scenarios(
+            problem, [oracle.scenarios[i] for i in sorted(hard_scenarios)], oracle.may_miss
+        )
+        hard_problem = refuted_below(hard_problem, refuted)
+        fleet = in_time(
+            partial(search_again, replace(hard_problem, most_effort=effort_left), known, is_mixed=is_mixed),
+            best,
+        )
+        effort_left -= hard_problem.oracle.effort()
+        oracle.verdicts.update(hard_problem.oracle.verdicts)
+        if fleet is None or (best is not None and _is_no_cheaper(fleet, best)):
+            return best
+        missed = in_time(partial(_missed_scenarios, oracle, fleet), None)
+        if missed is None:
+            return best
+        if len(missed) <= oracle.may_miss:
+            return fleet
+        dearest = math.inf if best is None else objective(best)
+        # The fleet keeps enough of the hardest scenarios, so it needs little growth to keep enough of all.
+        more = in_time(partial(grow_until_kept, problem, fleet, most=dearest), (problem, None))[1]
+        if more is not None and (best is None or not _is_no_cheaper(more, best)):
+            best = more
+            known.append(oracle.fleet(best))
+        hard_scenarios |= set(sorted(missed - hard_scenarios)[:HARDEST_SCENARIOS])
+
+
+def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
+    """Whether a fleet is `best` itself or costs more than `best`."""
+    return names_of(fleet) == names_of(best) or objective(fleet) > objective(best) * (1 + 1e-9)
+
+
+def grow_until_kept(
+    problem: Problem, least: Counts, beside: Counts = (), *, most: float = math.inf
+) -> tuple[Problem, Counts | None]:
+    """Add workers to a fleet until it misses no more scenarios than it may, with the scenarios ordered
+    hardest first.
+
+    The fleet is None where it leaves the limits, needs over MOST_GROWTH times as many workers, is worth more
+    than `most`, or the time is over. Each step adds workers to the pool that gains most kept scenarios for
+    its price, and twice as many as the step before. The pools `beside` the fleet may be added, with at most
+    the given counts.
+    """
+    oracle, first = problem.oracle, workers_by_machine(least)
+    counts, kept_scenarios, step = least, list[int](), 1
+    missed_scenarios = list(range(len(oracle.scenarios)))
+
+    def ordered_problem() -> Problem:
+        return with_scenarios(
+            problem,
+            [oracle.scenarios[i] for i in (*missed_scenarios, *reversed(kept_scenarios))],
+            oracle.may_miss,
+        )
+
+    def is_allowed(counts: Counts) -> bool:
+        return (
+            objective(counts) <= most * (1 + 1e-9)
+            and problem.allows(counts)
+            and all(n <= MOST_GROWTH * first.get(m, 1) for m, n in workers_by_machine(counts).items())
+        )
+
+    while True:
+        kept = _kept_scenarios(oracle, counts, missed_scenarios)
+        kept_scenarios += kept
+        missed_scenarios = [i for i in missed_scenarios if i not in kept]
+        if len(missed_scenarios) <= oracle.may_miss:
+            return ordered_problem(), counts
+        if problem.is_late():
+            return ordered_problem(), None
+        more = [add_workers(counts, step, [k]) for k in range(len(counts))]
+        idle = [(option, count) for option, count in beside if option not in dict(counts)]
+        more += [_add_pool(counts, option, n) for option, own in idle for n in {min(step, own), own}]
+        more = [owned_first(problem, each) for each in more]
+        more = [each for each in more if is_allowed(each)]
+        if len(more) > 1:
+            some = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
+            dearer = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in more]
+            kept_per_price = [
+                kept / dear for kept, dear in zip(_count_kept(oracle, more, some), dearer, strict=True)
+            ]
+            more = (
+                [more[int(np.argmax(kept_per_price))]]
+                if any(kept_per_price)
+                else [owned_first(problem, add_workers(counts, step))]
+            )
+        if more and is_allowed(more[0]):
+            counts, step = more[0], 2 * step
+        elif step > 1:
+            step = 1
+        else:
+            return ordered_problem(), None
+
+
+def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:
+    """The scenarios in which a fleet misses the SLO, as far as they decide whether the fleet keeps enough."""
+    missed, count = set[int](), len(oracle.scenarios)
+    for first in range(0, count, WAVE):
+        if len(missed) + count - first <= oracle.may_miss or len(missed) > oracle.may_miss:
+            break
+        wave = range(first, min(first + WAVE, count))
+        missed |= set(wave) - set(_kept_scenarios(oracle, counts, wave))
+    return missed
+
+
+def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
+    """Those of these scenarios in which a fleet keeps the SLO."""
+
+    def is_kept(i: int) -> bool:
+        oracle.stop_in_time()
+        return oracle.in_future(i).holds([counts])[0]
+
+    return [i for i, is_kept in zip(numbers, run_each(is_kept, numbers), strict=True) if is_kept]
+
+
+def _count_kept(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
+    """In how many of these scenarios each of the fleets keeps the SLO."""
+    return run_each(lambda counts: len(_kept_scenarios(oracle, counts, numbers)), fleets)
+
+
+def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:
+    """The counts with `more` workers added to these pools, by default to all."""
+    return tuple(
+        (option, count + (more if pools is None or k in pools else 0))
+        for k, (option, count) in enumerate(counts)
+    )
+
+
+def _add_pool(counts: Counts, option: Option, count: int) -> Counts:
+    """The counts with one more pool, placed after the other pools of its role."""
+    at = max(k for k, (other, _) in enumerate(counts) if other.role == option.role) + 1
+    return (*counts[:at], (option, count), *counts[at:])

@@ -1,0 +1,264 @@
+"""The most traffic within the limits, for the objective throughput: first on paper, then in production.
+
+In production a rate counts where a fleet is found that keeps the SLO in enough of the scenarios that a search
+sees (production.py). The scenarios depend on the rate, and a search for production is limited in simulated
+requests, so no rate is refuted for good. Scenarios that the search has not seen test the fleet (certify.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from planner.documents.catalog import Catalog
+from planner.documents.certificate import Throughput
+from planner.documents.task import PlanQuestion
+from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
+from planner.fleet import Fleet
+from planner.search.level0.level0_search import search_level0
+from planner.search.level0.one_pool import StoppedError
+from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
+from planner.search.production.cheapest_kept import (
+    LEAST_SEARCH_REQUESTS,
+    with_effort_limit,
+    with_scenarios,
+    with_search_scenarios,
+)
+from planner.traffic.scaling import same_requests
+from planner.traffic.trace import Trace
+
+# On paper the refuted rate lies at most this share above the highest rate that is carried.
+RATE_STEP_FRAC = 0.01
+
+# In production the refuted rate lies at most this share above the highest rate that is carried.
+KEPT_STEP_FRAC = 0.02
+# In production the first rate is this share of the most traffic on paper.
+FIRST_RATE_FRAC = 0.8
+# The fleet on paper is tried at rates that fall by a tenth each, down to half of the first rate.
+KNOWN_STEP_FRAC, KNOWN_LEAST_FRAC = 0.9, 0.5
+# After a failed test the traffic is lowered by this share.
+LESS_RATE_FRAC = 0.03
+
+# A trace is thinned to no fewer requests: percentiles of fewer say nothing.
+_FEWEST_REQUESTS = 20
+
+
+FindFleetAtRate = Callable[[float, Fleet | None], Fleet | None]
+"""Finds a fleet that carries a rate in requests per second; where a fleet is given, only its worker types are
+used. Returns None where there is no such fleet, and raises StoppedError where the time is over.
+"""
+
+
+@dataclass(slots=True)
+class RateClimb:
+    """The highest rate at which a fleet was found, that fleet, and the lowest rate without a fleet."""
+
+    find_fleet: FindFleetAtRate
+    step_frac: float
+    least_rps: float
+    holds_rps: float = 0.0
+    fleet: Fleet | None = None
+    failed_rps: float = math.inf
+
+    @property
+    def refuted_rps(self) -> float | None:
+        """The lowest rate at which no fleet was found; None where the time was over before such a rate."""
+        return None if math.isinf(self.failed_rps) else self.failed_rps
+
+    def climb_from(self, rate_rps: float, known: Fleet | None = None) -> None:
+        """Climb until a refuted rate lies at most `step_frac` above one at which a fleet was found, no rate
+        above `least_rps` is left, or the time is over.
+
+        A fleet's own worker types are taken to their highest rate before all types are searched again: so
+        each type is refuted once or twice, and not at every rate. The worker types of a `known` fleet are
+        tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
+        """
+        at_rps = rate_rps
+        try:
+            while known is not None and self.fleet is None and at_rps >= KNOWN_LEAST_FRAC * rate_rps:
+                self._try_rate(at_rps, known)
+                at_rps = _round_rate(at_rps * KNOWN_STEP_FRAC)
+            while self.fleet is None and rate_rps >= self.least_rps:
+                self._try_rate(rate_rps)
+                rate_rps = _round_rate(rate_rps / 2)
+            while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
+                self._take_further(self.fleet)
+                next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
+                if not self.holds_rps < next_rps < self.failed_rps:
+                    break
+                self._try_rate(next_rps)
+        except StoppedError:
+            pass
+
+    def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
+        fleet = self.find_fleet(rate_rps, workers_of)
+        if fleet is not None and rate_rps > self.holds_rps:
+            self.holds_rps, self.fleet = rate_rps, fleet
+        elif fleet is None and workers_of is None:
+            self.failed_rps = min(self.failed_rps, rate_rps)
+        return fleet is not None
+
+    def _take_further(self, fleet: Fleet) -> None:
+        """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`."""
+        failed = self.failed_rps
+        factor = 2.0 if math.isinf(failed) else 1 + 4 * self.step_frac
+        while failed > self.holds_rps * (1 + self.step_frac):
+            at = min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed))
+            rate_rps = _round_rate(at)
+            if not self.holds_rps < rate_rps < failed:
+                break
+            if self._try_rate(rate_rps, fleet):
+                factor = min(factor * factor, 2.0)
+            else:
+                failed = rate_rps
+
+
+def _round_rate(rate_rps: float) -> float:
+    """The rate with four significant digits, so that equal questions try equal rates."""
+    return float(f"{rate_rps:.4g}")
+
+
+def find_most_traffic(
+    task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
+) -> tuple[Throughput, Fleet]:
+    """The most requests per second that a fleet of level 0 within the limits carries, and such a fleet. The
+    rate is exact to RATE_STEP_FRAC, or as far as the time allowed.
+
+    A rate is refuted where the search of level 0 at that rate is exhausted without a fleet, and all higher
+    rates are refuted with it. That assumes that more traffic is never easier to carry, beside the assumption
+    that more workers never hurt. A fleet carries a rate if it keeps the SLO on every draw that the task
+    requires.
+
+    Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one is found.
+    """
+    quiet = Conditions(conditions.deadline, answers=conditions.answers)
+    known: list[Fleet] = []
+
+    def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
+        at = task_at_rate(task, trace, rate_rps, seed)
+        conditions.progress(f"most traffic: {rate_rps:g} requests/s")
+        problem = _restrict_to_workers(
+            on_all_draws(build_problem(at, trace, catalog, seed=seed, conditions=quiet)), workers_of
+        )
+        is_exhausted = True
+        for policies in task.policy_choices():
+            with_policy = with_policies(problem, policies)
+            search = search_level0(with_policy, known, any_will_do=True).search
+            if search.best is not None:
+                known[:] = [with_policy.oracle.fleet(search.best)]
+                return known[0]
+            is_exhausted &= search.is_exhausted
+        if not is_exhausted:
+            raise StoppedError
+        return None
+
+    climb = RateClimb(find_fleet, RATE_STEP_FRAC, _FEWEST_REQUESTS / trace.duration_s)
+    climb.climb_from(float(f"{trace.rate_rps:.3g}"))
+    if climb.fleet is None:
+        raise _no_rate_error(task, climb, conditions)
+    return Throughput(climb.holds_rps, climb.refuted_rps), climb.fleet
+
+
+def find_most_kept_traffic(
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    on_paper: Throughput,
+    best: Fleet,
+    *,
+    seed: int,
+    conditions: Conditions,
+) -> tuple[Throughput, Fleet] | None:
+    """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
+    in enough of the search's scenarios, and that fleet. The rate is exact to KEPT_STEP_FRAC, or as far as the
+    time allowed; the result is None where the time ends before the first fleet. `best` is the fleet on paper.
+
+    Raises InfeasibleError where no rate has such a fleet.
+    """
+    quiet, known = Conditions(conditions.deadline), {policies: [best] for policies in task.policy_choices()}
+
+    def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
+        conditions.progress(f"most traffic in production: {rate_rps:g} requests/s")
+        at = task_at_rate(task, trace, rate_rps, seed)
+        problem = _restrict_to_workers(
+            on_all_draws(build_problem(at, trace, catalog, seed=seed, conditions=quiet)), workers_of
+        )
+        for policies in task.policy_choices():
+            scenario_problem = with_effort_limit(
+                _slowest_scenarios_first(with_search_scenarios(with_policies(problem, policies))),
+                LEAST_SEARCH_REQUESTS,
+            )
+            start = known[policies]
+            search = search_level0(scenario_problem, start, walks=False, any_will_do=True).search
+            if search.best is not None:
+                start.insert(0, scenario_problem.oracle.fleet(search.best))
+                return start[0]
+        if time.monotonic() > conditions.deadline:
+            raise StoppedError
+        return None
+
+    refuted_rps = math.inf if on_paper.refuted_rps is None else on_paper.refuted_rps
+    least_rps = _FEWEST_REQUESTS / trace.duration_s
+    climb = RateClimb(find_fleet, KEPT_STEP_FRAC, least_rps, failed_rps=refuted_rps)
+    climb.climb_from(_round_rate(FIRST_RATE_FRAC * on_paper.rate_rps), best)
+    if climb.fleet is None and time.monotonic() > conditions.deadline:
+        return None
+    if climb.fleet is None:
+        raise _no_rate_error(task, climb, conditions)
+    rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
+    return rates, climb.fleet
+
+
+def _restrict_to_workers(problem: Problem, fleet: Fleet | None) -> Problem:
+    """The same problem with the worker types of `fleet` alone; the problem itself without a fleet."""
+    if fleet is None:
+        return problem
+    names = {pool.type.name for pool in fleet.pools}
+    return replace(problem, types=tuple(worker for worker in problem.types if worker.name in names))
+
+
+def _slowest_scenarios_first(problem: Problem) -> Problem:
+    """The same problem with the scenarios of the longest steps first, where most fleets fail early."""
+    oracle = problem.oracle
+    scenarios = sorted(oracle.scenarios, key=lambda future: -sum(future.z))
+    return with_scenarios(problem, scenarios, oracle.may_miss)
+
+
+def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
+    """The given throughput, then rates that each lie LESS_RATE_FRAC below the one before."""
+    while True:
+        yield throughput
+        less = float(f"{throughput.rate_rps * (1 - LESS_RATE_FRAC):.4g}")
+        throughput = replace(throughput, rate_rps=less, refuted_rps=throughput.rate_rps)
+
+
+def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: Conditions) -> PlannerError:
+    """The error that no rate is carried, or that the time was over before one was found."""
+    if math.isinf(climb.failed_rps) or time.monotonic() > conditions.deadline:
+        return OutOfTimeError("the most traffic was not found within the time limit; raise --time-limit")
+    return _infeasible_at_any_rate_error(task, climb.failed_rps)
+
+
+def task_at_rate(task: PlanQuestion, trace: Trace, rate_rps: float, seed: int) -> PlanQuestion:
+    """The task of finding the cheapest fleet for a rate. The task has one draw where the rate is so near to
+    the trace's own that all draws are the same requests.
+    """
+    at = replace(task, objective="cost", rate_rps=rate_rps)
+    if task.draws > 1 and task.scale != "compress":
+        first, second = (requested_traffic(trace, at, seed=seed + k)[0] for k in (0, 1))
+        return replace(at, draws=1) if same_requests(first, second) else at
+    return at
+
+
+def _infeasible_at_any_rate_error(task: PlanQuestion, rate_rps: float) -> InfeasibleError:
+    return InfeasibleError(
+        f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s"
+        f"{'' if task.safety is None else ' in enough scenarios'}; raise limits or stock, or relax the SLO",
+        kind="capacity",
+        constraint="limits",
+        relaxation="more of what limits: and fleet: gpus allow",
+    )

@@ -1,0 +1,62 @@
+"""A scale model of a large problem: 1 in `downscale` requests, served by 1 in `downscale` workers.
+
+Production simulates every fleet in dozens of scenarios, so a search limited to MOST_SEARCH_REQUESTS would see
+few fleets of a problem with hundreds of thousands of requests. Behind a balancing router a pool of hundreds
+of workers behaves much like one of dozens with as much work for each worker. The smaller pool waits a little
+longer, because its load varies more. So a fleet that keeps the SLO in the model mostly keeps it at full size
+too, with a few workers to spare. Every fleet from the model is still tested at full size, in scenarios that
+no search has seen (answers.py).
+
+Where requests share prefixes or adapters, a sample of them finds less in the caches, so no model is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.scenarios import one_of
+from planner.search.problem.plan_problem import Problem
+from planner.search.production.cheapest_kept import with_scenarios
+
+# A problem with at most this many requests is searched itself.
+FULL_REQUESTS = 200_000
+# A model has at least this many requests.
+LEAST_MODEL_REQUESTS = 50_000
+# Each pool of the fleet on paper has at least this many workers in the model.
+LEAST_MODEL_WORKERS = 16
+
+
+def build_scale_model(problem: Problem, paper: Counts) -> Problem:
+    """The model of a problem with this cheapest fleet on paper; a small problem is its own model."""
+    downscale = min(
+        len(problem.trace) // LEAST_MODEL_REQUESTS, *(count // LEAST_MODEL_WORKERS for _, count in paper)
+    )
+    has_shared_work = problem.trace.has_prefixes or problem.trace.adapters
+    if downscale < 2 or len(problem.trace) <= FULL_REQUESTS or has_shared_work or problem.draws:
+        return problem
+    assert problem.searched is not None and problem.tested is not None
+    return replace(
+        problem,
+        oracle=replace(
+            problem.oracle,
+            trace=one_of(problem.trace, downscale, np.random.default_rng(0)),
+            downscale=downscale,
+        ),
+        searched=problem.searched.one_of(downscale),
+        tested=problem.tested.one_of(downscale),
+    )
+
+
+def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
+    """The problem at full size in the scenarios of its model, in the same order."""
+    if modelled.oracle.downscale == problem.oracle.downscale:
+        return modelled
+    kinds = {
+        scenarios.kind: scenarios for scenarios in (problem.searched, problem.tested) if scenarios is not None
+    }
+    scenarios = [kinds[scenario.futures.kind][scenario.number] for scenario in modelled.oracle.scenarios]
+    whole = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))
+    return with_scenarios(whole, scenarios, modelled.oracle.may_miss)

@@ -1,0 +1,806 @@
+"""The three answers: the cheapest fleet on paper, in production, and with a loss.
+
+    on paper      the fleet keeps the SLO on the traffic and with the step times as they are written
+    production    the fleet keeps the SLO in the share of scenarios that `safety: kept_in` asks for
+    with a loss   the fleet does so after the loss of any one worker
+
+production.py searches for the production fleet in scenarios that it sees. The fleet is then tested in other
+scenarios until Wald's test (simulator/repeats.py) decides whether the share of scenarios that it keeps is
+more than TEST_BELOW_FRAC below the required share. Of fleets whose prices differ by at most LIKE_PRICE_FRAC
+the one with the most headroom is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from planner.documents.facts import (
+    Answered,
+    AnswerName,
+    IdleMisses,
+    KeptIn,
+    NotCertified,
+    ScenariosDrawn,
+    TooFewKept,
+)
+from planner.documents.safety import Safety
+from planner.errors import InfeasibleError, MostKept
+from planner.fleet import Fleet, Policies
+from planner.policies import ROUTING
+from planner.search.level0.one_pool import StoppedError, in_time
+from planner.search.level0.owned_gpus import (
+    objective_paid,
+    of_machines,
+    one_more,
+    owned_beside,
+    owned_first,
+    with_idle,
+    without_needless_workers,
+)
+from planner.search.mixed.best_fleet import FleetSearch, search_again
+from planner.search.mixed.mixed_fleets import best_settings
+from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.fleet_counts import (
+    FEWER_FRAC,
+    Counts,
+    by_gpu,
+    counts_named,
+    counts_of,
+    in_order,
+    names_of,
+    objective,
+)
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.headroom import find_headroom, holds_with
+from planner.search.oracle.scenarios import Scenarios, drawn_by
+from planner.search.problem.bill import bill_fleet, bought_pools
+from planner.search.problem.options import OBJECTIVE_UNITS, hardware
+from planner.search.problem.plan_problem import Problem
+from planner.search.problem.stages import Stage
+from planner.search.production.cheapest_kept import (
+    HARDEST_SCENARIOS,
+    LEAST_SEARCH_REQUESTS,
+    add_workers,
+    find_cheaper_kept,
+    find_cheapest_kept,
+    grow_until_kept,
+    most_missed,
+    with_effort_limit,
+    with_scenarios,
+    with_search_scenarios,
+)
+from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
+from planner.search.production.scale_model import build_scale_model, restore_full_size
+from planner.simulator.repeats import decision
+from planner.traffic.redraw import block_s
+from planner.traffic.scaling import SAME_FRAC
+
+# Wald's test decides between two shares of kept scenarios: the lower lies this far below the required share.
+TEST_BELOW_FRAC = 0.05
+# The upper share of the test lies this part of the way from the required share to 1.
+TEST_ABOVE_FRAC = 0.5
+# A test may simulate this many requests in all, in at least 28 and at most 200 scenarios.
+TEST_REQUESTS, LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS = 6_000_000, 28, 200
+# A test simulates 4 to 32 scenarios before it looks at the clock again, by the length of the trace.
+LEAST_AT_ONCE, MOST_AT_ONCE = 4, 32
+# The scenarios of one such batch have about this many requests together.
+AT_ONCE_REQUESTS = 1_000_000
+# The fleets on paper and with a loss are simulated with about this many requests, in at least 10 scenarios.
+SIDE_REQUESTS, LEAST_SIDE_SCENARIOS = 200_000, 10
+# The fleets on paper and with a loss are simulated in at most this many scenarios.
+MOST_SIDE_SCENARIOS = 32
+# A fleet with a loss is searched for in this many scenarios more than it may miss.
+LOSS_SCENARIOS = 2 * HARDEST_SCENARIOS
+# Each search for a fleet with a loss may simulate this many requests.
+LOSS_SEARCH_REQUESTS = LEAST_SEARCH_REQUESTS / 2
+# A fleet grown after a failed test is searched for again where its price rose by more than this share.
+SEARCH_AGAIN_FRAC = 0.15
+# At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
+MOST_TESTS = 4
+# Fleets whose prices differ by at most this share count as equally expensive.
+LIKE_PRICE_FRAC = 0.01
+# A near-feasible fleet misses at most 2 scenarios more than it may; at most 4 such fleets are tested.
+NEAR_MISSES, MOST_NEAR_FEASIBLE = 2, 4
+# At most this many fleets are checked for being near feasible.
+MOST_NEAR_CHECKED = 64
+# Beside each production pool up to 2 workers of another type are combined to stand a loss. At most 4 of these
+# fleets are simulated, out of at most 1,000 combinations.
+MOST_OTHER_WORKERS, MOST_OTHER_FLEETS, MOST_COMBINATIONS = 2, 4, 1_000
+# A fleet with a loss may differ from production by up to 2 workers of each of up to 4 machines.
+MOST_WORKERS_CHANGED, MOST_MACHINES_CHANGED = 2, 4
+# At most 16 fleets of like price are compared by headroom, with this much simulation effort.
+MOST_LIKE_PRICE, LIKE_PRICE_EFFORT = 16, 1_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Production:
+    """The fleet that is to be run, the answers beside it, and whether it passed its test.
+
+    `with_loss` is the fleet that stands the loss of any worker, None where none was found or none was looked
+    for. `trial` keeps the scenarios of the search and of the test, so that the same fleet can be simulated
+    under other routers; it is None where the fleet is the one on paper. `on_paper` says why there is no
+    production fleet where `best` is the cheapest fleet on paper.
+    """
+
+    best: Counts
+    answers: tuple[Answered, ...]
+    scenarios: ScenariosDrawn
+    is_tested: bool
+    trial: FleetTrial | None
+    with_loss: Counts | None = None
+    on_paper: TooFewKept | IdleMisses | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ScenarioTest:
+    """A test of fleets in scenarios that no search has seen, those with the number `first` and above."""
+
+    oracle: Oracle
+    scenarios: Scenarios
+    safety: Safety
+    first: int
+    out_of_time: Callable[[], bool]
+
+    @property
+    def side_scenarios(self) -> int:
+        """The number of scenarios in which the fleets on paper and with a loss are simulated."""
+        return int(
+            np.clip(SIDE_REQUESTS // len(self.oracle.trace), LEAST_SIDE_SCENARIOS, MOST_SIDE_SCENARIOS)
+        )
+
+    def decide(self, counts: Counts) -> KeptIn:
+        """Simulate the fleet in one scenario after the other until the test decides, cannot be passed any
+        more, or has used up its scenarios or the time.
+        """
+        most_scenarios = int(
+            np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
+        )
+        kept, number, kept_in = 0, 0, self._kept_in(0, 0)
+        may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
+        at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
+
+        def is_over(kept: int, number: int) -> bool:
+            is_hopeless = (
+                may_pass and self._kept_in(kept + most_scenarios - number, most_scenarios).decision != "holds"
+            )
+            return number >= most_scenarios or self._kept_in(kept, number).decision != "open" or is_hopeless
+
+        while not is_over(kept, number) and not self.out_of_time():
+            # `sure_count` scenarios are needed whatever the first of them say, so all are simulated at once.
+            sure_count = 1
+            while (
+                sure_count < at_once
+                and not is_over(kept, number + sure_count)
+                and not is_over(kept + sure_count, number + sure_count)
+            ):
+                sure_count += 1
+            kept += sum(self._are_kept(self.oracle, counts, range(number, number + sure_count)))
+            number += sure_count
+            kept_in = self._kept_in(kept, number)
+        return kept_in
+
+    def with_policies(self, policies: Policies) -> ScenarioTest:
+        """The same test of fleets with these policies."""
+        pinning = self.oracle.pinning if ROUTING[policies.routing].pins else None
+        oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
+        return replace(self, oracle=oracle)
+
+    def count_kept(
+        self, counts: Counts, number: int, *, after_loss: bool = False, enough: int | None = None
+    ) -> KeptIn:
+        """Count in how many of the first `number` scenarios the fleet keeps the SLO.
+
+        The count stops early where the time is over, and as soon as it is certain whether `enough` of all are
+        kept.
+        """
+        oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
+        kept = simulated = 0
+        while simulated < number and not (simulated and self.out_of_time()):
+            if enough is not None and not kept < enough <= kept + number - simulated:
+                break
+            at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept)
+            some = range(simulated, min(simulated + at_once, number))
+            kept, simulated = kept + sum(self._are_kept(oracle, counts, some)), some.stop
+        return replace(self._kept_in(kept, simulated), after_loss=after_loss)
+
+    def _are_kept(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
+        """Whether the fleet keeps the SLO in each of these scenarios."""
+
+        def is_kept(number: int) -> bool:
+            return oracle.in_scenario(self.scenarios[self.first + number]).holds([counts])[0]
+
+        return run_each(is_kept, numbers)
+
+    def _kept_in(self, kept: int, number: int) -> KeptIn:
+        share = self.safety.kept_in_frac
+        few, most = share - TEST_BELOW_FRAC, share + TEST_ABOVE_FRAC * (1 - share)
+        return KeptIn(kept, number, few, most, decision(kept, number, few, most))
+
+
+def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
+    """Whether the test decided for the fleet, and the share that it kept is the required one."""
+    return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetTrial:
+    """A fleet for production with the result of its test, the problem in the scenarios of its last search,
+    and the scale model that was searched where the problem is large.
+    """
+
+    best: Counts
+    kept_in: KeptIn
+    problem: Problem
+    test: ScenarioTest
+    model: Problem | None = None
+
+    @property
+    def searched_problem(self) -> Problem:
+        return self.problem if self.model is None else self.model
+
+    def kept_with_policies(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
+        """In how many scenarios the fleet is kept with these policies, and whether that is enough.
+
+        The fleet must pass the same test. Where it does worse in the test than the plan itself, it must also
+        keep the SLO in as many of the search's scenarios as a search with these policies requires. The
+        returned count is that of the first check that fails.
+        """
+        test, scenarios = self.test.with_policies(policies), self.searched_problem.searched
+        counts = test.oracle.counts(fleet)
+        kept_in = test.decide(counts)
+        if scenarios is None or not is_test_passed(kept_in, test.safety):
+            return kept_in, False
+        if kept_in.kept_frac >= self.kept_in.kept_frac:
+            return kept_in, True
+        search = ScenarioTest(
+            self.searched_problem.oracle.as_written(), scenarios, test.safety, 0, test.out_of_time
+        ).with_policies(policies)
+        enough = scenarios.count - most_missed(test.safety, scenarios.count)
+        in_seen_scenarios = search.count_kept(counts, scenarios.count, enough=enough)
+        is_kept = in_seen_scenarios.kept >= enough
+        return (kept_in if is_kept else in_seen_scenarios), is_kept
+
+
+def find_production_fleet(
+    problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = (), *, tests: int = MOST_TESTS
+) -> FleetTrial | None:
+    """The cheapest fleet found that passes its test, or the fleet of the last test; None where the time was
+    over.
+
+    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough scenarios.
+    """
+    if (idle := find_idle_misses(problem)) is not None:
+        raise idle_misses_error(idle)
+    model = build_scale_model(problem, paper.best)
+    trial = None if model is problem else _find_production_fleet(problem, model, paper, start)
+    if trial is not None or problem.out_of_time():
+        return trial
+    return _find_production_fleet(problem, problem, paper, start)
+
+
+def _find_production_fleet(
+    problem: Problem, model: Problem, paper: FleetSearch, start: Sequence[Fleet]
+) -> FleetTrial | None:
+    """As `find_production_fleet`, searched on the scale model `model`, which may be the problem itself; None
+    also where the scale model has no fleet.
+    """
+    safety, scenario_problem, first = problem.task.safety, with_search_scenarios(model), 0
+    scenario_problem = replace(
+        scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
+    )
+    trial: FleetTrial | None = None
+    assert safety is not None and problem.tested is not None and model.tested is not None
+    scenarios = scenario_problem.oracle.scenarios
+    stage = f"production: the cheapest fleet that keeps the SLO in most of {len(scenarios)} scenarios"
+    problem.progress(Stage(stage, "production"))
+    scenario_problem, least = find_cheapest_kept(scenario_problem, paper, start)
+    is_searched = True
+    for attempt in range(MOST_TESTS):
+        if least is None and (model is not problem or problem.out_of_time()):
+            return trial
+        if least is None:
+            raise unreachable_share_error(scenario_problem, paper)
+        problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
+        best = (
+            in_time(partial(_most_headroom, scenario_problem, paper, least), least) if is_searched else least
+        )
+        test = ScenarioTest(problem.oracle, problem.tested, safety, first, problem.out_of_time)
+        kept_in = test.decide(best)
+        may_cost_less = attempt == 0 and (
+            scenario_problem.oracle.downscale == 1 or is_test_passed(kept_in, safety)
+        )
+        for counts in (
+            in_time(partial(_near_feasible, scenario_problem, paper, best), []) if may_cost_less else ()
+        ):
+            if is_test_passed(cheaper_kept_in := test.decide(counts), safety):
+                best, kept_in = counts, cheaper_kept_in
+                break
+        best, kept_in = _with_fewest_workers(scenario_problem, test, best, kept_in)
+        trial = FleetTrial(
+            best, kept_in, restore_full_size(problem, scenario_problem), test, scenario_problem
+        )
+        if is_test_passed(kept_in, safety) or attempt + 1 == MOST_TESTS or problem.out_of_time():
+            break
+        scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.futures)))
+        scenario_problem = with_scenarios(model, scenarios, most_missed(safety, len(scenarios)))
+        beside = owned_beside(scenario_problem, paper.level0, best)
+        scenario_problem, least = in_time(
+            partial(grow_until_kept, scenario_problem, best, beside), (scenario_problem, None)
+        )
+        is_searched = least is None or objective(least) > (1 + SEARCH_AGAIN_FRAC) * objective(best)
+        if is_searched:
+            least = find_cheaper_kept(scenario_problem, paper, least, start, refuted=objective(best))
+        first += kept_in.futures
+    return trial
+
+
+def _with_fewest_workers(
+    scenario_problem: Problem, test: ScenarioTest, best: Counts, kept_in: KeptIn
+) -> tuple[Counts, KeptIn]:
+    """Remove workers, the most expensive first, while the fleet keeps the SLO in enough scenarios and passes
+    its test.
+
+    Growth doubles its step each time, so a fleet may have grown too far. In a scale model one worker stands
+    for `downscale` workers, and as many are removed at once.
+    """
+    step = scenario_problem.oracle.downscale
+    while is_test_passed(kept_in, test.safety):
+        for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
+            fewer = add_workers(best, -step, [k])
+            if best[k][1] <= step or not in_time(partial(scenario_problem.oracle.holds, [fewer]), [False])[0]:
+                continue
+            if is_test_passed(fewer_kept_in := test.decide(fewer), test.safety):
+                best, kept_in = fewer, fewer_kept_in
+                break
+        else:
+            break
+    return best, kept_in
+
+
+def pick_fleet_and_test(
+    scenario_problem: Problem, paper: FleetSearch, best: Counts, test: ScenarioTest
+) -> tuple[Counts, KeptIn]:
+    """Of fleets at about the price of `best` the one with the most headroom, with as few workers as pass the
+    test, and the result of its test.
+    """
+    best = _most_headroom(scenario_problem, paper, best)
+    return _with_fewest_workers(scenario_problem, test, best, test.decide(best))
+
+
+def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet) -> FleetTrial | None:
+    """The test of a fleet that is known to keep enough of the search's scenarios, or of a fleet at about its
+    price with more headroom; None where the problem does not have such workers.
+    """
+    counts = counts_of(fleet, paper.level0.options)
+    if not counts:
+        return None
+    assert problem.task.safety is not None and problem.tested is not None
+    problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
+    scenario_problem = with_search_scenarios(problem)
+    scenario_problem = replace(
+        scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
+    )
+    test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
+    best = in_time(partial(_most_headroom, scenario_problem, paper, counts), counts)
+    best, kept_in = _with_fewest_workers(scenario_problem, test, best, test.decide(best))
+    return FleetTrial(best, kept_in, scenario_problem, test)
+
+
+def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
+    """The three answers, where `paper` is the cheapest fleet on paper; None where the time was over.
+
+    Raises InfeasibleError as `find_production_fleet` does.
+    """
+    trial = find_production_fleet(problem, paper)
+    return None if trial is None else with_answers(problem, paper, trial)
+
+
+def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Production:
+    """The production fleet with the answers beside it. The fleet with a loss is searched for within the
+    limits of the trial's problem.
+    """
+    answer, lossy = None, None
+    if not problem.oracle.has_losses and not problem.out_of_time():
+        answer, lossy = _answer_with_a_loss(trial, paper)
+        trial = _prefer_lossy_fleet(trial, lossy)
+    best, kept_in, on_paper = trial.best, trial.kept_in, _kept_in_of_paper_fleet(problem, paper, trial)
+    how_far = (
+        _answer_without_headroom if trial.searched_problem.oracle.downscale > 1 else _answer_with_headroom
+    )
+    answers = (
+        how_far(problem, "on-paper", paper.best, on_paper),
+        _answer_with_headroom(problem, "production", best, kept_in),
+        *([] if answer is None else [answer]),
+    )
+    assert problem.task.safety is not None
+    is_tested = is_test_passed(kept_in, problem.task.safety)
+    scenarios = _scenarios_fact(problem, best, trial.searched_problem.oracle)
+    return Production(best, answers, scenarios, is_tested, trial, lossy)
+
+
+def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | None:
+    """As `plan_production`; the cheapest fleet on paper, with the reason, where none keeps enough."""
+    try:
+        return plan_production(problem, paper)
+    except InfeasibleError as error:
+        idle = find_idle_misses(problem)
+        if idle is None and error.most_kept is None:
+            raise
+        why = TooFewKept(error.most_kept) if idle is None and error.most_kept is not None else idle
+    assert problem.searched is not None and problem.task.safety is not None
+    test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
+    is_small = build_scale_model(problem, paper.best) is problem
+    kept_in = test.count_kept(paper.best, problem.searched.count if is_small else test.side_scenarios)
+    answers = (
+        _answer_with_headroom(problem, "on-paper", paper.best, kept_in),
+        Answered("production", (), None, None, None),
+    )
+    scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
+    return Production(paper.best, answers, scenarios, is_tested=False, trial=None, on_paper=why)
+
+
+def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> KeptIn:
+    """In how many scenarios the fleet on paper keeps the SLO.
+
+    These are the scenarios in which production was searched. Beside a scale model they are the first ones of
+    the test, because the search's scenarios at full size would have to be drawn for this count alone.
+    """
+    assert problem.searched is not None
+    if trial.searched_problem.oracle.downscale > 1:
+        return trial.test.count_kept(paper.best, trial.test.side_scenarios)
+    return replace(trial.test, scenarios=problem.searched, first=0).count_kept(
+        paper.best, problem.searched.count
+    )
+
+
+def _prefer_lossy_fleet(trial: FleetTrial, lossy: Counts | None) -> FleetTrial:
+    """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
+    the test; else the given trial.
+
+    A fleet with a loss that costs less is cut down to as few workers as pass the test. One that costs the
+    same is kept whole: its workers stand on nodes that are paid for anyway.
+    """
+    if lossy is None or objective(lossy) > objective(trial.best) * (1 + 2 * FEWER_FRAC):
+        return trial
+    is_less = objective(lossy) < objective(trial.best) * (1 - 2 * FEWER_FRAC)
+    lossy_kept_in = trial.test.decide(lossy)
+    if not is_test_passed(lossy_kept_in, trial.test.safety):
+        return trial
+    best, kept_in = (
+        _with_fewest_workers(trial.searched_problem, trial.test, lossy, lossy_kept_in)
+        if is_less
+        else (lossy, lossy_kept_in)
+    )
+    return replace(trial, best=best, kept_in=kept_in)
+
+
+def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
+    """Cheaper fleets that hold on paper and miss slightly too many of the search's scenarios, cheapest first,
+    at most MOST_NEAR_FEASIBLE.
+
+    At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
+    fleets has simulated most of the scenarios that they miss, so the check is cheap.
+    """
+    scenario_problem = replace(
+        scenario_problem, most_effort=scenario_problem.oracle.effort() + LIKE_PRICE_EFFORT
+    )
+    below, most = objective(best) * (1 - LIKE_PRICE_FRAC), scenario_problem.oracle.may_miss + NEAR_MISSES
+    known = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
+    cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
+    as_written = scenario_problem.oracle.as_written()
+    near_feasible: list[Counts] = []
+    for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEAR_CHECKED]:
+        if scenario_problem.out_of_time():
+            break
+        is_near = (
+            scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
+        )
+        if is_near and as_written.holds([counts])[0]:
+            near_feasible.append(counts)
+    return sorted(near_feasible, key=objective)[:MOST_NEAR_FEASIBLE]
+
+
+def not_certified_warnings(
+    problem: Problem, production: Production | None
+) -> tuple[NotCertified | TooFewKept | IdleMisses, ...]:
+    """A warning where production was required and the plan cannot be called certified."""
+    if (safety := problem.task.safety) is None:
+        return ()
+    if production is None:
+        return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
+    if production.on_paper is not None:
+        return (production.on_paper,)
+    if production.is_tested and production.scenarios.have_spread:
+        return ()
+    kept_in = next(each.kept_in for each in production.answers if each.name == "production")
+    return (NotCertified(kept_in, safety.kept_in_frac, production.scenarios.have_spread),)
+
+
+def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> InfeasibleError:
+    """The error that no fleet within the limits keeps enough scenarios, with the largest share that some
+    fleet keeps and the price of that fleet, by bisection over the share.
+    """
+    assert scenario_problem.task.safety is not None
+    count = len(scenario_problem.oracle.scenarios)
+    best, low = paper.best, scenario_problem.oracle.may_miss
+    high = in_time(lambda: scenario_problem.oracle.missed_count(paper.best, count), count)
+    while high - low > 1 and not scenario_problem.out_of_time():
+        middle = (low + high) // 2
+        weaker = with_scenarios(scenario_problem, scenario_problem.oracle.scenarios, middle)
+        fleet = in_time(partial(search_again, weaker, [], is_mixed=False), None)
+        if fleet is None:
+            low = middle
+        else:
+            best, high = fleet, in_time(partial(_fewest_missed, middle, weaker.oracle, fleet, count), middle)
+    kept_frac, wanted = 1 - high / count, scenario_problem.task.safety.kept_in_frac
+    unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
+    return InfeasibleError(
+        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
+        f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for "
+        f"{objective_paid(scenario_problem, best):.2f} {unit} "
+        f"(on paper: {objective_paid(scenario_problem, paper.best):.2f} {unit})",
+        kind="capacity",
+        constraint="safety: kept_in",
+        relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
+        is_proved=False,
+        most_kept=MostKept(
+            wanted,
+            kept_frac,
+            objective_paid(scenario_problem, best),
+            objective_paid(scenario_problem, paper.best),
+            unit,
+        ),
+    )
+
+
+def _fewest_missed(most: int, oracle: Oracle, counts: Counts, count: int) -> int:
+    """The number of scenarios that a fleet misses, which is known to be at most `most`."""
+    return min(most, oracle.missed_count(counts, count))
+
+
+def _answer_with_a_loss(production: FleetTrial, paper: FleetSearch) -> tuple[Answered, Counts | None]:
+    """The answer "with a loss", and its fleet.
+
+    Production with one more worker of each machine stands any loss. What costs less is searched for in this
+    order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
+    more or fewer than production; a few workers of other types beside production. The scenarios that
+    production finds hardest are given up first, so that one missed scenario refutes a fleet.
+
+    A scale model cannot tell one worker from none. So where one was searched, no other fleet with a loss is
+    looked for, and its headroom is not computed.
+    """
+    scenario_problem = production.searched_problem
+    if scenario_problem.oracle.downscale > 1:
+        more = one_more(scenario_problem, production.best)
+        if not scenario_problem.allows(more):
+            return Answered("with-a-loss", (), None, None, None), None
+        more_kept_in = production.test.count_kept(more, production.test.side_scenarios, after_loss=True)
+        return _answer_without_headroom(production.problem, "with-a-loss", more, more_kept_in), more
+    scenarios, may_miss = scenario_problem.oracle.scenarios, scenario_problem.oracle.may_miss
+    hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
+    lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
+    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)
+    least = objective(production.best)
+    lossy_fleet = in_time(
+        lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, production.best), None
+    )
+    if lossy_fleet is None or objective(lossy_fleet) > least * (1 + 2 * FEWER_FRAC):
+        for question in (strict, lossy):
+            lossy_fleet = find_cheaper_kept(
+                question, paper, lossy_fleet, any_mix=False, most=LOSS_SEARCH_REQUESTS, refuted=least
+            )
+        for look in (_cheapest_neighbour, _cheapest_with_other_types):
+            lossy_fleet = in_time(partial(look, lossy, paper, production.best, lossy_fleet), lossy_fleet)
+    if lossy_fleet is None:
+        return Answered("with-a-loss", (), None, None, None), None
+    kept_in = production.test.count_kept(lossy_fleet, production.test.side_scenarios, after_loss=True)
+    return _answer_with_headroom(lossy, "with-a-loss", lossy_fleet, kept_in), lossy_fleet
+
+
+def _cheapest_n_plus_one(
+    lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
+) -> Counts | None:
+    """The cheapest of these fleets that stand a loss: production with one more worker of each machine; the
+    same with as few workers on idle owned GPUs as suffice; the fleet on paper with one more worker of each
+    machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
+    """
+    lossy = with_effort_limit(lossy, LOSS_SEARCH_REQUESTS)
+    more = one_more(scenario_problem, best)
+    known = [more] if scenario_problem.allows(more) else []
+    filled = with_idle(scenario_problem, paper.level0, more)
+    is_more = sorted(names_of(filled)) != sorted(names_of(more))
+    if is_more and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
+        known.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
+    below = min(map(objective, known), default=math.inf)
+    feasible = [
+        counts_named(fleet, paper.level0.options)
+        for fleet, holds in scenario_problem.oracle.verdicts.items()
+        if holds
+    ]
+    cheapest = sorted((each for each in feasible if each and scenario_problem.allows(each)), key=objective)
+    likely = [each for each in cheapest if objective(each) > objective(best) * (1 + SAME_FRAC)]
+    for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
+        is_open = objective(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
+        if is_open and lossy.oracle.holds([counts])[0]:
+            known.append(counts)
+    return min(known, key=objective, default=None)
+
+
+def _cheapest_neighbour(
+    lossy: Problem, paper: FleetSearch, best: Counts, known: Counts | None
+) -> Counts | None:
+    """The cheapest fleet found that stands a loss and has up to MOST_WORKERS_CHANGED workers more or fewer
+    than production of each machine, or of owned GPUs that production leaves idle.
+
+    Only fleets that cost less than `known` and to which no other such fleet adds workers are simulated: if
+    one fails, all smaller fleets fail too.
+    """
+    lossy = with_effort_limit(lossy, LOSS_SEARCH_REQUESTS)
+    own = of_machines(best)
+    idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
+    counted_pools = [*own, *idle[: max(MOST_MACHINES_CHANGED - len(own), 0)]]
+    options = [option for option, _ in counted_pools]
+    ranges = [
+        range(max(count - MOST_WORKERS_CHANGED, 0), count + MOST_WORKERS_CHANGED + 1)
+        for _, count in counted_pools
+    ]
+    fleets: dict[tuple[int, ...], Counts] = {}
+    for vector in itertools.islice(itertools.product(*ranges), MOST_COMBINATIONS):
+        counts = owned_first(lossy, in_order(zip(options, vector, strict=True), paper.level0.options))
+        if _roles_of(counts) == _roles_of(best) and lossy.allows(counts):
+            fleets[vector] = counts
+    while not lossy.out_of_time():
+        below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
+        fleets = {vector: counts for vector, counts in fleets.items() if objective(counts) < below}
+        if not fleets:
+            break
+        vector = min(_largest_vectors([*fleets]), key=lambda vector: objective(fleets[vector]))
+        if lossy.oracle.holds([fleets[vector]])[0]:
+            known = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
+        else:
+            fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
+    return known
+
+
+def _roles_of(counts: Counts) -> set[str]:
+    """The roles that these pools have."""
+    return {option.role for option, _ in counts}
+
+
+def _largest_vectors(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The vectors that no other vector reaches in every component."""
+    every = np.array(vectors)
+    return [
+        vector for vector, row in zip(vectors, every, strict=True) if (every >= row).all(axis=1).sum() == 1
+    ]
+
+
+def _cheapest_with_other_types(
+    lossy: Problem, paper: FleetSearch, best: Counts, known: Counts | None
+) -> Counts | None:
+    """The cheapest fleet below the price of `known` that stands a loss and is production with one more worker
+    of each pool, or with up to MOST_OTHER_WORKERS workers of another GPU or degree in that pool's role. At
+    most MOST_OTHER_FLEETS are simulated.
+    """
+    settings = best_settings(lossy, paper.level0, {})
+    ways = [
+        [
+            ((option, 1),),
+            *(
+                ((other, count),)
+                for other in settings
+                if other.role == option.role and hardware(other) != hardware(option)
+                for count in range(1, MOST_OTHER_WORKERS + 1)
+            ),
+        ]
+        for option, _ in best
+    ]
+    below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
+    fleets: list[Counts] = []
+    for way in itertools.islice(itertools.product(*ways), MOST_COMBINATIONS):
+        workers = dict(best)
+        for option, more in itertools.chain(*way):
+            workers[option] = workers.get(option, 0) + more
+        fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
+    fleets = [counts for counts in fleets if objective(counts) < below and lossy.allows(counts)]
+    for counts in sorted(fleets, key=objective)[:MOST_OTHER_FLEETS]:
+        if lossy.out_of_time():
+            break
+        if lossy.oracle.holds([counts])[0]:
+            return counts
+    return known
+
+
+def _answer_with_headroom(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    """An answer with the fleet's headroom, which is left out where the time is over."""
+    bought = _answer_without_headroom(problem, name, counts, kept_in)
+    try:
+        end = find_headroom(problem.oracle, counts, before_each=lambda: _stop_in_time(problem))
+    except StoppedError:
+        return bought
+    return replace(
+        bought, headroom=end.headroom, breaks_by_traffic=end.by_traffic, breaks_by_steps=end.by_steps
+    )
+
+
+def _stop_in_time(problem: Problem) -> None:
+    if problem.out_of_time():
+        raise StoppedError
+
+
+def _answer_without_headroom(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+    """An answer with the fleet's price and bill, without its headroom."""
+    fleet = problem.oracle.fleet(counts)
+    value, paid_usd_per_h = objective_paid(problem, counts), bill_fleet(fleet).usd_per_h
+    return Answered(
+        name, bought_pools(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h
+    )
+
+
+def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> ScenariosDrawn:
+    """The fact that says how the scenarios were drawn and how many the search saw."""
+    assert problem.task.safety is not None and problem.searched is not None
+    trace = problem.searched.trace
+    how = drawn_by(problem.task, trace)
+    return ScenariosDrawn(
+        how,
+        block_s(trace) if how == "blocks" else 0.0,
+        problem.task.safety.growth_frac,
+        all(option.type.latency.spread is not None for option, _ in best),
+        len(searched.scenarios),
+        searched.downscale,
+    )
+
+
+def _most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts:
+    """Of fleets at about this price the one with the most headroom; `best` where no other has more.
+
+    Headroom is computed first, because checking whether a fleet keeps enough scenarios takes many more
+    simulations. A fleet replaces `best` only if its headroom is a tenth larger.
+    """
+    if problem.out_of_time():
+        return best
+    problem = replace(problem, most_effort=problem.oracle.effort() + LIKE_PRICE_EFFORT)
+    end = find_headroom(problem.oracle, best).headroom
+    room_frac, roomier = min(end.traffic_frac, end.steps_frac), list[Counts]()
+    for counts in itertools.islice(_fleets_of_like_price(problem, paper, best), MOST_LIKE_PRICE):
+        beyond = room_frac * 1.1 + SAME_FRAC
+        if problem.out_of_time() or not holds_with(problem.oracle, counts, beyond):
+            continue
+        end = find_headroom(problem.oracle, counts, least_frac=beyond).headroom
+        roomier.append(counts)
+        room_frac = min(end.traffic_frac, end.steps_frac)
+    return next((counts for counts in reversed(roomier) if problem.oracle.holds([counts])[0]), best)
+
+
+def _feasible_fleets(problem: Problem, paper: FleetSearch) -> Iterator[Counts]:
+    """Fleets that keep the SLO in some of the search's scenarios at least."""
+    for fleet, holds in list(problem.oracle.verdicts.items()):
+        counts = counts_named(fleet, paper.level0.options) if holds else None
+        if counts and problem.allows(counts):
+            yield counts
+
+
+def _fleets_of_like_price(problem: Problem, paper: FleetSearch, best: Counts) -> Iterator[Counts]:
+    """Fleets at about this price: the same GPUs with other engine settings, then fleets that hold."""
+    options = paper.level0.options
+    alike = [
+        [each for each in options if each.role == option.role and hardware(each) == hardware(option)]
+        for option, _ in best
+    ]
+    counted = [count for _, count in best]
+    seen = {names_of(best)}
+    others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    for counts in itertools.chain(others, _feasible_fleets(problem, paper)):
+        is_near = all(
+            abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in (objective, by_gpu)
+        )
+        if names_of(counts) not in seen and is_near and problem.allows(counts):
+            seen.add(names_of(counts))
+            yield counts

@@ -1,0 +1,354 @@
+"""Several LLMs on one stock, planned together by the master problem of search/cheapest.py.
+
+    alone       Each LLM is planned with all of the fleet for itself. Where all fit, that is the answer.
+    share       Else one master covers all LLMs, and the simulator judges its proposals LLM by LLM.
+    plans       Each LLM is searched within what the others leave, for its plan and certificate.
+    prices      For each limit the least increase that saves something, and what it saves.
+    production  Fleets keep each SLO in enough scenarios (shared_production.py), where safety is required.
+
+All but the last are on paper (shared_paper.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from planner.documents.catalog import Catalog
+from planner.documents.certificate import Status
+from planner.documents.facts import (
+    AnswerName,
+    Assuming,
+    Assumption,
+    Binding,
+    Cautioned,
+    OfLlm,
+    OfTraffic,
+    OthersLeave,
+)
+from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
+from planner.domain import FleetLimit
+from planner.fleet import Fleet, Pool
+from planner.search.evidence import findings
+from planner.search.evidence.certify import add_robustness, certify_plan
+from planner.search.evidence.plan import Plan
+from planner.search.level0.owned_gpus import objective_paid, paid_at_least
+from planner.search.mixed.best_fleet import best_of
+from planner.search.mixed.bounds import checked_bound
+from planner.search.problem.bill import Bill, bill_fleet
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
+from planner.search.several.joint_limits import limits_beside
+from planner.search.several.shared_paper import (
+    Searched,
+    SharedPaper,
+    best_value,
+    gives_way_facts,
+    others_leave_fact,
+    plan_on_paper,
+    search_within,
+)
+from planner.search.several.shared_production import LlmOnPaper, SharedProduction, share_production
+from planner.solvers.master import FleetLimits
+from planner.solvers.placement import NodePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """A shared limit, and how much of it all fleets together use."""
+
+    limit: FleetLimit
+    amount: float
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTotal:
+    """One of the three answers for all LLMs: the sum of their fleets' objectives, and the bill on nodes that
+    they share. The values are None where some LLM has no such fleet within the limits; `lacks` names these
+    LLMs.
+    """
+
+    name: AnswerName
+    value: float | None
+    paid_usd_per_h: float | None
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPlan:
+    """A plan for every LLM, within limits that they share.
+
+    `paper` is the objective of each LLM's fleet on paper, beside the others on paper; `alone` is the
+    objective of its final fleet if the LLM had all of the fleet for itself. `answers` are the three answers
+    for all LLMs, empty where not every LLM requires safety. `in_production` says how production was chosen,
+    and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
+
+    No fleets with one worker type per pool are worth less than `level0_bound`: by the search where it
+    `is_exhausted`, by simulation of all such fleets where it `is_exact`. `level0` is the best such value
+    found, None where it was not looked for because fleets of several types are worth less. No fleets at all
+    are worth less than `bound`.
+    """
+
+    plans: Mapping[str, Plan]
+    paper: Mapping[str, float]
+    alone: Mapping[str, float]
+    answers: tuple[AnswerTotal, ...]
+    objective: str
+    unit: str
+    level0: float | None
+    level0_bound: float
+    bound: float
+    is_exhausted: bool
+    is_exact: bool
+    limits: tuple[LimitUse, ...]
+    binding: tuple[Binding, ...]
+    in_production: tuple[Binding, ...]
+    assumptions: tuple[Assuming, ...]
+    warnings: tuple[Cautioned | OfTraffic | OfLlm, ...]
+    rounds: int
+    simulations: int
+    seed: int
+    placement: NodePlacement | None
+
+    @property
+    def value(self) -> float:
+        """The sum of the objectives of the fleets that are to be run."""
+        return sum(plan.value for plan in self.plans.values())
+
+    @property
+    def value_on_paper(self) -> float:
+        """The sum of the objectives of the fleets on paper."""
+        return sum(self.paper.values())
+
+    @property
+    def status(self) -> Status:
+        """The weakest status among the plans; "on paper" where no LLM requires safety."""
+        statuses = {plan.status for plan in self.plans.values()}
+        if not self.is_exhausted or "best found" in statuses:
+            return "best found"
+        return statuses.pop() if len(statuses) == 1 else "not certified"
+
+    @property
+    def gap_frac(self) -> float:
+        return (self.value_on_paper - self.bound) / self.value_on_paper if self.value_on_paper else 0.0
+
+    @property
+    def bill(self) -> Bill:
+        """What is paid for all fleets, on the nodes that they share."""
+        return bill_fleet(self.workers, self.placement)
+
+    @property
+    def workers(self) -> Fleet:
+        """All workers as one fleet, for the bill; the LLM of that fleet has no meaning."""
+        return Fleet(self.fleets[0].llm, tuple(pool for fleet in self.fleets for pool in fleet.pools))
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        return tuple(plan.fleet for plan in self.plans.values())
+
+
+def plan_together(
+    question: SeveralLlmsQuestion,
+    catalog: Catalog,
+    *,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Progress = report_nothing,
+    around: bool = False,
+) -> SharedPlan:
+    """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With `around`
+    each plan has what holds around its fleet, as a plan for one LLM does.
+
+    Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
+    or all of them cannot be served together; the message names the limits and the least increase of each that
+    would do. After `time_limit_s` the best fleets so far are returned with their bound.
+    """
+    deadline = time.monotonic() + time_limit_s
+    parts, task = question.parts, question.parts[0].task
+    is_safe = any(part.task.safety is not None for part in parts)
+    limits = FleetLimits(
+        task.stock_and_owned,
+        task.power_limit_w,
+        task.cost_limit_usd_per_h,
+        task.gpu_limit,
+        by_gpu=len(parts) > 1,  # LLMs share nodes, so limits count GPUs.
+    )
+    alone, paper = plan_on_paper(
+        parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
+    )
+    known = [
+        _paper_of_llm(part, each, one, limits, deadline)
+        for part, each, one in zip(parts, alone, paper.searched, strict=True)
+    ]
+    shared_production = share_production(known, limits, deadline, progress) if is_safe else None
+    searched, leave = _searches_as_run(paper, shared_production, parts, limits, deadline)
+    oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
+    plans = _certify_plans(parts, searched, leave, shared_production, catalog, seed, deadline, around=around)
+    level0 = paper.level0
+    progress("placing all workers on nodes")
+    counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
+    names = [part.name for part in parts]
+    unit = OBJECTIVE_UNITS[task.objective]
+    values = [best_value(each) for each in paper.searched]
+    alone_values = [best_value(each) for each in alone]
+    in_production: tuple[Binding, ...] = ()
+    if shared_production is not None:
+        alone_values = [
+            objective_paid(one.problem, each)
+            for one, each in zip(known, shared_production.alone, strict=True)
+        ]
+        run = [
+            objective_paid(one.problem, each)
+            for one, each in zip(known, shared_production.fleets, strict=True)
+        ]
+        in_production = (shared_production.how, *gives_way_facts(parts, alone_values, run, unit))
+    return SharedPlan(
+        plans=dict(zip(names, plans, strict=True)),
+        paper=dict(zip(names, values, strict=True)),
+        alone=dict(zip(names, alone_values, strict=True)),
+        answers=_answer_totals(known, shared_production),
+        objective=task.objective,
+        unit=unit,
+        level0=level0.value if math.isfinite(level0.value) else None,
+        level0_bound=level0.bound,
+        bound=checked_bound(
+            sum(paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone), sum(values)
+        ),
+        is_exhausted=level0.is_exact,
+        is_exact=level0.is_exact and paper.is_walked,
+        limits=tuple(
+            LimitUse(limit, amount, sum(limits.use(limit, worker) * count for worker, count in counts))
+            for limit, amount in limits.rows()
+        ),
+        binding=paper.binding,
+        in_production=in_production,
+        assumptions=(
+            Assumption("no-shared-workers"),
+            Assumption("level0-of-each"),
+            Assumption("bounds-add-up"),
+        ),
+        warnings=(*map(OfTraffic, question.notes), *_llm_warnings(parts, plans)),
+        rounds=level0.rounds,
+        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
+        seed=seed,
+        placement=_place_all(parts, plans),
+    )
+
+
+def _paper_of_llm(
+    part: LlmQuestion, alone: Searched, paper: Searched, limits: FleetLimits, deadline: float
+) -> LlmOnPaper:
+    """One LLM as the search for production needs it, under the policies of its fleet on paper."""
+    problem, best = best_of(paper)
+    by_itself = next(
+        (each for other, each in alone if other.oracle.policies == problem.oracle.policies), best
+    )
+    problem = on_all_draws(replace(problem, task=part.task, limits=limits, deadline=deadline))
+    return LlmOnPaper(part.name, problem, by_itself, best)
+
+
+def _searches_as_run(
+    paper: SharedPaper,
+    shared_production: SharedProduction | None,
+    parts: Sequence[LlmQuestion],
+    limits: FleetLimits,
+    deadline: float,
+) -> tuple[list[Searched], list[OthersLeave | None]]:
+    """The search that each LLM's certificate is about, and what the others leave it.
+
+    That is the search on paper. Where an LLM requires no safety and the others use more of the limits in
+    production, it is searched again within what they leave.
+    """
+    searched, leave = list(paper.searched), list(paper.within)
+    if shared_production is None or shared_production.how.is_each:
+        return searched, leave
+    for k, part in enumerate(parts):
+        if part.task.safety is None:
+            left = limits_beside(limits, shared_production.fleets, k)
+            problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
+            searched[k] = search_within(problem, left, shared_production.fleets[k])
+            leave[k] = others_leave_fact(left)
+    return searched, leave
+
+
+def _certify_plans(
+    parts: Sequence[LlmQuestion],
+    searched: Sequence[Searched],
+    leave: Sequence[OthersLeave | None],
+    shared_production: SharedProduction | None,
+    catalog: Catalog,
+    seed: int,
+    deadline: float,
+    *,
+    around: bool,
+) -> list[Plan]:
+    """Certify the plan of each LLM, with a note of what the others leave it."""
+    plans = []
+    for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
+        until = [(replace(problem, deadline=deadline), best) for problem, best in each]
+        own = None if shared_production is None else shared_production.productions[k]
+        plan = certify_plan(until, part.trace, catalog, seed=seed, deadline=deadline, production=own)
+        if around:
+            plan = add_robustness(plan, best_of(until), own)
+        if (left := leave[k]) is not None:
+            certificate = replace(plan.certificate, assumptions=(left, *plan.certificate.assumptions))
+            plan = replace(plan, certificate=certificate)
+        plans.append(plan)
+    return plans
+
+
+def _answer_totals(
+    known: Sequence[LlmOnPaper], shared_production: SharedProduction | None
+) -> tuple[AnswerTotal, ...]:
+    """The three answers for all LLMs, where each of them has three; else none."""
+    if shared_production is None:
+        return ()
+    each = [
+        (one, production)
+        for one, production in zip(known, shared_production.productions, strict=True)
+        if production
+    ]
+    if len(each) < len(known):
+        return ()
+    totals: list[AnswerTotal] = []
+    for name in get_args(AnswerName):
+        if any(name not in [answer.name for answer in production.answers] for _, production in each):
+            continue
+        fleets = {
+            one.name: {
+                "on-paper": one.paper.best,
+                "production": production.best,
+                "with-a-loss": production.with_loss,
+            }[name]
+            for one, production in each
+        }
+        if lacks := tuple(llm for llm, counts in fleets.items() if counts is None):
+            totals.append(AnswerTotal(name, None, None, lacks))
+            continue
+        all_counts = [(one, counts) for (one, _), counts in zip(each, fleets.values(), strict=True) if counts]
+        value = sum(objective_paid(one.problem, counts) for one, counts in all_counts)
+        pools = tuple(pool for one, counts in all_counts for pool in one.problem.oracle.fleet(counts).pools)
+        totals.append(AnswerTotal(name, value, bill_fleet(Fleet(known[0].problem.llm, pools)).usd_per_h))
+    return tuple(totals)
+
+
+def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
+    return [
+        OfLlm(part.name, warning)
+        for part, plan in zip(parts, plans, strict=True)
+        for warning in plan.warnings
+    ]
+
+
+def _place_all(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> NodePlacement | None:
+    """All workers on the fewest nodes, which LLMs may share. KV traffic between nodes is not minimised."""
+    pools = tuple(
+        Pool(f"{part.name}-{pool.name}", "mixed", pool.type, pool.count)
+        for part, plan in zip(parts, plans, strict=True)
+        for pool in plan.fleet.pools
+    )
+    return findings.place_workers(Fleet(plans[0].fleet.llm, pools))

@@ -1,0 +1,109 @@
+"""The largest share of scenarios that several LLMs keep together, where the limits do not allow what they
+require.
+
+The fleets on paper fit together and keep some share. Between that share and the required one the largest is
+found by bisection: at each share the LLMs in turn take fleets of one worker type per pool, from what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.search.level0.owned_gpus import objective_paid, owned_first
+from planner.search.mixed.best_fleet import search_again
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import Problem
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_effort_limit, with_scenarios
+from planner.search.several.joint_limits import problem_within, serve_in_turn
+from planner.solvers.master import FleetLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonShare:
+    """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all of them
+    keep.
+
+    An LLM that requires less keeps only its own share, and one without safety keeps the traffic as it is
+    written.
+    """
+
+    problems: Sequence[Problem]
+    fleets: Sequence[Counts]
+    kept_frac: float
+
+    def __str__(self) -> str:
+        unit = OBJECTIVE_UNITS[self.problems[0].task.objective]
+        value = sum(
+            objective_paid(problem, counts)
+            for problem, counts in zip(self.problems, self.fleets, strict=True)
+        )
+        return (
+            f"the most that was found to be kept by all together is {100 * self.kept_frac:.0f} %, for "
+            f"{value:.2f} {unit}"
+        )
+
+    @property
+    def relaxation(self) -> str:
+        return f"safety: {{kept_in: {int(100 * self.kept_frac + 1e-9) / 100:g}}}"
+
+
+def find_common_share(
+    problems: Sequence[Problem],
+    on_paper: Sequence[Counts],
+    limits: FleetLimits,
+    out_of_time: Callable[[], bool],
+) -> CommonShare:
+    """The largest share found until the time is over. The fleets `on_paper` fit together."""
+    steps = max(len(problem.oracle.scenarios) for problem in problems)
+    best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper))
+    low, high = int(best.kept_frac * steps + 1e-9), int(max(map(_required_frac, problems)) * steps + 1e-9) + 1
+    while high - low > 1 and not out_of_time():
+        middle = (low + high) // 2
+        fleets = _find_fleets_for_share(problems, limits, middle / steps, out_of_time)
+        if fleets is None:
+            high = middle
+            continue
+        kept_frac = _kept_frac(problems, fleets)
+        low = max(middle, int(kept_frac * steps + 1e-9))
+        best = CommonShare(problems, fleets, kept_frac)
+    return best
+
+
+def _required_frac(problem: Problem) -> float:
+    """The share of scenarios that the LLM's safety requires, 0 without safety."""
+    return 0.0 if problem.task.safety is None else problem.task.safety.kept_in_frac
+
+
+def _find_fleets_for_share(
+    problems: Sequence[Problem], limits: FleetLimits, kept_frac: float, out_of_time: Callable[[], bool]
+) -> list[Counts] | None:
+    """Fleets that fit together and keep this share, or their LLM's own share where that is smaller; None
+    where no such fleets were found.
+    """
+
+    def serve(k: int, left: FleetLimits) -> Counts | None:
+        if out_of_time():
+            return None
+        problem, scenarios = problem_within(problems[k], left), problems[k].oracle.scenarios
+        may_miss = int((1 - min(kept_frac, _required_frac(problem))) * len(scenarios) + 1e-9)
+        fleet = search_again(
+            with_effort_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS),
+            [],
+            is_mixed=False,
+        )
+        return None if fleet is None else owned_first(problem, fleet)
+
+    return serve_in_turn(len(problems), limits, serve)
+
+
+def _kept_frac(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
+    """The smallest kept share among the LLMs that keep less than they require; 1 where none does."""
+    kept = [1.0]
+    for problem, counts in zip(problems, fleets, strict=True):
+        if count := len(problem.oracle.scenarios):
+            kept_frac = 1 - problem.oracle.missed_count(counts, count) / count
+            if kept_frac < _required_frac(problem) - 1e-9:
+                kept.append(kept_frac)
+    return min(kept)

@@ -1,0 +1,282 @@
+"""Several LLMs on one stock, on paper: the master problem of search/cheapest.py over all of them
+(together.py).
+
+Later stages reuse what earlier ones simulated. The sum of the best fleets alone bounds every choice, so an
+LLM that gives way to others does so at a stated price.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents.catalog import Catalog
+from planner.documents.facts import Binding, Finding, GivesWay, OthersLeave, Remainder
+from planner.documents.several_llms_question import LlmQuestion
+from planner.errors import InfeasibleError, PlannerError
+from planner.search.evidence.certify import search_llm
+from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
+from planner.search.level0.designs import Design, learn_from
+from planner.search.level0.level0_search import WALK_EFFORT, designs_of, search_level0
+from planner.search.level0.one_pool import Search
+from planner.search.level0.owned_gpus import objective_paid
+from planner.search.level0.walk import cheaper_fleets, count_cheaper
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.bounds import lower_bound
+from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
+from planner.search.several.joint_limits import (
+    CHEAPER_FRAC,
+    SharedLimitQueries,
+    fit_together,
+    infeasible_error,
+    limits_beside,
+    price_limits,
+    problem_within,
+    serve_in_turn,
+)
+from planner.solvers.master import FleetLimits
+
+Searched = list[tuple[Problem, FleetSearch]]
+"""The problem and the best fleet under each choice of policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPaper:
+    """The searches of each LLM's fleet on paper and what the others leave it, with the result of level 0, the
+    limits that bind, and the oracles that were used beyond the searches alone.
+    """
+
+    searched: Sequence[Searched]
+    within: Sequence[OthersLeave | None]
+    level0: Cheapest
+    is_walked: bool
+    binding: tuple[Binding, ...]
+    oracles: Sequence[Oracle]
+
+
+def plan_on_paper(
+    parts: Sequence[LlmQuestion],
+    catalog: Catalog,
+    limits: FleetLimits,
+    *,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+    keeps_half: bool,
+) -> tuple[list[Searched], SharedPaper]:
+    """The searches of each LLM alone, and the fleets of all together.
+
+    With `keeps_half` half of the time left after the first stage is reserved for what comes after the second.
+    """
+    alone, answers = list[Searched](), Answers()
+    for k, part in enumerate(parts):
+        progress(f"{part.name}, with all of the fleet for itself")
+        until = slice_of(deadline, len(parts) - k)
+        own_conditions = Conditions(
+            until,
+            lambda message, name=part.name: progress(f"{name}: {message}"),  # type: ignore[misc]
+            answers=answers,
+            by_gpu=limits.by_gpu,
+        )
+        alone.append(_search_alone(part, catalog, seed, own_conditions))
+    if not fit_together(limits, (best_of(each)[1].best for each in alone)):
+        until = slice_of(deadline, 1) if keeps_half else deadline
+        return alone, _plan_shared(parts, alone, limits, until, progress)
+    is_walked = all(best.level0.search.is_exact for each in alone for _, best in each)
+    none = (None,) * len(parts)
+    return alone, SharedPaper(
+        alone, none, _level0_where_all_fit(alone, limits), is_walked, (Finding("no-shared-limit"),), ()
+    )
+
+
+def best_value(searched: Searched) -> float:
+    """The objective of the best fleet of all policies, in its unit."""
+    problem, best = best_of(searched)
+    return objective_paid(problem, best.best)
+
+
+def _plan_shared(
+    parts: Sequence[LlmQuestion],
+    alone: Sequence[Searched],
+    limits: FleetLimits,
+    deadline: float,
+    progress: Progress,
+) -> SharedPaper:
+    """The fleets within limits that bind: the best choice for all, then each LLM within what others leave."""
+    searched = [[(on_all_draws(problem), best) for problem, best in each] for each in alone]
+    until, rows = slice_of(deadline, 1), shared_limits(limits)
+    _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
+    llms = [
+        [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
+    ]
+    designs = SharedLimitQueries(llms, lambda: time.monotonic() > deadline, progress)
+    shared = cheapest(
+        llms, rows, run=side_by_side, out_of_time=lambda: time.monotonic() > until, progress=progress
+    )
+    if shared.best is None:
+        is_proved = _fewest_are_too_many(searched, limits)
+        raise infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
+    is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
+    if is_walked:
+        better = designs.find_cheapest(rows, below=shared.value)
+        is_walked, shared = (True, shared) if better.best is None else (False, better)
+    together, leave = _search_within_others(parts, shared, deadline)
+    unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [best_value(each) for each in together]
+    gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
+    binding = (*gives, *price_limits(designs, rows, shared.value, unit))
+    # Where more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
+    if (least := sum(map(_level0_value, together))) < shared.value * (1 - 1e-9):
+        shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
+    oracles = [problem.oracle for each in searched for problem, _ in each]
+    return SharedPaper(together, leave, shared, is_walked, binding, oracles)
+
+
+def _level0_value(searched: Searched) -> float:
+    """The best value with one worker type per pool."""
+    problem, best = best_of(searched)
+    level0 = best.level0.search
+    return level0.value if level0.best is None else objective_paid(problem, level0.best)
+
+
+def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
+    """The result of level 0 where the best fleets of all LLMs, which may have several types, fit together."""
+    best = [best_of(searched)[1] for searched in alone]
+    level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
+    least = sum(search.value for search in level0)
+    is_exact = all(own.level0.search.is_exhausted for each in alone for _, own in each)
+    # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
+    has_draws = any(problem.draws for each in alone for problem, _ in each)
+    is_known = least <= sum(own.value for own in best) * (1 + 1e-9)
+    is_known |= not has_draws and fit_together(limits, (search.best for search in level0))
+    return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+
+
+def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:
+    """Whether some limit does not allow even one worker of each LLM, the one that uses least of it."""
+    return any(
+        sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
+        for name, amount in limits.rows()
+    )
+
+
+def _simulate_all_cheaper(
+    searched: Sequence[Searched], llms: Sequence[Sequence[Design]], shared: Cheapest, deadline: float
+) -> bool:
+    """Simulate every fleet of level 0 that a better choice could contain, and record in the designs which
+    ones hold.
+
+    A better choice leaves an LLM at most the shared value less the least values of the others alone, which
+    must be exact. Returns whether all such fleets were simulated.
+    """
+    alone = [min(own.level0.search.value for _, own in each) for each in searched]
+    if any(not own.level0.search.is_exact or problem.draws for each in searched for problem, own in each):
+        return False
+    effort = 0
+    for i, each in enumerate(searched):
+        ceiling = shared.value - (sum(alone) - alone[i])
+        for problem, own in each:
+            of_role = {
+                role: [own.level0.bounded[o.name] for o in own.level0.options if o.role == role]
+                for role in ("mixed", "prefill", "decode")
+            }
+            pairs = list(itertools.product(of_role["prefill"], of_role["decode"]))
+            search = Search(problem.limits)
+            count = count_cheaper(of_role["mixed"], pairs, search, ceiling)
+            if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
+                return False
+            before = problem.oracle.effort()
+            for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
+                if time.monotonic() > deadline or effort + problem.oracle.effort() - before > WALK_EFFORT:
+                    return False
+                problem.oracle.holds([counts])
+            feasible = {fleet: True for fleet, holds in problem.oracle.verdicts.items() if holds}
+            learn_from([design for design in llms[i] if design.asked_by is problem], feasible)
+            effort += problem.oracle.effort() - before
+    return True
+
+
+def _search_within_others(
+    parts: Sequence[LlmQuestion], shared: Cheapest, deadline: float
+) -> tuple[list[Searched], list[OthersLeave]]:
+    """Search for each LLM within what the others leave, starting from its fleet in the best choice."""
+    assert shared.best is not None
+    chosen = [design.counts(vector) for design, vector in shared.best]
+    searched, leave = list[Searched](), list[OthersLeave]()
+    for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
+        problem = design.asked_by
+        assert isinstance(problem, Problem)
+        left = limits_beside(problem.limits, chosen, k)
+        problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
+        each = search_within(problem, left, chosen[k])
+        chosen[k] = best_of(each)[1].best
+        searched.append(each)
+        leave.append(others_leave_fact(left))
+    return searched, leave
+
+
+def search_within(problem: Problem, left: FleetLimits, known: Counts) -> Searched:
+    """Search for an LLM within the limits `left` by others, starting from the fleet `known`."""
+    problem = problem_within(problem, left)
+    problem = replace(problem, lower=lower_bound(problem))
+    return [(problem, search(problem, [problem.oracle.fleet(known)]))]
+
+
+def others_leave_fact(left: FleetLimits) -> OthersLeave:
+    """What the others leave of each limit, as a fact for the certificate."""
+    return OthersLeave(tuple(Remainder(limit, amount) for limit, amount in left.rows()))
+
+
+def gives_way_facts(
+    parts: Sequence[LlmQuestion], alone: Sequence[float], values: Sequence[float], unit: str
+) -> tuple[Binding, ...]:
+    """What each LLM pays for not having all of the fleet to itself."""
+    return tuple(
+        GivesWay(part.name, value, value - least, unit)
+        for part, least, value in zip(parts, alone, values, strict=True)
+        if value - least > CHEAPER_FRAC * least
+    )
+
+
+def slice_of(deadline: float, shares: int) -> float:
+    """The end of the first of `shares` equal shares of the remaining time, with one more in reserve."""
+    now = time.monotonic()
+    return now + max(deadline - now, 0.0) / (shares + 1)
+
+
+def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
+    """The search for one LLM with all of the fleet for itself; errors name the LLM."""
+    try:
+        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=conditions)
+    except InfeasibleError as error:
+        raise error.of_llm(f"{part.name}, even with all of the fleet for itself") from None
+    except PlannerError as error:
+        raise type(error)(f"{part.name}: {error}") from None
+
+
+def _simulate_in_turn(
+    alone: Sequence[Searched], limits: FleetLimits, until: float, progress: Progress
+) -> None:
+    """Search the LLMs in turn on what is left, beginning with each of them, until all are served once.
+
+    The fleets are not returned: the purpose is that the oracles keep the verdicts for the master.
+    """
+
+    def serve(k: int, left: FleetLimits) -> Counts | None:
+        by_policies: list[tuple[float, Counts]] = []
+        for problem, _ in alone[k]:
+            if time.monotonic() > until:
+                return None
+            progress("LLMs one after another on what is left")
+            level0 = search_level0(replace(problem, limits=left, deadline=until)).search
+            if level0.best is not None:
+                by_policies.append((level0.value, level0.best))
+        return min(by_policies, key=lambda each: each[0])[1] if by_policies else None
+
+    serve_in_turn(len(alone), limits, serve)

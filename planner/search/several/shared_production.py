@@ -1,0 +1,373 @@
+"""Several LLMs in production on one stock: each keeps its SLO in the share of its scenarios that it requires.
+
+    alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit, that is the
+            answer.
+    share   Else one master (cheapest.py) covers the designs of all LLMs. A fleet holds if it misses its SLO
+            in no more of its LLM's scenarios than it may. The LLMs are also served in turn on what is left,
+            which finds fleets of several types too.
+    refine  Each LLM is searched within what the others leave, where its fleet may have several types.
+    test    Each fleet is tested in scenarios that no search has seen. Those of a fleet that fails join the
+            scenarios of its LLM, and all LLMs share again.
+
+Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO in enough of them, and nothing
+is claimed of all LLMs at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents.facts import KeptIn, ProductionShared
+from planner.errors import Change, InfeasibleError, ways_text
+from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
+from planner.search.level0.level0_search import designs_of
+from planner.search.level0.owned_gpus import owned_first
+from planner.search.mixed.best_fleet import FleetSearch
+from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.problem.plan_problem import Problem, Progress, report_nothing
+from planner.search.production.cheapest_kept import (
+    MOST_SEARCH_REQUESTS,
+    find_cheaper_kept,
+    most_missed,
+    with_scenarios,
+    with_search_scenarios,
+)
+from planner.search.production.three_answers import (
+    MOST_TESTS,
+    FleetTrial,
+    Production,
+    ScenarioTest,
+    find_production_fleet,
+    is_test_passed,
+    pick_fleet_and_test,
+    with_answers,
+)
+from planner.search.several.joint_limits import (
+    SharedLimitQueries,
+    fit_together,
+    limits_beside,
+    problem_within,
+    serve_in_turn,
+    ways_to_fit,
+)
+from planner.search.several.shared_kept import CommonShare, find_common_share
+from planner.search.several.shared_paper import slice_of
+from planner.solvers.master import FleetLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlmOnPaper:
+    """One LLM as it was planned on paper: its problem with all of the limits for itself, its best fleet then,
+    and its fleet on paper beside those of the others.
+    """
+
+    name: str
+    problem: Problem
+    alone: FleetSearch
+    paper: FleetSearch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedProduction:
+    """The result for each LLM: its production, None where it requires no safety; its fleet; and the fleet
+    that it takes with all of the limits for itself.
+    """
+
+    productions: tuple[Production | None, ...]
+    fleets: tuple[Counts, ...]
+    alone: tuple[Counts, ...]
+    how: ProductionShared
+
+
+@dataclass(slots=True, eq=False)
+class _LlmProduction:
+    """What is known of an LLM: its problem in scenarios, the hardest first, and the test of its fleets."""
+
+    on_paper: LlmOnPaper
+    problem: Problem
+    alone: Counts
+    test: ScenarioTest | None  # None where no safety is required.
+    kept_in: KeptIn | None
+    alone_holds: bool = True  # Whether no test has refuted the fleet alone.
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the fleet passed its test, or needs none."""
+        return self.test is None or (
+            self.kept_in is not None and is_test_passed(self.kept_in, self.test.safety)
+        )
+
+    def add_test_scenarios(self) -> None:
+        """Add the scenarios of the failed test to those of the search."""
+        assert self.test is not None and self.kept_in is not None
+        count = self.kept_in.futures
+        scenarios = [self.test.scenarios[self.test.first + i] for i in range(count)]
+        scenarios += self.problem.oracle.scenarios
+        self.problem = with_scenarios(
+            self.on_paper.problem, scenarios, most_missed(self.test.safety, len(scenarios))
+        )
+        self.test.first += count
+        self.alone_holds = False
+
+
+def share_production(
+    llms: Sequence[LlmOnPaper], limits: FleetLimits, deadline: float, progress: Progress
+) -> SharedProduction | None:
+    """The cheapest fleets found that keep each SLO in enough scenarios and fit together within the limits.
+
+    None where the time was over. Raises InfeasibleError if one LLM cannot be served so even alone, or no
+    fleets of all were found that fit together; the message names the least increase of each limit that would
+    do.
+    """
+    known: list[_LlmProduction] = []
+    for k, one in enumerate(llms):
+        progress(f"{one.name}: production, with all of the fleet for itself")
+        try:
+            llm = _plan_alone(one, slice_of(deadline, len(llms) - k))
+        except InfeasibleError as error:
+            raise _add_common_share(error, llms, limits, deadline, progress) from None
+        if llm is None:
+            return None
+        known.append(llm)
+    fleets, shared, tries = [llm.alone for llm in known], None, 0
+    if not fit_together(limits, fleets):
+        chosen = _plan_within_shared_limits(known, limits, deadline, progress)
+        if chosen is None:
+            return None
+        fleets, shared, tries = chosen
+    productions = _answer_each(known, fleets, limits, deadline)
+    how = ProductionShared(
+        shared is None, 0 if shared is None else shared.rounds, shared is not None and shared.is_exact, tries
+    )
+    return SharedProduction(productions, tuple(fleets), tuple(llm.alone for llm in known), how)
+
+
+def _plan_alone(one: LlmOnPaper, until: float) -> _LlmProduction | None:
+    """The production of one LLM with all of the limits for itself; None where the time was over."""
+    problem = replace(one.problem, deadline=until)
+    if problem.task.safety is None:
+        return _LlmProduction(one, problem, one.alone.best, None, None)
+    try:
+        trial = find_production_fleet(problem, one.alone)
+    except InfeasibleError as error:
+        raise error.of_llm(f"{one.name}, even with all of the fleet for itself") from None
+    if trial is None:
+        return None
+    holds = is_test_passed(trial.kept_in, trial.test.safety)
+    return _LlmProduction(one, trial.problem, trial.best, trial.test, trial.kept_in, holds)
+
+
+def _add_common_share(
+    error: InfeasibleError,
+    llms: Sequence[LlmOnPaper],
+    limits: FleetLimits,
+    deadline: float,
+    progress: Progress,
+) -> InfeasibleError:
+    """The error with the largest share of scenarios that all LLMs keep together."""
+    problems = [
+        replace(with_search_scenarios(one.problem), deadline=deadline, progress=report_nothing)
+        for one in llms
+    ]
+    common = _find_common_share(llms, problems, limits, deadline, progress)
+    return InfeasibleError(
+        f"{error}; {common}",
+        kind=error.kind,
+        constraint=error.constraints,
+        relaxation=f"{common.relaxation}, more stock, or safety: none",
+        is_proved=error.is_proved,
+    )
+
+
+def _find_common_share(
+    llms: Sequence[LlmOnPaper],
+    problems: Sequence[Problem],
+    limits: FleetLimits,
+    deadline: float,
+    progress: Progress,
+) -> CommonShare:
+    """The largest share of scenarios that all LLMs keep together, from their fleets on paper on."""
+    progress("production: the largest share of scenarios that all LLMs keep together")
+    on_paper = [one.paper.best for one in llms]
+    return find_common_share(problems, on_paper, limits, lambda: time.monotonic() > deadline)
+
+
+def _plan_within_shared_limits(
+    llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
+) -> tuple[list[Counts], Cheapest, int] | None:
+    """Fleets within the shared limits, the result of the master, and the number of tests; None where the time
+    was over before any fleets were found.
+    """
+
+    def out_of_time() -> bool:
+        return time.monotonic() > deadline
+
+    for llm in llms:
+        llm.problem = replace(
+            llm.problem, deadline=deadline, most_effort=float("inf"), progress=report_nothing
+        )
+        if llm.test is not None:
+            llm.test.out_of_time = out_of_time
+    best: list[Counts] | None = None
+    shared = Cheapest(None, float("inf"), 0.0, False, 0)
+    for attempt in range(1, MOST_TESTS + 1):
+        progress("production: the fleets of all LLMs within the limits that they share")
+        chosen, shared = _choose_fleets(llms, limits, deadline, progress)
+        if chosen is None and out_of_time():
+            return None if best is None else (best, shared, attempt - 1)
+        assert chosen is not None  # Without fleets and with time left, _choose_fleets raises.
+        progress("production: each LLM on scenarios that its search has not seen")
+        best = _test_fleets(llms, chosen, limits, is_exact=shared.is_exact)
+        failed = [llm for llm in llms if not llm.is_passed]
+        if not failed or attempt == MOST_TESTS or out_of_time():
+            return best, shared, attempt
+        for llm in failed:
+            llm.add_test_scenarios()
+            llm.problem = replace(llm.problem, deadline=deadline)
+    raise AssertionError
+
+
+def _choose_fleets(
+    llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
+) -> tuple[list[Counts] | None, Cheapest]:
+    """The cheaper of what the LLMs take in turn and what the master finds; None where the time was over."""
+    fleets = _serve_in_turn(llms, limits, deadline)
+    known_problems = [
+        _with_known_verdicts(llm, () if fleets is None else (fleets[k],)) for k, llm in enumerate(llms)
+    ]
+    oracles = [problem.oracle for problem in known_problems]
+    most = sum(oracle.effort() for oracle in oracles) + len(llms) * MOST_SEARCH_REQUESTS
+
+    def is_over() -> bool:
+        return time.monotonic() > deadline or sum(oracle.effort() for oracle in oracles) > most
+
+    designs = [
+        designs_of(problem, llm.on_paper.alone.level0)
+        for problem, llm in zip(known_problems, llms, strict=True)
+    ]
+    rows = shared_limits(limits)
+    shared = cheapest(designs, rows, run=side_by_side, out_of_time=is_over, progress=progress)
+    candidates = [fleets] if fleets is not None else []
+    if shared.best is not None:
+        candidates.append([design.counts(vector) for design, vector in shared.best])
+    if candidates:
+        return min(candidates, key=lambda fleets: sum(map(objective, fleets))), shared
+    if (now := time.monotonic()) > deadline:
+        return None, shared
+    progress("production: fleets of several types, the LLMs in turn")
+    mixed = _serve_in_turn(llms, limits, now + (deadline - now) / 2, any_mix=True)
+    if mixed is not None:
+        return mixed, shared
+    queries = SharedLimitQueries(designs, lambda: time.monotonic() > deadline, progress)
+    ways = ways_to_fit(queries, rows)
+    problems = [replace(llm.problem, deadline=deadline) for llm in llms]
+    common = _find_common_share([llm.on_paper for llm in llms], problems, limits, deadline, progress)
+    raise _infeasible_error(llms, limits, ways, common)
+
+
+def _infeasible_error(
+    llms: Sequence[_LlmProduction], limits: FleetLimits, ways: Sequence[Sequence[Change]], common: CommonShare
+) -> InfeasibleError:
+    """The error that names what the fleets alone use of each limit, and the least increase that would do."""
+    alone = [(option.type, count) for llm in llms for option, count in llm.alone]
+    over = [
+        f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
+        for limit, amount in limits.rows()
+        if (used := sum(limits.use(limit, worker) * count for worker, count in alone)) > amount * (1 + 1e-9)
+    ]
+    more = f" Or, with one worker type per pool, raise {ways_text(ways)}." if ways else ""
+    return InfeasibleError(
+        "safety: kept_in: each LLM can be served in production alone, but no fleets were found that keep the "
+        "SLOs of all in enough scenarios within the limits they share: those they would have alone take "
+        f"{', '.join(over)}; {common}. Ask for a smaller kept_in, or safety: none.{more}",
+        kind="capacity",
+        constraint=[change.limit for way in ways for change in way] or "safety: kept_in",
+        relaxation="" if ways else f"{common.relaxation}, more of the limits, or safety: none",
+        ways=ways,
+        is_proved=False,
+    )
+
+
+def _with_known_verdicts(llm: _LlmProduction, feasible: Sequence[Counts]) -> Problem:
+    """The problem with its own oracle, which knows the fleets that fail on paper or in the LLM's scenarios,
+    and those that hold.
+
+    A search may have simulated some of the scenarios alone, so fleets that held there are not known to hold
+    in all.
+    """
+    problem = llm.problem
+    fails = {fleet: False for fleet, holds in llm.on_paper.problem.oracle.verdicts.items() if not holds}
+    fails |= {fleet: False for fleet, holds in problem.oracle.verdicts.items() if not holds}
+    problem = replace(problem, oracle=replace(problem.oracle))
+    holds = [llm.alone] if llm.alone_holds else []
+    problem.oracle.verdicts.update(fails | {names_of(counts): True for counts in (*holds, *feasible)})
+    return problem
+
+
+def _serve_in_turn(
+    llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, *, any_mix: bool = False
+) -> list[Counts] | None:
+    """The fleets of the LLMs, served one after another on what is left, as `serve_in_turn` does."""
+
+    def serve(k: int, left: FleetLimits) -> Counts | None:
+        if time.monotonic() > deadline:
+            return None
+        problem = problem_within(replace(llms[k].problem, deadline=deadline), left)
+        is_known = llms[k].alone_holds and problem.allows(llms[k].alone)
+        return llms[k].alone if is_known else _find_fleet_within(llms[k], problem, any_mix=any_mix)
+
+    return serve_in_turn(len(llms), limits, serve)
+
+
+def _find_fleet_within(
+    llm: _LlmProduction, problem: Problem, known: Counts | None = None, *, any_mix: bool = False
+) -> Counts | None:
+    """The cheapest fleet found within the problem's limits, `known` where none is cheaper; None if there is
+    none.
+
+    Fleets of several types are searched too where the best on paper is one, or with `any_mix`.
+    """
+    start = [] if known is None else [problem.oracle.fleet(known)]
+    fleet = find_cheaper_kept(problem, llm.on_paper.alone, known, start, any_mix=any_mix)
+    return None if fleet is None else owned_first(problem, fleet)
+
+
+def _test_fleets(
+    llms: Sequence[_LlmProduction], chosen: list[Counts], limits: FleetLimits, *, is_exact: bool
+) -> list[Counts]:
+    """The fleet of each LLM within what the others leave, after its test; the LLM stores the result."""
+    fleets = list(chosen)
+    for k, llm in enumerate(llms):
+        problem = problem_within(llm.problem, limits_beside(limits, fleets, k))
+        roles = [option.role for option, _ in llm.on_paper.alone.best]
+        if not is_exact or len(set(roles)) < len(roles):
+            fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
+        fleets[k] = owned_first(problem, fleets[k])
+        if llm.test is not None:
+            fleets[k], llm.kept_in = pick_fleet_and_test(problem, llm.on_paper.alone, fleets[k], llm.test)
+    return fleets
+
+
+def _answer_each(
+    llms: Sequence[_LlmProduction], fleets: Sequence[Counts], limits: FleetLimits, deadline: float
+) -> tuple[Production | None, ...]:
+    """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
+    where they have one already.
+    """
+    taken, productions = list(fleets), list[Production | None]()
+    for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
+        if llm.test is None or llm.kept_in is None:
+            productions.append(None)
+            continue
+        problem = replace(llm.on_paper.problem, deadline=deadline)
+        within_others = problem_within(
+            replace(llm.problem, deadline=deadline), limits_beside(limits, taken, k)
+        )
+        trial = FleetTrial(best, llm.kept_in, within_others, llm.test)
+        productions.append(one := with_answers(problem, llm.on_paper.paper, trial))
+        if one.with_loss is not None:
+            taken[k] = one.with_loss
+    return tuple(productions)

@@ -1,0 +1,459 @@
+"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above, nearest_rank
+from planner.files.column_files import release_memory
+from planner.simulator import counting
+from planner.simulator.layout import REJECTED, run_seconds
+from planner.simulator.replay import Simulation
+from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class InWindow:
+    """What a limit comes to in the window from `start_s` to `end_s`; NaN for `value_s` where it is of no
+    percentile. `kept_frac` is the share of its values within the limit.
+    """
+
+    start_s: float
+    end_s: float
+    value_s: float
+    kept_frac: float
+    holds: bool
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        return self.start_s, self.end_s
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
+
+    With `slo: {every: ...}` it holds where it holds in every window; `worst` is the one with the largest
+    value, None without `every` or where values were left out.
+    """
+
+    limit: Limit
+    value_s: float
+    kept_frac: float
+    holds: bool
+    worst: InWindow | None = None
+
+    @property
+    def decides(self) -> tuple[float, float]:
+        """The value and the share within the limit that decide: of the worst window, else of the whole."""
+        return (
+            (self.value_s, self.kept_frac)
+            if self.worst is None
+            else (self.worst.value_s, self.worst.kept_frac)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Does the promise hold?
+
+    `attainment_frac` is the share of measured requests that keep every limit at once (for tbt: in their
+    longest gap). `is_steady` is the backlog test: of the requests that arrived in the last tenth of the
+    window at least half waited no longer than `patience_s`, neither for their first token nor between two
+    tokens; that is the loosest TTFT limit (60 s where the SLO has none), `patient_frac` the share of them,
+    and reports.words.queue_text says it. A fleet whose queue grows, before prefill or before decode,
+    fails it whatever its percentiles. Where requests wait for others the window ends for this test when the
+    last would have arrived had answers taken no time: later no session begins, and any queue gets shorter.
+
+    With `slo: {every: ...}` the limits and the attainment are judged in each of the `windows`, the backlog
+    over the whole. A fleet that rejects a request does not hold. `attainment_worst` is the window in which
+    the fewest keep all limits.
+    """
+
+    lines: tuple[Line, ...]
+    attainment_frac: float
+    attainment_holds: bool
+    is_steady: bool
+    rejected: int
+    patient_frac: float = 1.0
+    patience_s: float = BACKLOG_LIMIT_S
+    windows: int = 0
+    attainment_worst: InWindow | None = None
+
+    @property
+    def missed(self) -> tuple[Line, ...]:
+        """The lines of the limits that do not hold."""
+        return tuple(line for line in self.lines if not line.holds)
+
+    @property
+    def holds(self) -> bool:
+        lines_hold = all(line.holds for line in self.lines)
+        return lines_hold and self.attainment_holds and self.is_steady and not self.rejected
+
+
+def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
+    """Smallest value such that at least this share of all lies at or below it; NaN for no values."""
+    if weights is None:
+        return _own_percentile_s(np.array(values_s), percentile_frac)
+    if len(values_s) == 0:
+        return float("nan")
+    order = np.argsort(values_s, kind="stable")
+    cumulated = np.cumsum(weights[order])
+    rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
+    return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
+
+
+def _own_percentile_s(values_s: Floats, percentile_frac: float) -> float:
+    """The same of values whose order nobody needs any more."""
+    if len(values_s) == 0:
+        return float("nan")
+    at = nearest_rank(percentile_frac, len(values_s)) - 1
+    values_s.partition(at)
+    return float(values_s[at])
+
+
+def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
+    """Requests that count: they arrived inside the window."""
+    start, end = simulation.window_s
+    inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+    release_memory(simulation.arrival_s)
+    return inside
+
+
+def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
+    """values[mask]; what is chosen side by side, as the measured requests of most traces are, is no copy."""
+    first = int(mask.argmax())
+    end = len(mask) - int(mask[::-1].argmax())
+    return values[first:end] if mask[first:end].all() else values[mask]
+
+
+def _values_s(simulation: Simulation, metric: Metric) -> Floats:
+    """Of every request (n,), NaN where it never got that far; of gaps the longest."""
+    return {
+        "ttft": simulation.ttft_s,
+        "tpot": simulation.tpot_s,
+        "e2e": simulation.e2e_s,
+        "tbt": simulation.tbt_max_s,
+    }[metric]
+
+
+def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
+    """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
+    values_s = _values_s(simulation, metric)
+    mask = measured(simulation)
+    if metric in ("tpot", "tbt"):
+        mask &= simulation.output_tokens > 1
+        release_memory(simulation.output_tokens)
+    seen_s = chosen(values_s, mask)
+    return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
+
+
+def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
+    """The recorded runs (layout.RUN) that gave tokens to somebody, cut to gaps that ended inside the window,
+    by default the measured one.
+
+    Needs a simulation with `record=True`.
+    """
+    runs, first_end_s, last_end_s = _with_gaps(simulation)
+    start_s, end_s = window_s or simulation.window_s
+    inside = (first_end_s >= start_s) & (last_end_s <= end_s)
+    crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
+    return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
+
+
+def _with_gaps(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, Floats]:
+    """The recorded runs that gave tokens to somebody, and when their first and their last step ended."""
+    runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
+    # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
+    last_end_s = runs["start_s"] + run_seconds(runs)
+    return runs, runs["start_s"] + runs["first_s"], last_end_s
+
+
+def _gap_runs_in(simulation: Simulation, edges_s: Floats) -> list[npt.NDArray[np.void]]:
+    """`gap_runs` of each window between these edges, in one pass over the runs."""
+    bounds = _bounds_s(simulation, edges_s)
+    runs, first_end_s, last_end_s = _with_gaps(simulation)
+    starts_s, ends_s = np.array(bounds).T
+    first = np.searchsorted(ends_s, first_end_s)  # the first window that ends no sooner
+    last = np.searchsorted(starts_s, last_end_s, "right") - 1  # the last one that begins no later
+    is_inside = (first == last) & (first_end_s >= starts_s[np.minimum(first, len(bounds) - 1)])
+    is_inside &= last_end_s <= ends_s[np.maximum(last, 0)]
+    order = np.flatnonzero(is_inside)[np.argsort(first[is_inside], kind="stable")]
+    places = np.searchsorted(first[order], np.arange(len(bounds) + 1))
+    others = np.flatnonzero(~is_inside & (first <= last))
+    return [
+        np.concatenate(
+            [
+                runs[order[places[v] : places[v + 1]]],
+                _cut_to_window(runs[others[(first[others] <= v) & (v <= last[others])]], *bounds[v]),
+            ]
+        )
+        for v in range(len(bounds))
+    ]
+
+
+def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
+    """Runs across an edge of the window, without the steps that end outside."""
+    cut = runs.copy()
+    for run in cut:
+        j = np.arange(run["steps"])
+        ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
+        kept = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
+        run["steps"] = len(kept)
+        if len(kept) and kept[0]:
+            run["start_s"] = ends_s[kept[0] - 1]
+            run["first_s"] += run["growth_s"] * kept[0]
+    return cut[cut["steps"] > 0]
+
+
+def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> float:
+    """Nearest-rank percentile over every gap of `gap_runs`, without writing the gaps out; NaN for none."""
+    total = int((runs["steps"] * runs["sequences"]).sum())
+    if not total:
+        return float("nan")
+    rank = nearest_rank(percentile_frac, total)
+    if counting.gaps_at_most(runs, 0.0) >= rank:  # tokens that left together
+        return 0.0
+    low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if counting.gaps_at_most(runs, middle) >= rank:
+            high = middle
+        else:
+            low = middle
+    gap_s = float(counting.next_gap_s(runs, low))  # the gaps in (low, high] one by one
+    while counting.gaps_at_most(runs, gap_s) < rank:
+        gap_s = float(counting.next_gap_s(runs, gap_s))
+    return gap_s
+
+
+def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
+    """Every gap between tokens that ended inside the window, and how many requests saw it.
+
+    Needs a simulation with `record=True`; percentiles are quicker with `gap_percentile_s`.
+    """
+    runs = gap_runs(simulation)
+    steps = runs["steps"]
+    run = np.repeat(np.arange(len(runs)), steps)
+    j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)
+    return runs["first_s"][run] + runs["growth_s"][run] * j, runs["sequences"][run].astype(float)
+
+
+def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> float:
+    """A percentile of a metric over the measured requests (ttft, tpot, e2e) or gaps (tbt)."""
+    if metric == "tbt":
+        if simulation.gaps is not None:
+            return simulation.gaps.percentile_s(percentile_frac)
+        if len(simulation.runs) == 0:
+            return float("nan")
+        return gap_percentile_s(gap_runs(simulation), percentile_frac)
+    return _own_percentile_s(request_values_s(simulation, metric), percentile_frac)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TenantService:
+    """Service of each tenant (U,) per second, while all were served: tokens of prompts and of output, each
+    kind with its weight in the policies, as the fair queues count it but for what was cached.
+
+    A prompt counts when its first token is out, cached or not, the output when it ends. `window_s` runs from
+    the last tenant's first arrival to the first tenant's last completion. `jain_index` is that of service
+    over weight: 1 if all are equal, 1 / U if one has all; NaN if the window is empty.
+    """
+
+    window_s: tuple[float, float]
+    tokens_per_s: Floats
+    jain_index: float
+
+
+def tenant_service(simulation: Simulation) -> TenantService:
+    """Needs a trace that names tenants."""
+    of, users = simulation.tenant, range(len(simulation.tenants))
+    first_token_s = simulation.arrival_s + simulation.ttft_s
+    finish_s = simulation.arrival_s + simulation.e2e_s
+    start_s = max(float(simulation.arrival_s[of == u].min(initial=np.inf)) for u in users)
+    end_s = min(float(np.nanmax(finish_s[of == u], initial=-np.inf)) for u in users)
+    tokens = np.zeros(len(simulation.tenants))
+    of_prompt, of_output = simulation.token_weights
+    for at_s, amount in (
+        (first_token_s, of_prompt * simulation.input_tokens),
+        (finish_s, of_output * simulation.output_tokens),
+    ):
+        inside = (at_s >= start_s) & (at_s <= end_s)
+        tokens += np.bincount(of[inside], weights=amount[inside], minlength=len(tokens))
+    rate = tokens / (end_s - start_s) if end_s > start_s else np.full(len(tokens), np.nan)
+    return TenantService((start_s, end_s), rate, jain_index(rate / simulation.tenant_weights))
+
+
+def jain_index(values: Floats) -> float:
+    """(sum x)^2 / (n sum x^2), NaN where nothing is above 0."""
+    squares = float((values**2).sum())
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else float("nan")
+
+
+def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
+    """Hold a simulation, run with `limits=slo.limits`, against the SLO.
+
+    Without `values` the percentiles are left out (NaN), which is quicker; the verdict is the same. With
+    `every` and limits on tbt it needs a simulation with `record=True`, or one that `keeps` gave.
+    """
+    if simulation.limits != slo.limits:
+        raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
+    edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
+    lines = []
+    for k, limit in enumerate(slo.limits):
+        counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
+        if limit.metric != "tbt":  # requests that never got that far violate too
+            seen_s = request_values_s(simulation, limit.metric)
+            counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
+        holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
+        kept = 1.0 - violations / counted if counted else 1.0
+        value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
+        if slo.every_s is None:
+            lines.append(Line(limit, value, kept, holds))
+            continue
+        holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
+        worst = worst_window(simulation, k, edges_s) if values else None
+        lines.append(Line(limit, value, kept, holds, worst))
+    attainment = _attainment(simulation, slo) if values or slo.attainment_frac is not None else float("nan")
+    needed_frac = slo.attainment_frac or 0.0
+    attained = [] if slo.attainment_frac is None else attained_in_windows(simulation, slo, edges_s)
+    patient_frac, patience_s = _last_tenth(simulation, slo)
+    return Verdict(
+        lines=tuple(lines),
+        attainment_frac=attainment,
+        attainment_holds=slo.attainment_frac is None
+        or (attainment >= needed_frac and all(each.holds for each in attained)),
+        is_steady=patient_frac >= STEADY_FRAC,
+        rejected=int((simulation.status == REJECTED).sum()),
+        patient_frac=patient_frac,
+        patience_s=patience_s,
+        windows=max(len(edges_s) - 1, 0),
+        attainment_worst=min(attained, key=lambda each: each.kept_frac, default=None),
+    )
+
+
+def windows_s(simulation: Simulation, every_s: float) -> Floats:
+    """Edges (V + 1,) of the windows of this length, as `slo_windows_s` says."""
+    start_s, end_s = simulation.window_s
+    return slo_windows_s(simulation.nominal_s, (start_s, min(end_s, simulation.nominal_end_s)), every_s)
+
+
+def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
+    """What limit `k` comes to in each window, without the percentiles."""
+    limit, many = simulation.limits[k], len(edges_s) - 1
+    if limit.metric != "tbt":
+        late = request_values_s(simulation, limit.metric) > limit.limit_s
+        of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        counted, violations = np.bincount(of, minlength=many), np.bincount(of[late], minlength=many)
+    elif np.array_equal(edges_s, simulation.edges_s):
+        counted, violations = simulation.counted_in[k], simulation.violations_in[k]
+    elif simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k]):
+        of_windows = _gap_runs_in(simulation, edges_s)
+        counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
+        violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
+    else:
+        raise ValueError("gaps of windows need a simulation with record=True")
+    return [
+        InWindow(
+            float(start_s),
+            float(end_s),
+            float("nan"),
+            1.0 - late / of if of else 1.0,
+            late <= allowed_above(limit.percentile_frac, of),
+        )
+        for start_s, end_s, of, late in zip(
+            edges_s[:-1], edges_s[1:], counted.tolist(), violations.tolist(), strict=True
+        )
+    ]
+
+
+def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[int]:
+    """The windows between `edges_s` (V + 1,) in which a limit or the attainment is missed."""
+    found = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
+    if slo.attainment_frac is not None:
+        found.append(attained_in_windows(simulation, slo, edges_s))
+    return [v for v in range(len(edges_s) - 1) if not all(each[v].holds for each in found)]
+
+
+def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
+    """The window in which limit `k`'s percentile is largest, of equal ones, or where gaps were not recorded,
+    the one in which the fewest keep it.
+    """
+    limit, found = simulation.limits[k], in_windows(simulation, k, edges_s)
+    if limit.metric != "tbt":
+        seen_s = request_values_s(simulation, limit.metric)
+        of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        ordered_s, ends = (
+            seen_s[np.argsort(of, kind="stable")],
+            np.cumsum(np.bincount(of, minlength=len(found))),
+        )
+        parts_s = np.split(ordered_s, ends[:-1])
+        values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
+    elif len(simulation.runs) and simulation.gaps is None:
+        values_s = [
+            gap_percentile_s(runs, limit.percentile_frac) for runs in _gap_runs_in(simulation, edges_s)
+        ]
+    else:
+        return min(found, key=lambda each: (each.holds, each.kept_frac))
+    v = max(range(len(found)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -found[v].kept_frac))
+    return replace(found[v], value_s=values_s[v])
+
+
+def _arrivals_s(simulation: Simulation, metric: Metric) -> Floats:
+    """Of the requests of `request_values_s`."""
+    chosen = measured(simulation)
+    return simulation.arrival_s[chosen & (simulation.output_tokens > 1) if metric == "tpot" else chosen]
+
+
+def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
+    """First and last moment of each window."""
+    ends_s = [*(math.nextafter(edge_s, -math.inf) for edge_s in edges_s[1:-1]), simulation.window_s[1]]
+    return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
+
+
+def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[InWindow]:
+    """The share of requests that keep all limits at once in each window (`slo: attainment` says how many
+    must); nothing without windows.
+    """
+    if not len(edges_s):
+        return []
+    of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
+    kept, found = _keeps_all(simulation, slo), []
+    for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
+        share = float(kept[of == v].mean()) if (of == v).any() else 1.0
+        found.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
+    return found
+
+
+def _attainment(simulation: Simulation, slo: Slo) -> float:
+    kept = _keeps_all(simulation, slo)
+    return float(kept.mean()) if len(kept) else 1.0
+
+
+def _keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
+    """Which measured requests keep all limits at once."""
+    return np.asarray(keeps_all(simulation, slo)[measured(simulation)])
+
+
+def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
+    """Which of all requests (n,) are served and keep all limits at once (tbt: in their longest gap)."""
+    kept = simulation.status == 0
+    for limit in slo.limits:
+        kept &= ~(_values_s(simulation, limit.metric) > limit.limit_s)
+    return np.asarray(kept)
+
+
+def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
+    """Of the requests that arrived last, the share that waited no longer than so many seconds."""
+    start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
+    last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
+    waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])  # one token: no gap
+    waited_s[simulation.status[last] != 0] = np.inf
+    return float((waited_s <= slo.patience_s).mean()) if last.any() else 1.0, slo.patience_s

@@ -1,0 +1,207 @@
+"""On which replicas every stable prefix lives, so that the most loaded replica has the least to do.
+
+Prefixes form a tree: a node is cached only where its parent is. Replicas are alike. Memory that no prefix
+takes serves reuse within sessions, whose savings are a concave curve of it (a session stays on one replica;
+sessions are spread evenly).
+
+Sets   v  node of the prefix tree, p(v) its parent, sub(v) its subtree, path(v) from the root down to v
+       u  class of requests: those whose stable prefix ends at node u           r  replica, 1 ... R
+Data   l_v    KV tokens of node v                       M    KV tokens a replica has for prefixes
+       w_v    prefill seconds of node v, at its place in the prompt                             [s]
+       a_u    requests of class u per second                                                    [requests/s]
+       W_u    work of one of them if nothing is cached: prefill and decode                      [s]
+       G(m)   session work saved per second by m tokens of cache over all replicas: min_k slope_k m + saved_k
+       lambda_v = sum_{u in sub(v)} a_u
+Vars   x_vr in {0, 1}  v lives on r;   y_ur >= 0  rate of u sent to r;   h_vr >= 0  rate of hits of v on r
+       m_r >= 0  tokens left to sessions on r;   s_r >= 0  session work saved on r;   L  the largest load
+
+  min   L
+  s.t.  served_u       sum_r y_ur = a_u
+        parent_vr      x_vr <= x_p(v)r
+        memory_r       sum_v l_v x_vr + m_r <= M
+        hits_vr        h_vr <= sum_{u in sub(v)} y_ur
+        cached_vr      h_vr <= lambda_v x_vr
+        session_rk     s_r <= slope_k m_r + saved_k / R
+        load_r         sum_u W_u y_ur - sum_v w_v h_vr - s_r <= L
+
+Loads are seconds of work per second: a replica keeps up below 1, and its queues stay short well below.
+
+`hot_bound` is the linear relaxation in closed form: a node spread evenly over the replicas costs its tokens
+once, so the R M tokens are filled by seconds saved per token, hottest first. Where memory is scarce it is far
+too low. The better bound and the placements come from prices for requests: planner/solvers/prefix_prices.py.
+A small problem then goes to a solver as a whole, warm-started.
+
+After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from planner.errors import InputError
+from planner.solvers.backend import run_highs
+from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
+from planner.solvers.prefix_prices import PrefixPrices, Routed, RoutingBudget
+
+Cells = dict[tuple[int, int], pulp.LpVariable]
+
+WHOLE_CELLS = 300  # nodes x replicas up to which the MIP is solved as a whole
+ROUTINGS = 1400  # that the search may try
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replication:
+    """Where prefixes live and where requests go; `load` (R,) is what that costs.
+
+    No placement has a largest load below `bound`; `is_optimal` says that this one is the best there is.
+    """
+
+    placed: Bools  # x (V, R)
+    routed_rps: Floats  # y (V, R)
+    session_tokens: Floats  # m (R,)
+    load: Floats  # (R,)
+    bound: float
+    is_optimal: bool
+
+    @property
+    def replicas(self) -> Ints:
+        """Copies of every node, (V,)."""
+        copies: Ints = self.placed.sum(axis=1)
+        return copies
+
+    @property
+    def largest_load(self) -> float:
+        return float(self.load.max())
+
+    @property
+    def gap_frac(self) -> float:
+        return 1 - self.bound / self.largest_load if self.largest_load > 0 else 0.0
+
+    def hits_rps(self, demand: PrefixDemand) -> Floats:
+        """h (V, R): requests per second that find node v on r."""
+        return demand.subtree_sum(self.routed_rps) * self.placed
+
+
+def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
+    """No placement has a largest load below this: the linear relaxation in closed form, see the module."""
+    saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
+    tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
+    saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s)))
+    density = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
+    order = np.argsort(-density, kind="stable")
+    room = replicas * memory_tokens - (np.cumsum(tokens[order]) - tokens[order])
+    taken = np.clip(np.divide(room, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1)
+    uncached_s = float(demand.rate_rps @ demand.work_s)
+    return max(uncached_s - float(taken @ saved_s[order]), 0.0) / replicas
+
+
+def replicate_prefixes(
+    demand: PrefixDemand,
+    replicas: int,
+    memory_tokens: int,
+    *,
+    sessions: SessionReuse | None = None,
+    time_limit_s: float = 60.0,
+    gap_frac: float = 0.01,
+    routings: int = ROUTINGS,
+    rng: np.random.Generator,
+) -> Replication:
+    """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
+
+    Stops at `gap_frac` above the bound or after so many routings. The answer depends on the clock only where
+    the time limit comes first, or a small problem is not solved in what it leaves.
+    """
+    if replicas < 1 or memory_tokens < 0:
+        raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
+    budget = RoutingBudget(routings, time.monotonic() + time_limit_s)
+    sessions = sessions or SessionReuse()
+    prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
+    low = hot_bound(demand, replicas, memory_tokens, sessions)
+    empty = np.zeros((len(demand), replicas), bool)
+    start = prices.fill_replicas(empty, range(replicas), demand.rate_rps)
+    best = prices.descend(start, low * (1 + gap_frac), budget)
+    bound = prices.load_bound(low, best.largest_load)
+    if len(demand) * replicas <= WHOLE_CELLS:
+        best, proven = _whole(prices, best, time_limit_s=max(budget.ends_s - time.monotonic(), 1.0))
+        bound = max(bound, proven)
+    elif best.largest_load > bound * (1 + gap_frac):
+        best = prices.search(best, bound * (1 + gap_frac), budget, rng)
+        bound = prices.load_bound(bound, best.largest_load)
+    return Replication(
+        best.placed,
+        best.rates_rps,
+        (memory_tokens - demand.tokens @ best.placed).astype(float),
+        best.load,
+        min(bound, best.largest_load),
+        best.largest_load <= bound * (1 + 10 * SAME_FRAC),
+    )
+
+
+def replicate_quickly(
+    demand: PrefixDemand, replicas: int, memory_tokens: int, *, sessions: SessionReuse, routings: int
+) -> Replication:
+    """A placement without a search: replicas filled in turn, then anew while that gains, so many routings at
+    most. It depends on nothing but the demand; its bound is `hot_bound`.
+    """
+    prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
+    low = hot_bound(demand, replicas, memory_tokens, sessions)
+    start = prices.fill_replicas(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
+    best = prices.descend(start, low, RoutingBudget(routings, math.inf))
+    left = (memory_tokens - demand.tokens @ best.placed).astype(float)
+    bound = min(low, best.largest_load)
+    return Replication(
+        best.placed, best.rates_rps, left, best.load, bound, best.largest_load <= bound * (1 + 10 * SAME_FRAC)
+    )
+
+
+def _whole(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
+    """The module's MIP from a placement on: the better of its answer and that, and a bound on L."""
+    demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions
+    problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
+    largest = problem.add_variable("L")
+    nodes = np.flatnonzero(demand.subtree_sum(demand.rate_rps)).tolist()
+    classes = np.flatnonzero(demand.rate_rps).tolist()
+    through_rps = demand.subtree_sum(demand.rate_rps)
+    below: dict[int, list[int]] = {v: [] for v in nodes}
+    for u in classes:
+        for v in demand.path(u):
+            below[v].append(u)
+    x: Cells = {}
+    y: Cells = {}
+    for r in replicas:
+        for v in nodes:
+            x[v, r] = problem.add_variable(f"x_{v}_{r}", 0, 1, cat="Integer")
+            x[v, r].setInitialValue(int(best.placed[v, r]))
+        for u in classes:
+            y[u, r] = problem.add_variable(f"y_{u}_{r}", 0, float(demand.rate_rps[u]))
+        m, s = problem.add_variable(f"m_{r}", 0), problem.add_variable(f"s_{r}", 0)
+        saved = []
+        for v in nodes:
+            h = problem.add_variable(f"h_{v}_{r}", 0)
+            saved.append(float(demand.prefill_s[v]) * h)
+            problem += h <= pulp.lpSum(y[u, r] for u in below[v]), f"hits_{v}_{r}"
+            problem += h <= float(through_rps[v]) * x[v, r], f"cached_{v}_{r}"
+            if demand.parent[v] >= 0:
+                problem += x[v, r] <= x[int(demand.parent[v]), r], f"parent_{v}_{r}"
+        tokens = pulp.lpSum(int(demand.tokens[v]) * x[v, r] for v in nodes)
+        problem += tokens + m <= prices.memory_tokens, f"memory_{r}"
+        for k, (slope, saved_s) in enumerate(sessions.pieces()):
+            problem += s <= slope * m + saved_s / prices.replicas, f"session_{r}_{k}"
+        work = pulp.lpSum(float(demand.work_s[u]) * y[u, r] for u in classes)
+        problem += work - pulp.lpSum(saved) - s <= largest, f"load_{r}"
+    for u in classes:
+        problem += pulp.lpSum(y[u, r] for r in replicas) == float(demand.rate_rps[u]), f"served_{u}"
+    problem.setObjective(largest + 0)
+    outcome = run_highs(problem, time_limit_s=time_limit_s, start=True)
+    if outcome.status not in ("optimal", "feasible"):
+        return best, 0.0
+    placed = np.zeros_like(best.placed)
+    for (v, r), x_vr in x.items():
+        placed[v, r] = (x_vr.value() or 0.0) > 0.5
+    bound = 0.0 if outcome.bound is None or math.isinf(outcome.bound) else outcome.bound
+    return min(best, prices.best_routing(placed), key=lambda one: one.largest_load), bound

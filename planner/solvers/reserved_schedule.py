@@ -1,0 +1,432 @@
+"""Reserved, on-demand and spot workers per window for demand that changes over the week.
+
+Sets   m LLM     c worker type of an LLM (`Capacity`)     g GPU     t window; after the last comes the first
+Data   r_mt   arrival rate                                                          [requests/s]
+       k_c    rate one worker sustains within the SLO;  a_c  what interruptions leave of it on spot GPUs
+       n_cg, w_c  GPUs of each kind, and Watts, of a worker
+       p_g, o_g, s_g  price of a GPU reserved for all windows, on demand, on spot       [USD/h]
+       b_c    cost of starting a worker: its GPUs while it loads, at their highest price        [USD]
+       i_g    interruptions of a spot worker; of one with several kinds of GPUs, their sum      [1/h]
+       G_g, Q, B  stock of GPUs, Watts, USD/h on average;   phi  share spot may carry;   H  hours of a window
+Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
+       R_g, O_gt GPUs reserved and on demand                                  (all integer >= 0)
+
+  min   sum_g p_g R_g + mean_t [ sum_g o_g O_gt + sum_c (s_g n_cg + i_g b_c) y_ct + b_c (u_ct + v_ct) / H ]
+  s.t.  served_mt     sum_{c of m} k_c (x_ct + a_c y_ct) >= r_mt
+        firm_mt       sum_{c of m} k_c x_ct >= (1 - phi) r_mt
+        held_gt       sum_{c on g} n_cg x_ct <= R_g + O_gt
+        stock_gt      R_g + O_gt + sum_{c on g} n_cg y_ct <= G_g
+        started_ct    x_ct - x_c,t-1 <= u_ct,   y_ct - y_c,t-1 <= v_ct
+        power_t       sum_c w_c (x_ct + y_ct) <= Q
+        budget        the objective <= B
+
+Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
+price of a start. Compared with `at_peak`, the cheapest fleet that carries every LLM's peak all the time, and
+`by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type and no thought for starts. How it is
+solved stands in windows.py. Rates are kept to one in a million.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import COST, POWER, FleetLimit, Slo
+from planner.errors import Change, InfeasibleError, InputError, PlannerError
+from planner.solvers.backend import minimise
+from planner.solvers.schedule_pricing import Cover, Windows, search
+from planner.solvers.worker_rule import fit_worker_rule
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+GOOD_ENOUGH_FRAC = 0.005  # gap at which the search stops: demand is not known better
+MOST_CELLS = 200_000  # windows x worker types
+EXCESS_MOST = 1e7  # GPUs or Watts
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOffer:
+    """What a GPU costs, None where it is not sold that way, and how many there are (None: any number)."""
+
+    gpu: str
+    on_demand_usd_per_h: float | None
+    reserved_usd_per_h: float | None = None
+    spot_usd_per_h: float | None = None
+    interruptions_per_h: float = 0.0
+    stock: int | None = None
+
+    @property
+    def highest_usd_per_h(self) -> float:
+        prices = (self.on_demand_usd_per_h, self.reserved_usd_per_h, self.spot_usd_per_h)
+        return max(price for price in prices if price is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
+
+    A worker here may be a whole of several engines, such as prefill and decode workers; where these have
+    other kinds of GPUs too, `beside` says how many of each. `fleet` is the file whose pools one worker is:
+    only who simulates it reads that.
+    """
+
+    llm: str
+    name: str
+    gpu: str
+    gpus: int
+    rate_rps: float
+    power_w: float = 0.0
+    start_s: float = 300.0
+    fleet: Path | None = None
+    beside: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def on(self) -> dict[str, int]:
+        """GPUs of each kind that one worker has."""
+        return {self.gpu: self.gpus, **dict(self.beside)}
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """Everything but the demand. `slos`, by LLM, are only for who simulates a schedule."""
+
+    offers: tuple[GpuOffer, ...]
+    capacities: tuple[Capacity, ...]
+    most_spot_frac: float = 0.0
+    power_w: float | None = None
+    cost_usd_per_h: float | None = None
+    slos: Mapping[str, Slo] = field(default_factory=dict)
+
+    def offers_of(self, capacity: Capacity) -> list[tuple[GpuOffer, int]]:
+        """What the GPUs of a worker cost, and how many there are of each kind."""
+        return [(offer, capacity.on[offer.gpu]) for offer in self.offers if offer.gpu in capacity.on]
+
+    def highest_usd_per_h(self, capacity: Capacity) -> float:
+        """Of a worker's GPUs, at their highest prices."""
+        return sum(offer.highest_usd_per_h * gpus for offer, gpus in self.offers_of(capacity))
+
+    def interruptions_per_h(self, capacity: Capacity) -> float:
+        """Of a spot worker, which ends with any part of it."""
+        return sum(offer.interruptions_per_h for offer, _ in self.offers_of(capacity))
+
+    def is_on_spot(self, capacity: Capacity) -> bool:
+        return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(capacity))
+
+    def limits(self) -> dict[FleetLimit, float]:
+        """Every limit that is set."""
+        limits = {FleetLimit("stock", o.gpu): float(o.stock) for o in self.offers if o.stock is not None}
+        limits |= {POWER: self.power_w} if self.power_w is not None else {}
+        limits |= {COST: self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}
+        return limits
+
+    def spot_worker_usd_per_h(self, capacity: Capacity) -> float:
+        """A spot worker's GPUs and, for every interruption, a start."""
+        rent = sum((offer.spot_usd_per_h or 0.0) * gpus for offer, gpus in self.offers_of(capacity))
+        return rent + self.interruptions_per_h(capacity) * self.start_usd(capacity)
+
+    def start_usd(self, capacity: Capacity) -> float:
+        """b_c."""
+        return capacity.start_s / 3600 * self.highest_usd_per_h(capacity)
+
+    def spot_share(self, capacity: Capacity) -> float:
+        """a_c: an interrupted worker is away for the time of a start."""
+        return max(1 - self.interruptions_per_h(capacity) * capacity.start_s / 3600, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """`rate_rps` (M, T) of every LLM in windows of `window_s`."""
+
+    llms: tuple[str, ...]
+    rate_rps: Floats
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`workers` and `spot_workers` (C, T), `reserved_gpus` (G,), `on_demand_gpus` (G, T); USD/h on average.
+
+    No schedule costs less than `bound_usd_per_h`.
+    """
+
+    workers: Counts
+    spot_workers: Counts
+    reserved_gpus: Counts
+    on_demand_gpus: Counts
+    cost_usd_per_h: float
+    bound_usd_per_h: float
+
+    @property
+    def gap_frac(self) -> float:
+        return 1 - self.bound_usd_per_h / self.cost_usd_per_h if self.cost_usd_per_h > 0 else 0.0
+
+
+def schedule(
+    market: Market, demand: Demand, *, gap_frac: float = GOOD_ENOUGH_FRAC, time_limit_s: float = 60.0
+) -> Schedule:
+    """Solve the model above to `gap_frac`, or as far as the time allows. Within the time it is repeatable.
+
+    Raises InfeasibleError: "latency" for an LLM that no type serves, "capacity" for too tight a limit.
+    """
+    _check(market, demand)
+    deadline = time.monotonic() + time_limit_s
+    windows, count = demand.rate_rps.shape[1], len(market.capacities)
+    budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
+    unlimited = replace(market, cost_usd_per_h=None)
+
+    def cost_of(counts: Counts) -> float:
+        priced_schedule = buy_gpus(market, demand, counts[:count], counts[count:])
+        return (
+            windows * priced_schedule.cost_usd_per_h
+            if find_broken_constraint(unlimited, demand, priced_schedule) is None
+            else math.inf
+        )
+
+    bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
+    if bound == math.inf:
+        raise _too_tight(market, demand, time_limit_s)
+    if best is None:
+        raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
+    priced_schedule = buy_gpus(market, demand, best[:count], best[count:])
+    if find_broken_constraint(market, demand, priced_schedule) is not None:
+        raise _too_dear(priced_schedule.cost_usd_per_h, bound / windows, budget, time_limit_s)
+    return replace(
+        priced_schedule, bound_usd_per_h=min(max(bound / windows, 0.0), priced_schedule.cost_usd_per_h)
+    )
+
+
+def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule | None:
+    """The cheapest fleet for every LLM's highest rate, kept through all windows; None beyond a limit."""
+    highest = replace(demand, rate_rps=demand.rate_rps.max(axis=1, keepdims=True))
+    try:
+        return schedule(market, highest, gap_frac=1e-4, time_limit_s=time_limit_s)
+    except InfeasibleError:  # peaks at different hours need not fit together
+        return None
+
+
+def by_rule(market: Market, demand: Demand) -> Schedule | None:
+    """Aladdin's rule: ceil(k5 r + c5) firm workers per window, of each LLM's type with the cheapest rate.
+
+    The rule covers every window it was fitted on. Reserved GPUs are then bought as cheaply as can be. None if
+    that exceeds a limit, which the rule does not know.
+    """
+    _check(market, demand)
+    workers = np.zeros((len(market.capacities), demand.rate_rps.shape[1]), np.int64)
+    for m, llm in enumerate(demand.llms):
+        own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
+        prices = {c: market.highest_usd_per_h(market.capacities[c]) for c in own}
+        cheapest = min(own, key=lambda c: prices[c] / market.capacities[c].rate_rps)
+        rate = demand.rate_rps[m]
+        needed = np.ceil(rate / market.capacities[cheapest].rate_rps - 1e-9)
+        if len(np.unique(rate)) > 1:
+            needed = fit_worker_rule(rate, needed, covers=True).workers(rate)
+        workers[cheapest] = needed
+    priced_schedule = buy_gpus(market, demand, workers, np.zeros_like(workers))
+    return None if find_broken_constraint(market, demand, priced_schedule) else priced_schedule
+
+
+def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Counts) -> Schedule:
+    """The schedule with these workers and the cheapest mix of reserved and on-demand GPUs for them.
+
+    Reserved GPUs that idle beside spot workers count against the stock too.
+    """
+    windows = workers.shape[1]
+    reserved = np.zeros(len(market.offers), np.int64)
+    on_demand = np.zeros((len(market.offers), windows), np.int64)
+    cost = 0.0
+    for g, offer in enumerate(market.offers):
+        each = [capacity.on.get(offer.gpu, 0) for capacity in market.capacities]
+        gpus = sum((n * workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
+        levels = [0, *np.unique(gpus).tolist()] if offer.reserved_usd_per_h is not None else [0]
+        if offer.on_demand_usd_per_h is None:
+            levels = [int(gpus.max())]
+        if offer.stock is not None:
+            spot = sum((n * spot_workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
+            levels = [level for level in levels if level + spot.max() <= offer.stock] or levels[:1]
+        bills = [
+            (offer.reserved_usd_per_h or 0.0) * level
+            + (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus - level, 0).mean())
+            for level in levels
+        ]
+        reserved[g] = levels[int(np.argmin(bills))]
+        on_demand[g] = np.maximum(gpus - reserved[g], 0)
+        cost += min(bills)
+    for c, capacity in enumerate(market.capacities):
+        start = market.start_usd(capacity)
+        cost += market.spot_worker_usd_per_h(capacity) * float(spot_workers[c].mean())
+        for counts in (workers[c], spot_workers[c]):
+            starts = np.maximum(counts - np.roll(counts, 1), 0).mean()
+            cost += start * float(starts) / (demand.window_s / 3600)
+    return Schedule(workers, spot_workers, reserved, on_demand, cost, 0.0)
+
+
+def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) -> Floats:
+    """(T,) USD/h of every window: GPUs reserved and on demand, spot workers, and what starts in it.
+
+    Its mean is the cost of the schedule.
+    """
+    cost = np.zeros(priced_schedule.workers.shape[1])
+    for g, offer in enumerate(market.offers):
+        cost += (offer.reserved_usd_per_h or 0.0) * priced_schedule.reserved_gpus[g]
+        cost += (offer.on_demand_usd_per_h or 0.0) * priced_schedule.on_demand_gpus[g]
+    for c, capacity in enumerate(market.capacities):
+        cost += market.spot_worker_usd_per_h(capacity) * priced_schedule.spot_workers[c]
+        for counts in (priced_schedule.workers[c], priced_schedule.spot_workers[c]):
+            started = np.maximum(counts - np.roll(counts, 1), 0)
+            cost += market.start_usd(capacity) * started / (demand.window_s / 3600)
+    return cost
+
+
+def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Schedule) -> str | None:
+    """The first constraint of the model that a schedule does not keep, by name."""
+    rate = np.array([capacity.rate_rps for capacity in market.capacities])[:, None]
+    share = np.array([market.spot_share(capacity) for capacity in market.capacities])[:, None]
+    for m, llm in enumerate(demand.llms):
+        own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
+        firm = (rate * priced_schedule.workers)[own].sum(axis=0)
+        carried = firm + (rate * share * priced_schedule.spot_workers)[own].sum(axis=0)
+        if (carried < demand.rate_rps[m] * (1 - 1e-6) - 1e-9).any():
+            return f"served {llm}"
+        if (firm < (1 - market.most_spot_frac) * demand.rate_rps[m] * (1 - 1e-6) - 1e-9).any():
+            return f"firm {llm}"
+    for g, offer in enumerate(market.offers):
+        gpus = np.array([capacity.on.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
+        there = priced_schedule.reserved_gpus[g] + priced_schedule.on_demand_gpus[g]
+        if (gpus @ priced_schedule.workers > there).any():
+            return f"held {offer.gpu}"
+        spot = gpus @ priced_schedule.spot_workers
+        if offer.stock is not None and (there + spot > offer.stock).any():
+            return f"stock {offer.gpu}"
+    watts = np.array([capacity.power_w for capacity in market.capacities])[:, None]
+    most_w = (watts * (priced_schedule.workers + priced_schedule.spot_workers)).sum(axis=0).max()
+    if market.power_w is not None and most_w > market.power_w * (1 + 1e-9):
+        return "power"
+    if market.cost_usd_per_h is not None and priced_schedule.cost_usd_per_h > market.cost_usd_per_h * (
+        1 + 1e-6
+    ):
+        return "budget"
+    return None
+
+
+def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> Windows:
+    """The model but for the budget, in arrays: its costs are summed over windows. Firm workers come first.
+
+    With `gives_way` stock and power may be exceeded, for that price per GPU or Watt (of `Market.limits`), and
+    nothing else costs anything; what they are exceeded by comes after the reserved GPUs.
+    """
+    capacities, offers = market.capacities, market.offers
+    count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
+    watts, rate, start_usd = (
+        np.array([value(c) for c in capacities], float)
+        for value in (lambda c: c.power_w, lambda c: c.rate_rps, market.start_usd)
+    )
+    share = np.array(
+        [market.spot_share(c) if market.most_spot_frac and market.is_on_spot(c) else 0.0 for c in capacities]
+    )
+    covers, most = [], np.zeros(2 * count)
+    for m, llm in enumerate(demand.llms):
+        own = np.flatnonzero([c.llm == llm for c in capacities])
+        spot = own[share[own] > 0]
+        columns = np.concatenate((own, count + spot))
+        carried = np.concatenate((rate[own], (share * rate)[spot]))
+        most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1
+        covers.append(Cover(columns, carried, demand.rate_rps[m]))
+        if len(spot):
+            firm = np.concatenate((rate[own], np.zeros(len(spot))))
+            covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
+    on = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
+    none, one = np.zeros((gpus, count)), np.eye(gpus)
+    limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
+    rows = np.vstack(
+        [
+            np.hstack((-on, none, one, one)),
+            np.hstack((none, -on, -one, -one))[limited],
+            np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None][: market.power_w is not None],
+        ]
+    )
+    least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
+    needed = on @ most[:count]
+    rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
+    kept = [needed[g] if offer.reserved_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
+    spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
+    cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
+    reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
+    starts = np.tile(start_usd / (demand.window_s / 3600), 2)
+    most = np.concatenate((most, rented, kept))
+    if gives_way:
+        limits = np.array(list(_window_limits(market).values()))
+        excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
+        rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), EXCESS_MOST)))
+        cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, gives_way))
+    return Windows(covers, rows, least, cost, reserved, starts, most, windows)
+
+
+def _window_limits(market: Market) -> dict[FleetLimit, float]:
+    """`Market.limits` that hold in every window: stocks in the order of offers, then power."""
+    return {limit: amount for limit, amount in market.limits().items() if limit != COST}
+
+
+def _check(market: Market, demand: Demand) -> None:
+    for m, llm in enumerate(demand.llms):
+        if demand.rate_rps[m].max() > 0 and all(capacity.llm != llm for capacity in market.capacities):
+            raise InfeasibleError(
+                f"no worker type serves {llm}: add one that sustains a rate within its SLO, or relax the SLO",
+                kind="latency",
+                constraint=llm,
+                relaxation="a worker type that serves it",
+            )
+    if market.capacities and len(market.capacities) * demand.rate_rps.shape[1] > MOST_CELLS:
+        raise InputError(f"schedule: more than {MOST_CELLS} windows x worker types; take longer windows")
+
+
+def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerError:
+    """Which limits have to give way, and by how much at least, each weighed as a share of what it is."""
+    limits = _window_limits(market)
+    model = _model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
+    point = minimise(model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s)
+    if point.x is None:
+        return PlannerError("the limits are too tight, and the time did not suffice to say which by how much")
+    excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))
+    more = {limit: amount for limit, amount in excess.items() if amount}
+    says = " and ".join(
+        f"{amount:g} more {limit.unit} of {limit.gpu or limit.name}" for limit, amount in more.items()
+    )
+    fewest = "" if point.status == "optimal" else " (or less)"
+    return InfeasibleError(
+        f"the demand does not fit {', '.join(f'{limit.name} ({limits[limit]:g})' for limit in more)}; "
+        f"with {says} it would{fewest}",
+        kind="capacity",
+        constraint=[limit.name for limit in more],
+        relaxation=says,
+        ways=[
+            [
+                Change(limit.name, limits[limit], limits[limit] + amount, limit.unit)
+                for limit, amount in more.items()
+            ]
+        ],
+    )
+
+
+def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> PlannerError:
+    """The best schedule costs more than the budget: whether all do, and how much more would do."""
+    if bound <= budget:
+        return PlannerError(
+            f"no schedule within the budget of {budget:g} USD/h was found in {time_limit_s:g} s: the best "
+            f"costs {cost:.2f}, none less than {bound:.2f}; allow more with --time-limit"
+        )
+    more = f"{cost - budget:.6g} more USD/h of cost"
+    fewest = "" if bound >= cost * (1 - 1e-6) else " (or less)"
+    return InfeasibleError(
+        f"the demand does not fit cost ({budget:g}); with {more} it would{fewest}",
+        kind="capacity",
+        constraint=COST.name,
+        relaxation=more,
+        ways=[[Change(COST.name, budget, cost, COST.unit)]],
+    )

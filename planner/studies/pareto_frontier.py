@@ -1,0 +1,293 @@
+"""The frontier of cost against one limit: every fleet on it, with the exact limit at which it stops holding.
+
+The loosest limit in the range is planned; the fleet found holds down to its corner; just beyond the corner is
+planned again, and so on (the epsilon-constraint method). No grid: a step of the staircase takes one plan, and
+none is missed between two plans. It is as exact as the plans are: between two corners a cheaper fleet is one
+that a plan would not have found either.
+
+    ttft, tbt, tpot, e2e   the corner is the fleet's own percentile in the simulation, where it still passes
+                           there (backlog test, attainment, losses), else found by bisection, to CORNER_FRAC
+    power, cost            the corner is what the fleet draws (at its limit) or costs
+    rate                   the most requests/s that the fleet carries, by bisection, to RATE_FRAC. Rates are
+                           drawn from the trace anew, so that more traffic is harder is an assumption here
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from planner.documents.facts import Answered
+from planner.documents.slo import METRICS
+from planner.documents.task import PlanQuestion
+from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet
+from planner.reports.words import describe
+from planner.search.level0.owned_gpus import objective_paid
+from planner.search.problem.bill import bill_fleet
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import on_all_draws
+from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.studies.what_if import Study, WhatIfAnswer, answer_document, is_kept, workers_in_question
+from planner.units import finite_or_none
+
+Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
+CORNER_FRAC = 1e-3
+RATE_FRAC = 5e-3
+NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierStep:
+    """A fleet that is optimal from the limit `corner` up to the corner of the next looser step."""
+
+    corner: float
+    value: float
+    fleet: Fleet
+    is_exact: bool  # Level 0 is proved optimal.
+    is_exhausted: bool  # The search of level 0 ended before its time limit.
+    level0: float  # The cost of level 0; a mixed fleet may cost less.
+    answers: tuple[Answered, ...] = ()  # The three answers; empty with `safety: none`.
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The steps from loose to tight. `question_limit` is the limit of the question, or None without one;
+    `loosest` is infinite where the walk began without the limit."""
+
+    axis: str  # Examples are "ttft p90" and "power".
+    unit: str
+    objective: str
+    objective_unit: str
+    steps: tuple[FrontierStep, ...]
+    loosest: float
+    question_limit: float | None
+    is_rising: bool  # It is True for rates, whose cost rises with the limit.
+    ended: str  # The reason why no further step follows.
+
+    def best_at(self, limit: float) -> FrontierStep | None:
+        """The best fleet at a limit in the range that was walked."""
+        sign = -1 if self.is_rising else 1
+        if sign * limit > sign * self.loosest * (1 + sign * 1e-9):
+            return None
+        within = [step for step in self.steps if sign * step.corner <= sign * limit * (1 + sign * 1e-9)]
+        return min(within, key=lambda step: step.value, default=None)
+
+
+def find_frontier(
+    study: Study,
+    task: PlanQuestion,
+    axis: str,
+    *,
+    first: float | None = None,
+    last: float | None = None,
+    points: int = 12,
+) -> Frontier:
+    """Walk from the loosest limit to the tightest (of `first` and `last`), with at most `points` plans.
+
+    Without them the range is from half to twice the question's limit, and for power and cost from what the
+    best fleet takes without that limit down to where nothing holds. `axis` is one of AXES, or a limit such
+    as "ttft.p90" where there are several on a metric. Raises InfeasibleError if nothing holds at the loosest.
+    """
+    walk = _axis_walk(study, task, axis)
+    low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
+    if not 0 < low < high:
+        raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
+    sign = -1 if walk.is_rising else 1
+    at, tightest = (low, high) if walk.is_rising else (high, low)
+    loosest = at
+    steps: list[FrontierStep] = []
+    answer: WhatIfAnswer | None = None
+    ended = f"{points} plans were made; allow more --points to see tighter limits"
+    for number in range(points):
+        study.progress(f"plan {number + 1}: {walk.name} {at:.6g} {walk.unit}")
+        try:
+            answer = study.ask(walk.task(at), () if answer is None else (answer.fleet,))
+        except InfeasibleError as error:
+            if not steps:
+                raise
+            ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
+            break
+        corner, at = walk.corner(answer, at, tightest)
+        simplest = answer.search_result.level0.search
+        level0 = simplest.value if simplest.best is None else objective_paid(answer.problem, simplest.best)
+        proof = answer.is_exact, answer.is_exhausted
+        steps.append(FrontierStep(corner, answer.value, answer.fleet, *proof, level0, answer.answers))
+        if sign * at < sign * tightest:
+            ended = "the range that was asked for ends here"
+            break
+    objective = walk.task(loosest).objective
+    return Frontier(
+        walk.name,
+        walk.unit,
+        objective,
+        OBJECTIVE_UNITS[objective],
+        _without_dominated(steps, sign),
+        loosest,
+        walk.question_limit,
+        walk.is_rising,
+        ended,
+    )
+
+
+def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
+    """Without steps that a tighter one makes pointless: it holds where they do, and is as cheap."""
+    return tuple(
+        step
+        for k, step in enumerate(steps)
+        if not any(
+            other.value <= step.value * (1 + 1e-9) and sign * other.corner <= sign * step.corner
+            for other in steps[k + 1 :]
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """An axis: the question at a limit, and the corner of the fleet found at one, with a limit beyond it."""
+
+    name: str
+    unit: str
+    question_limit: float | None
+    low: float
+    high: float
+    task: Callable[[float], PlanQuestion]
+    corner: Callable[[WhatIfAnswer, float, float], tuple[float, float]]
+    is_rising: bool = False
+
+
+def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
+    metric, _, percentile = axis.partition(".")
+    if metric not in AXES or (percentile and metric not in METRICS):
+        raise InputError(f"--over: expected one of {', '.join(AXES)}, or a limit as ttft.p90, found {axis!r}")
+    if metric == "power":
+        return _amount_walk(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
+    if metric == "cost":
+        wanted = "power" if task.objective == "cost" else task.objective
+        return _amount_walk(
+            replace(task, objective=wanted),
+            "cost",
+            "cost_limit_usd_per_h",
+            lambda fleet: bill_fleet(fleet).usd_per_h,
+        )
+    if metric == "rate":
+        return _rate_walk(study, task)
+    return _latency_walk(task, metric, percentile)
+
+
+def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
+    if task.slowdowns is not None:
+        raise InputError(f"--over {metric}: the relative preset {task.preset!r} has no limits in seconds")
+    lines = [
+        (k, limit)
+        for k, limit in enumerate(task.slo.limits)
+        if limit.metric == metric and (not percentile or limit.name == f"{metric} {percentile}")
+    ]
+    if len(lines) != 1:
+        names = ", ".join(limit.name.replace(" ", ".") for limit in task.slo.limits)
+        raise InputError(f"--over {metric}: expected exactly one such limit in the SLO, which has {names}")
+    ((k, limit),) = lines
+
+    def at(limit_s: float) -> PlanQuestion:
+        moved = (*task.slo.limits[:k], replace(limit, limit_s=limit_s), *task.slo.limits[k + 1 :])
+        return replace(task, slo=replace(task.slo, limits=moved))
+
+    def corner(answer: WhatIfAnswer, at_s: float, _: float) -> tuple[float, float]:
+        simulated_s = answer.verdict.lines[k].decides[0] * (1 + 1e-9)
+        oracle = with_search_scenarios(on_all_draws(answer.problem)).oracle
+        counts = oracle.counts(answer.fleet)
+
+        def keeps(limit_s: float) -> bool:
+            return replace(oracle, slo=at(limit_s).slo).holds([counts])[0]
+
+        if keeps(min(simulated_s, at_s)):
+            return simulated_s, simulated_s * (1 - NEXT_FRAC)
+        return _bisect_edge(keeps, at_s, simulated_s, CORNER_FRAC)
+
+    return _Walk(limit.name, "s", limit.limit_s, limit.limit_s / 2, 2 * limit.limit_s, at, corner)
+
+
+def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], float]) -> _Walk:
+    def at(amount: float) -> PlanQuestion:
+        limit: dict[str, Any] = {key: amount if math.isfinite(amount) else None}
+        return replace(task, **limit)
+
+    def corner(answer: WhatIfAnswer, _: float, __: float) -> tuple[float, float]:
+        return of(answer.fleet), of(answer.fleet) * (1 - NEXT_FRAC)
+
+    return _Walk(name, UNITS[name], getattr(task, key), 1e-9, math.inf, at, corner)
+
+
+def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
+    requested_rate_rps = (
+        study.traffic_request(task).requests.rate_rps if task.rate_rps is None else task.rate_rps
+    )
+
+    def at(rate_rps: float) -> PlanQuestion:
+        return replace(task, rate_rps=rate_rps)
+
+    def corner(answer: WhatIfAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
+        def carries(rate_rps: float) -> bool:
+            problem = study.pose(at(rate_rps))
+            fleet = workers_in_question(problem, answer.fleet)
+            return fleet is not None and is_kept(problem, fleet)
+
+        if carries(most_rps):
+            return most_rps, most_rps * (1 + RATE_FRAC)
+        return _bisect_edge(carries, at_rps, most_rps, RATE_FRAC)
+
+    return _Walk(
+        "rate",
+        UNITS["rate"],
+        requested_rate_rps,
+        requested_rate_rps / 2,
+        2 * requested_rate_rps,
+        at,
+        corner,
+        is_rising=True,
+    )
+
+
+def _bisect_edge(keeps: Callable[[float], bool], good: float, bad: float, frac: float) -> tuple[float, float]:
+    """The last value from `good` towards `bad` that keeps, and the next that does not, a share `frac` on."""
+    while abs(good - bad) > frac * abs(good):
+        middle = math.sqrt(good * bad)
+        if keeps(middle):
+            good = middle
+        else:
+            bad = middle
+    return good, bad
+
+
+def frontier_document(frontier: Frontier) -> dict[str, Any]:
+    """The frontier as plain values."""
+    return {
+        "over": frontier.axis,
+        "unit": frontier.unit,
+        "objective": frontier.objective,
+        "objective_unit": frontier.objective_unit,
+        "loosest": finite_or_none(frontier.loosest),
+        "asked": frontier.question_limit,
+        "ended": frontier.ended,
+        "steps": [
+            {
+                "holds_to": step.corner,
+                "value": step.value,
+                "fleet": describe(step.fleet),
+                "cost_usd_per_h": bill_fleet(step.fleet).usd_per_h,
+                "power_w": step.fleet.power_w,
+                "gpus": step.fleet.gpus,
+                "level0": step.level0,
+                "level0_exact": step.is_exact,
+                "level0_exhausted": step.is_exhausted,
+                "is_asked": frontier.question_limit is not None
+                and step == frontier.best_at(frontier.question_limit),
+                "answers": [answer_document(each) for each in step.answers],
+            }
+            for step in frontier.steps
+        ],
+    }

@@ -1,0 +1,517 @@
+"""A deployment held against its plan: what has drifted, since when, and how far the plan still holds.
+
+Of each quantity (rate, lengths, what prefix caches miss) the plan's own traffic says which levels it has and
+how much its windows scatter; `solvers/drift.py` says whether the live windows have left these levels.
+
+A mean over a window with exposure e (seconds for a rate, requests for a length) has the relative variance
+phi c^2 / e: c^2 is that of one request (of a rate: 1 / rate, as Poisson's), phi the overdispersion, the
+larger one of what batches of 1, 2 and 5 windows show in the plan's traffic and neighbouring windows show
+live. Levels are means of LEVEL_WINDOWS windows. Where they differ by more than chance (chi-square, 1 %), all
+between the lowest and the highest of them are within the plan: the course of a day is no drift. Else there is
+one level, known as well as its requests tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
+from planner.documents.plan_folder import WrittenPlan
+from planner.documents.task import PlanQuestion
+from planner.domain import Limit
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.importers.prometheus_range import SampledHistogram
+from planner.importers.vllm_metrics import Live
+from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.slo_verdict import judge
+from planner.solvers.drift import Alarm, find_alarms
+from planner.studies.replanning import Replan, replan
+from planner.studies.what_if import Study
+from planner.traffic.scaling import rescale, sped_up
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+
+WINDOW_S = 60.0
+LEVEL_WINDOWS = 10
+TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
+FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # The chance of any false alarm is 1 % per 1000 windows.
+RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
+_BATCHES = (1, 2, 5)
+_LEAST_FREEDOM = 8
+_SIDES = 2
+_FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a plan took a quantity for: its mean, its lowest and highest level, and how windows scatter.
+
+    `variance` is c^2, that of one unit of exposure relative to the mean; `dispersion` is phi.
+    """
+
+    what: str
+    mean: float
+    low: float
+    high: float
+    variance: float
+    dispersion: float
+    levels: int
+
+    def edge(self, is_up: bool) -> float:
+        """What a mean must be beyond to have drifted: TOLERANCE_FRAC off the levels, no less than a single
+        level is known to.
+        """
+        high, low = (self.mean, self.mean) if self.levels == 1 else (self.high, self.low)
+        if is_up:
+            return max(high * (1 + TOLERANCE_FRAC), self.high)
+        return min(low * (1 - TOLERANCE_FRAC), self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDrift:
+    """A quantity now. `alarm` is None while it is within the plan; times are Unix [s].
+
+    `change_frac` is the mean since `since_s` (else of the last hour) relative to the plan's mean, between
+    `low_frac` and `high_frac` at 95 %; `is_up` says to which side of the plan's levels it went.
+    """
+
+    what: str
+    planned: float
+    planned_low: float
+    planned_high: float
+    now: float
+    low_frac: float
+    high_frac: float
+    dispersion: float
+    since_s: float | None = None
+    noticed_s: float | None = None
+    is_up: bool = False
+    past: tuple[tuple[float, float], ...] = ()  # The spans [from, to) of drifts that have ended.
+
+    @property
+    def change_frac(self) -> float:
+        return self.now / self.planned - 1
+
+    @property
+    def is_drift(self) -> bool:
+        return self.since_s is not None
+
+    @property
+    def is_harder(self) -> bool:
+        """Whether the drift means more work for the plan."""
+        return self.is_drift and self.is_up
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLine:
+    """A limit of the SLO with its live percentile, which lies above `low_s` and at or below `high_s`, two
+    edges of buckets. `is_kept` is None if the limit lies between these, or too few requests were counted.
+    """
+
+    limit: Limit
+    requests: float
+    low_s: float
+    high_s: float
+    planned_s: float | None
+    is_kept: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveHeadroom:
+    """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate.
+
+    `is_at_most` is True if the plan held at the highest simulated rate. `input_frac` and `output_frac` are
+    the factors on the lengths of prompts and of outputs.
+    """
+
+    until_rps: float
+    now_rps: float
+    is_at_most: bool
+    input_frac: float
+    output_frac: float
+
+    @property
+    def headroom_frac(self) -> float:
+        """The share of additional traffic that the plan carries; negative if the live rate is too high."""
+        return self.until_rps / self.now_rps - 1 if self.now_rps > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WatchedPlan:
+    """The result of one look; `drifts` has what the metrics allow, in the order of QUANTITIES."""
+
+    live: Live
+    drifts: tuple[LiveDrift, ...]
+    latencies: tuple[LatencyLine, ...]
+    holds: LiveHeadroom
+    hit_frac: tuple[float | None, float | None]  # The planned and the live share.
+
+    @property
+    def missed(self) -> tuple[LatencyLine, ...]:
+        return tuple(line for line in self.latencies if line.is_kept is False)
+
+    @property
+    def status(self) -> str:
+        """ "missed", "outgrown" (drifted so far that the plan no longer holds), "drifted" or "inside".
+
+        Traffic that became easier is inside.
+        """
+        if self.missed:
+            return "missed"
+        harder = any(drift.is_harder for drift in self.drifts)
+        if harder and self.holds.headroom_frac < 0:
+            return "outgrown"
+        return "drifted" if harder else "inside"
+
+    @property
+    def plan_holds(self) -> bool:
+        return self.status in ("inside", "drifted")
+
+
+def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float | None) -> Reference:
+    """From windows of the plan's traffic: `amounts` (n,) were counted over `exposure` (n,).
+
+    `variance` is c^2; None for a rate, whose own is 1 / mean.
+    """
+    blocks = max(len(amounts) // LEVEL_WINDOWS, 1)
+    width = len(amounts) // blocks
+    amounts = amounts[: blocks * width].reshape(blocks, width)
+    exposure = exposure[: blocks * width].reshape(blocks, width)
+    mean = float(amounts.sum() / exposure.sum())
+    unit = 1 / mean if variance is None else variance
+    total = exposure.sum(axis=1)
+    level = amounts.sum(axis=1) / np.maximum(total, 1e-12)
+    has = (total > 0) & (level > 0)
+    units = np.full(blocks, unit) if variance is not None else 1 / np.maximum(level, 1e-12)
+    dispersion = _largest_dispersion(
+        [_dispersion(amounts[has], exposure[has], units[has], size) for size in _BATCHES]
+    )
+    noise = dispersion * unit / total[has]
+    away = level[has] / mean - 1
+    chi_square, freedom = float((away**2 / noise).sum()), int(has.sum()) - 1
+    if freedom < 1 or chi_square <= _chi_square(0.99, freedom):
+        known = 2 * math.sqrt(dispersion * unit / float(exposure.sum()))
+        return Reference(what, mean, mean * max(1 - known, 0.0), mean * (1 + known), unit, dispersion, 1)
+    between = (chi_square / freedom - 1) * float(noise.mean())
+    shrunk = mean * (1 + away * np.sqrt(between / (between + noise)))
+    return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), unit, dispersion, freedom + 1)
+
+
+def _dispersion(amounts: Floats, exposure: Floats, units: Floats, size: int) -> tuple[float, float]:
+    """phi from batches of `size` windows around their block's mean, and its degrees of freedom; `units` are
+    c^2 of the blocks.
+    """
+    per = amounts.shape[1] // size
+    freedom = amounts.shape[0] * (per - 1)
+    if freedom < _LEAST_FREEDOM:
+        return 1.0, 0.0
+    y = amounts[:, : per * size].reshape(-1, per, size).sum(axis=2)
+    e = exposure[:, : per * size].reshape(-1, per, size).sum(axis=2)
+    centre = (y.sum(axis=1) / np.maximum(e.sum(axis=1), 1e-12))[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z2 = np.where((e > 0) & (centre > 0), (y / e / centre - 1) ** 2 * e / units[:, None], 0.0)
+    return float(z2.sum() / freedom), freedom
+
+
+def _largest_dispersion(alarms: Sequence[tuple[float, float]]) -> float:
+    """The first phi, or one of a longer batch that is larger by more than chance; at least 1."""
+    phi = max(alarms[0][0], 1.0)
+    for other, freedom in alarms[1:]:
+        if freedom and other > phi * (1 + 2 * math.sqrt(2 / freedom)):
+            phi = other
+    return phi
+
+
+def _chi_square(frac: float, freedom: int) -> float:
+    from scipy.stats import chi2
+
+    return float(chi2.ppf(frac, freedom))
+
+
+def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference]:
+    """What the plan's traffic says of rate, lengths and, where it has prefix caches, of what they miss."""
+    window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))
+    if not window_s > 0:
+        raise InputError(
+            f"{trace.name}: all requests arrive at once, so there is no rate to hold others against"
+        )
+    windows = int(trace.duration_s / window_s)
+    number = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
+    inside = number < windows
+
+    def per_window(values: npt.NDArray[np.int64] | None) -> Floats:
+        weights = None if values is None else values[inside]
+        return np.bincount(number[inside], weights=weights, minlength=windows).astype(float)
+
+    requests = per_window(None)
+    by_metric = {"rate": fit_reference("rate", requests, np.full(windows, window_s), None)}
+    for what, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
+        by_metric[what] = fit_reference(what, per_window(tokens), requests, _variance(tokens))
+    if hit_frac is not None and 0 < hit_frac < 1:
+        missed = 1 - hit_frac
+        spread = hit_frac / missed * (1 + by_metric["prompt"].variance)
+        by_metric["missed"] = Reference("missed", missed, missed, missed, spread, 1.0, 1)
+    return by_metric
+
+
+def _variance(tokens: npt.NDArray[np.int64]) -> float:
+    return max(float(tokens.var() / tokens.mean() ** 2), 1e-6)
+
+
+def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
+    """A quantity's live windows held against the plan; so many `tests` share the chance of false alarms."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
+    is_rate = ref.what == "rate"
+    dispersion = max(
+        ref.dispersion,
+        _largest_dispersion([_live_dispersion(amounts, exposure, ref, size) for size in _BATCHES]),
+    )
+    threshold = PER_WINDOWS * tests / FALSE_ALARM_FRAC
+    by_side: dict[bool, tuple[Alarm, ...]] = {}
+    for is_up in (True, False):
+        edge = ref.edge(is_up)
+        if edge <= 0:
+            continue
+        unit = 1 / edge if is_rate else ref.variance
+        with np.errstate(divide="ignore", invalid="ignore"):
+            variance = np.where(exposure > 0, dispersion * unit / exposure, np.inf)
+        beyond = values / edge - 1 if is_up else 1 - values / edge
+        by_side[is_up] = find_alarms(beyond, variance, threshold=threshold)
+    on = [(alarm, is_up) for is_up, rows in by_side.items() for alarm in rows if alarm.ended is None]
+    past = tuple(
+        (float(edges_s[alarm.began]), float(edges_s[alarm.ended]))
+        for rows in by_side.values()
+        for alarm in rows
+        if alarm.ended is not None
+    )
+    current = max(on, key=lambda pair: pair[0].began, default=None)
+    recent = max(len(values) - max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1), 0)
+    first = recent if current is None else current[0].began
+    now, half = _mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
+    about = now / ref.mean - 1
+    return LiveDrift(
+        ref.what,
+        ref.mean,
+        ref.low,
+        ref.high,
+        now,
+        about - half,
+        about + half,
+        dispersion,
+        None if current is None else float(edges_s[current[0].began]),
+        None if current is None else float(edges_s[current[0].noticed + 1]),
+        current is not None and current[1],
+        tuple(sorted(past)),
+    )
+
+
+def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) -> tuple[float, float]:
+    """The live mean and half of its 95 % interval, both relative to the plan's mean."""
+    known = np.isfinite(amounts) & (exposure > 0)
+    total = float(exposure[known].sum())
+    if total <= 0:
+        return math.nan, math.nan
+    mean = float(amounts[known].sum()) / total
+    scale = mean / ref.mean
+    return mean, 1.96 * math.sqrt(variance / total) * (math.sqrt(scale) if ref.what == "rate" else scale)
+
+
+def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: int) -> tuple[float, float]:
+    """phi from differences of neighbours, by their median: a shift of the level changes one of them."""
+    n = len(amounts) // size
+    y = amounts[: n * size].reshape(n, size).sum(axis=1)
+    e = exposure[: n * size].reshape(n, size).sum(axis=1)
+    keep = np.isfinite(y) & (e > 0) & (y > 0)
+    if keep.sum() <= _LEAST_FREEDOM:
+        return 1.0, 0.0
+    y, e = y[keep], e[keep]
+    value = y / e
+    middle = (value[1:] + value[:-1]) / 2
+    unit = 1 / middle if ref.what == "rate" else ref.variance
+    z2 = ((value[1:] - value[:-1]) / middle) ** 2 / (unit * (1 / e[1:] + 1 / e[:-1]))
+    # a median of n such squares scatters as a variance of n / 3 would
+    return float(np.median(z2)) / _chi_square(0.5, 1), len(z2) / 3
+
+
+def latency_lines(
+    limits: Sequence[Limit],
+    planned_s: Sequence[float | None],
+    latency: Mapping[str, SampledHistogram],
+    recent: int,
+) -> tuple[LatencyLine, ...]:
+    """Each limit against the live histogram of the last `recent` windows; those without one are left out."""
+    lines = []
+    for limit, planned in zip(limits, planned_s, strict=True):
+        if limit.metric not in latency:
+            continue
+        whole = latency[limit.metric]
+        counts = np.nan_to_num(whole.counts[-recent:]).sum(axis=0)
+        low_s, high_s, requests = percentile_between(whole.edges, counts, limit.percentile_frac)
+        is_kept = None
+        if requests >= _FEWEST_REQUESTS:
+            is_kept = True if high_s <= limit.limit_s else False if low_s >= limit.limit_s else None
+        lines.append(LatencyLine(limit, requests, low_s, high_s, planned, is_kept))
+    return tuple(lines)
+
+
+def percentile_between(edges: Floats, counts: Floats, percentile_frac: float) -> tuple[float, float, float]:
+    """The edges of the bucket that holds a percentile (nearest rank), and how many values there are."""
+    total = float(counts.sum())
+    if total <= 0:
+        return math.nan, math.nan, 0.0
+    at = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
+    at = min(at, len(edges) - 1)
+    return (float(edges[at - 1]) if at else 0.0), float(edges[at]), total
+
+
+def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> Trace:
+    """The same requests with longer or shorter prompts and outputs; shared prefixes stay as they are."""
+    if input_factor == 1 and output_factor == 1:
+        return trace
+    least = np.diff(trace.prefix_offsets) * trace.prefix_block_tokens
+    prompts = np.maximum(np.rint(trace.input_tokens * input_factor).astype(np.int64), np.maximum(least, 1))
+    outputs = np.maximum(np.rint(trace.output_tokens * output_factor).astype(np.int64), 1)
+    images = trace.image_tokens
+    return replace(
+        trace,
+        input_tokens=prompts,
+        output_tokens=outputs,
+        image_tokens=None if images is None else np.minimum(images, prompts),
+        notes=(*trace.notes, f"prompts times {input_factor:.4g}, outputs times {output_factor:.4g}"),
+    )
+
+
+def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
+    """The most traffic, as a factor on `trace`'s, at which the fleet keeps the plan's SLO, by bisection.
+
+    As `search/headroom.py`: the same requests by a faster clock. 0 where it holds at no rate that was tried.
+    """
+
+    def holds(factor: float) -> bool:
+        faster_trace = sped_up(trace, factor)
+        slo = written.slo
+        simulation = keeps(
+            fleet, faster_trace, slo.limits, Requests(faster_trace), slo.every_s, patience_s=slo.patience_s
+        )
+        return simulation is not None and judge(simulation, slo, values=False).holds
+
+    good, bad = 0.0, 1 + HEADROOM_MOST_FRAC
+    if holds(bad):
+        return bad
+    if holds(1.0):
+        good = 1.0
+    else:
+        bad = 1.0
+    while bad - good > HEADROOM_STEP_FRAC:
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A plan as live windows are held against it; `carried` remembers `carries` by factors on the lengths."""
+
+    written: WrittenPlan
+    references: Mapping[str, Reference]
+    hit_frac: float | None
+    carried: dict[tuple[float, float], float] = field(default_factory=dict)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether prefill and decode have workers of their own."""
+        return any(pool.role == "prefill" for pool in self.written.fleet.running_pools)
+
+
+def read_expectations(written: WrittenPlan) -> Planned:
+    """Read a plan folder. Where its traffic has prefixes, its prefix caches are simulated once more."""
+    hits = simulate(written.fleet, written.trace).token_hit_frac if written.trace.has_prefixes else None
+    return Planned(written, plan_references(written.trace, hits), hits)
+
+
+def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[LiveDrift, ...]:
+    """Every quantity of a deployment that can be held against the plan's."""
+    finished = np.nan_to_num(live.finished)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        missed = np.where(live.queried_tokens > 0, 1 - live.hit_tokens / live.queried_tokens, np.nan)
+    rows = {
+        "rate": (live.arrived, np.where(np.isfinite(live.arrived), np.diff(live.edges_s), 0.0)),
+        "prompt": (live.input_tokens, finished),
+        "output": (live.output_tokens, finished),
+        "missed": (missed * finished, finished),
+    }
+    known = [what for what in refs if np.isfinite(rows[what][0]).any()]
+    return tuple(drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(known)) for what in known)
+
+
+def watch_windows(plan: Planned, live: Live) -> WatchedPlan:
+    """Compare the live windows of a deployment with its plan."""
+    drifts = drifts_of(plan.references, live)
+    recent = max(int(RECENT_S / live.every_s), 1)
+    queried = float(np.nansum(live.queried_tokens[-recent:]))
+    return WatchedPlan(
+        live,
+        drifts,
+        latency_lines(plan.written.slo.limits, plan.written.simulated_s, live.latency, recent),
+        _holds(plan, {drift.what: drift for drift in drifts}),
+        (plan.hit_frac, float(np.nansum(live.hit_tokens[-recent:])) / queried if queried > 0 else None),
+    )
+
+
+def length_factors(drifts: Mapping[str, LiveDrift]) -> tuple[float, float]:
+    """Factors on prompts and outputs that the drifts amount to; 1 where there is none."""
+    factors = [
+        drifts[what].now / drifts[what].planned if what in drifts and drifts[what].is_drift else 1.0
+        for what in ("prompt", "output")
+    ]
+    return factors[0], factors[1]
+
+
+def _holds(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
+    prompts, outputs = length_factors(drifts)
+    factors = round(prompts, 2), round(outputs, 2)
+    if factors not in plan.carried:
+        written = plan.written
+        plan.carried[factors] = most_carried_traffic(
+            written.fleet, written, stretch_lengths(written.trace, *factors)
+        )
+    factor, rate = plan.carried[factors], plan.references["rate"]
+    return LiveHeadroom(
+        factor * busiest_rps(rate),
+        drifts["rate"].now,
+        factor >= 1 + HEADROOM_MOST_FRAC,
+        factors[0] - 1,
+        factors[1] - 1,
+    )
+
+
+def busiest_rps(rate: Reference) -> float:
+    """The rate that stands for a plan's traffic: its highest level, its mean where it has but one."""
+    return rate.high if rate.levels > 1 else rate.mean
+
+
+def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
+    """The plan's traffic with the lengths and the rate that it has drifted to."""
+    drifts = {drift.what: drift for drift in watched.drifts}
+    trace = stretch_lengths(plan.written.trace, *length_factors(drifts))
+    if not drifts["rate"].is_drift:
+        return trace
+    factor = drifts["rate"].now / busiest_rps(plan.references["rate"])
+    return rescale(trace, trace.rate_rps * factor, how="superpose", rng=np.random.default_rng(0))
+
+
+def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float) -> Replan:
+    """What `plan replan` answers on `as_now`, which is the study's trace; `task` is of the plan's slo.yaml.
+
+    The plan's traffic was rescaled and cut as that says already. Raises what `replan.replan` raises.
+    """
+    current_task = replace(task, rate_rps=None, window="whole")
+    return replan(study, current_task, plan.written.fleet, horizon_h=horizon_h, start_usd=1.0, stop_usd=0.0)

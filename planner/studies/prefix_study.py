@@ -1,0 +1,110 @@
+"""What the prompts of a trace share, and with a fleet, which worker should keep which prefix."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.fleet import Fleet
+from planner.reports import prefix_values as told
+from planner.search.oracle import prefix_placing
+from planner.search.oracle.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
+from planner.simulator.replay import simulate
+from planner.traffic.prefixes import PrefixSummary, summarise_prefixes
+from planner.traffic.trace import Trace
+
+NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
+ESTIMATE = "estimated before any simulation"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPrefixes:
+    """Prefixes on the workers of one pool, prompts that load them, and how few workers would do as much."""
+
+    plan: PrefixPlan
+    prompts: list[WarmUp]
+    workers_needed: int
+    simulated: tuple[PoolPrefixes, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixStudy:
+    """`placed` is None without a fleet."""
+
+    trace: Trace
+    summary: PrefixSummary
+    placed: PlacedPrefixes | None
+
+
+def study_prefixes(
+    requests: Trace,
+    fleet: Fleet | None = None,
+    *,
+    pool: str | None = None,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> PrefixStudy:
+    """What prompts share, and where `fleet` should keep it: in its pool of that name, if several prefill.
+
+    Raises InputError where the trace has no block ids, or the fleet no such pool.
+    """
+    chosen = prefix_placing.prefill_pool(fleet, pool) if fleet is not None else None
+    progress(f"reading the prefixes of {len(requests)} requests")
+    summary = summarise_prefixes(requests)
+    if fleet is None or chosen is None:
+        return PrefixStudy(requests, summary, None)
+    progress(f"placing prefixes on {chosen.count} workers")
+    rng = np.random.default_rng(seed)
+    until_s = time.monotonic() + time_limit_s
+
+    def share_s(of: int) -> float:
+        """Of the time that is left, for the next of so many stages."""
+        return max(until_s - time.monotonic(), 0.1) / of
+
+    placement = prefix_placing.plan_prefixes(requests, chosen, time_limit_s=share_s(2), rng=rng)
+    prompts = prefix_placing.warm_up(requests, placement)
+    needed = prefix_placing.workers_for_same_load(requests, placement, time_limit_s=share_s(2), rng=rng)
+    simulated: tuple[PoolPrefixes, ...] = ()
+    if fleet.policies.prefix_cache:
+        progress("simulating the fleet")
+        run = simulate(fleet, requests)
+        simulated = prefix_placing.pool_prefixes(fleet, run, requests, time_limit_s=share_s(1), rng=rng)
+    return PrefixStudy(requests, summary, PlacedPrefixes(placement, prompts, needed, simulated))
+
+
+def prefix_document(study: PrefixStudy) -> dict[str, Any]:
+    """What `plan prefixes --json` prints."""
+    answer: dict[str, Any] = {"trace": study.summary.as_dict(), "notes": list(study.trace.notes)}
+    if (placed := study.placed) is not None:
+        pool = placed.plan.pool
+        answer["plan"] = {
+            "basis": ESTIMATE,
+            **told.plan_document(placed.plan, placed.prompts),
+            "workers_needed": placed.workers_needed,
+            "gpus_saved": (pool.count - placed.workers_needed) * pool.type.gpus,
+        }
+        answer["simulated"] = {each.plan.pool.name: told.simulated(each) for each in placed.simulated}
+    return answer
+
+
+def render_prefixes(study: PrefixStudy) -> dict[str, str | bytes]:
+    """The files of `plan prefixes -o DIR`, by their names."""
+    files: dict[str, str | bytes] = {
+        "prefixes.json": json.dumps(prefix_document(study), indent=2) + "\n",
+        "hit-curve.csv": _curve_csv(study.summary),
+    }
+    if study.placed is not None:
+        files["warm-up.json"] = told.warm_up_json(study.placed.prompts)
+    return files
+
+
+def _curve_csv(summary: PrefixSummary) -> str:
+    lines = ["cache_tokens,token_hit_frac"]
+    lines += [f"{tokens},{frac:.6g}" for tokens, frac in summary.hit_frac.items()]
+    return "\n".join([*lines, f"inf,{summary.infinite_hit_frac:.6g}"]) + "\n"

@@ -1,0 +1,455 @@
+"""The smallest change from a running fleet: keep it while that pays, else move as little as pays.
+
+Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
+Data   c_j price, e_k of a GPU of a node that is sold whole and has no worker [USD/h]   n0_j running workers
+       H horizon [h]   a, b USD per worker started, stopped
+Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/nodes.py)
+
+  min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
+  s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.Limits)
+        holds     the simulation of n keeps the SLO, with `safety` in enough scenarios of the search
+
+All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
+If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
+fails if a larger one does is an assumption, and not always true of pairs: more prefill workers hand over in
+bursts. The answer is exact over these options only where none was left out by it. Running workers of a GPU
+that is no longer in stock are stopped. Policies, which move no worker, are those of the plan from scratch.
+
+`drift` compares the traffic that the running fleet was planned on with today's: Kolmogorov and Smirnov's D is
+the largest share of requests by which the two distributions differ. With thousands of requests any D is
+significant, so what counts is its size.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents.facts import KeptIn
+from planner.documents.task import PlanQuestion
+from planner.domain import OWNED, SPOT, market_of, row_of
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+from planner.reports.words import describe
+from planner.search.level0.owned_gpus import owned_first
+from planner.search.mixed.mixed_fleets import expected_share
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.problem.options import option_of
+from planner.search.problem.plan_problem import Problem, on_all_draws
+from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.production.three_answers import ScenarioTest
+from planner.simulator.slo_verdict import Verdict
+from planner.solvers.master import Option
+from planner.solvers.whole_nodes import idle_usd_per_h, node_of
+from planner.studies.what_if import Study, WhatIfAnswer, answer_document
+from planner.traffic.kinds import BY_CHANCE, OTHER_FRAC
+from planner.traffic.trace import Trace
+from planner.units import finite_or_none
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+MOST_VECTORS = 2_000_000
+MOST_REQUESTS = 8_000_000  # It bounds the requests simulated for a smaller change.
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanTerms:
+    """The horizon of the new fleet, and the costs of starting and of stopping a worker."""
+
+    horizon_h: float
+    start_usd: float
+    stop_usd: float
+
+    def __post_init__(self) -> None:
+        if not self.horizon_h > 0 or min(self.start_usd, self.stop_usd) < 0:
+            raise InputError("--horizon must be > 0, and what a start and a stop cost >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The number of workers of one kind before and after the change."""
+
+    worker: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops."""
+
+    label: str
+    fleet: Fleet
+    cost_usd_per_h: float
+    migration_usd: float
+    total_usd: float
+    holds: bool
+    kept_in: KeptIn | None = None  # All ways share scenarios; None with `safety: none`.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replan:
+    """The cheapest way to go on and the others. `keeps` if the running fleet holds and stays.
+
+    `is_exhausted`: of all counts of these `options` that are cheaper over the horizon `assumed` were left out
+    because a larger fleet fails; the others were simulated and fail.
+    """
+
+    best: Way
+    keeps: bool
+    moves: tuple[Move, ...]
+    ways: tuple[Way, ...]
+    verdict: Verdict
+    running_verdict: Verdict | None  # It is None without stock for the fleet.
+    options: tuple[str, ...]
+    is_exhausted: bool
+    assumed: int
+    simulations: int
+    scratch: WhatIfAnswer
+    terms: ReplanTerms
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no other counts of these options are cheaper, whatever is assumed."""
+        return self.is_exhausted and not self.assumed
+
+
+def replan(
+    study: Study, task: PlanQuestion, current: Fleet, *, horizon_h: float, start_usd: float, stop_usd: float
+) -> Replan:
+    """Solve the model above. Raises InfeasibleError if no fleet within the limits keeps the SLO."""
+    if task.objective != "cost":
+        raise InputError(f"objective: a replan is about cost, found {task.objective}")
+    terms = ReplanTerms(horizon_h, start_usd, stop_usd)
+    scratch = study.ask(task, (current,))
+    running, gone_pools = _running_options(scratch.problem, current)
+    gone = sum(pool.count for pool in gone_pools)
+    change = _build_change(scratch, running, gone, terms)
+    names = [option.name for option in change.universe]
+    n0, counted = change.n0, {option.name: k for option, k in scratch.search_result.best}
+    n_scratch = np.array([counted.get(name, 0) for name in names])
+    running_holds = gone == 0 and bool(change.is_within_limits(n0)) and change.holds(n0)
+    best = n_scratch
+    if running_holds and float(change.horizon_usd(n0)) <= float(change.horizon_usd(best)):
+        best = n0
+    best, assumed, is_exhausted = _cheaper_ways(study, change, scratch, best)
+    oracle = change.oracle
+    lost = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
+    return Replan(
+        best=change.way_of("the smallest change that pays", best, is_holding=True),
+        keeps=bool((best == n0).all()) and gone == 0,
+        moves=(
+            *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
+            *lost,
+        ),
+        ways=(
+            *([change.way_of("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
+            change.way_of("plan from scratch", n_scratch, is_holding=True),
+        ),
+        verdict=oracle.verdict(oracle.fleet(change.fleet_counts(best)), record=True)[1],
+        running_verdict=(
+            oracle.verdict(oracle.fleet(change.fleet_counts(n0)), record=True)[1] if gone == 0 else None
+        ),
+        options=tuple(names),
+        is_exhausted=is_exhausted,
+        assumed=assumed,
+        simulations=oracle.simulations,
+        scratch=scratch,
+        terms=terms,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """The model above as arrays over `universe` (J,): `n0` runs, and `gone` workers more that may not stay.
+
+    `uses` (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is.
+    """
+
+    universe: Sequence[Option]
+    oracle: Oracle
+    terms: ReplanTerms
+    n0: Ints
+    gone: int
+    price: Floats
+    uses: Floats
+    amounts: Floats
+    budget_usd_per_h: float
+    test: ScenarioTest | None
+
+    def fleet_counts(self, n: Ints) -> Counts:
+        return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
+
+    def migration_usd(self, n: Ints) -> Floats:
+        started, stopped = np.maximum(n - self.n0, 0).sum(-1), np.maximum(self.n0 - n, 0).sum(-1)
+        return np.asarray(self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone))
+
+    def horizon_usd(self, n: Ints) -> Floats:
+        return np.asarray(self.terms.horizon_h * self.paid_usd_per_h(n) + self.migration_usd(n))
+
+    def paid_usd_per_h(self, n: Ints) -> Floats:
+        """The hourly bill of the counts `n`, with whole nodes where GPUs are sold by the node."""
+        gpus = n * np.array([float(option.type.gpus) for option in self.universe])
+        pools = [(node_of(option.type.gpu), gpus[..., j]) for j, option in enumerate(self.universe)]
+        return np.asarray(n @ self.price + idle_usd_per_h(pools))
+
+    def holds(self, n: Ints) -> bool:
+        return self.oracle.holds([self.fleet_counts(n)])[0]
+
+    def is_within_limits(self, n: Ints) -> npt.NDArray[np.bool_]:
+        return np.asarray(
+            (n @ self.uses.T <= self.amounts).all(-1) & (self.paid_usd_per_h(n) <= self.budget_usd_per_h)
+        )
+
+    def way_of(self, label: str, n: Ints, *, is_holding: bool) -> Way:
+        counts = self.fleet_counts(n)
+        kept_in = None if self.test is None else self.test.count_kept(counts, self.test.side_scenarios)
+        costs = float(self.paid_usd_per_h(n)), float(self.migration_usd(n)), float(self.horizon_usd(n))
+        return Way(label, self.oracle.fleet(counts), *costs, is_holding, kept_in)
+
+
+def _build_change(
+    scratch: WhatIfAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
+) -> _Change:
+    universe, limits = _candidate_options(running, scratch), scratch.problem.limits
+    rows, counted = limits.rows(), {option.name: k for option, k in running}
+    uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
+    problem, test = scratch.problem, None
+    if problem.task.safety is not None and problem.tested is not None:
+        test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, lambda: False)
+    return _Change(
+        universe,
+        with_search_scenarios(on_all_draws(problem)).oracle,
+        terms,
+        n0=np.array([counted.get(option.name, 0) for option in universe]),
+        gone=gone,
+        price=np.array([option.type.price_usd_per_h for option in universe]),
+        uses=uses.reshape(len(rows), len(universe)),
+        amounts=np.array([amount for _, amount in rows]) * (1 + 1e-9),
+        budget_usd_per_h=math.inf if limits.cost_usd_per_h is None else limits.cost_usd_per_h * (1 + 1e-9),
+        test=test,
+    )
+
+
+def _cheaper_ways(study: Study, change: _Change, scratch: WhatIfAnswer, best: Ints) -> tuple[Ints, int, bool]:
+    """Cheaper ways than `best`, those that carry most first: the best found, how many were left out as
+    smaller than one that fails, and whether none is left.
+    """
+    value = float(change.horizon_usd(best))
+    vectors, left_out = _cheaper_counts(change, value)
+    vectors = vectors[change.horizon_usd(vectors) < value * (1 - 1e-9)]
+    vectors = vectors[change.is_within_limits(vectors)]
+    share = np.array([_share_per_worker(option, scratch) for option in change.universe])
+    capacity = _capacity_shares(change.universe, share, vectors)
+    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
+    traces = 1 + len(change.oracle.scenarios)
+    tries = int(np.clip(MOST_REQUESTS / (traces * len(scratch.problem.trace)), 24, 400))
+    ends_s, assumed = time.monotonic() + study.time_limit_s, 0
+    while len(vectors) and tries > 0 and time.monotonic() < ends_s:
+        tries -= 1
+        candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
+        study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
+        if change.holds(candidate):
+            best = _remove_spare_workers(candidate, change)
+            value = float(change.horizon_usd(best))
+            alive = change.horizon_usd(vectors) < value * (1 - 1e-9)
+        else:
+            alive = ~(vectors <= candidate).all(axis=1)
+            assumed += int((~alive).sum()) - 1
+        vectors, capacity = vectors[alive], capacity[alive]
+    return best, assumed, not len(vectors) and not left_out
+
+
+def _gpu_names(gpu: str) -> tuple[str, ...]:
+    """The names of a running GPU in the question, which has separate names for owned and rented ones."""
+    row = row_of(gpu)
+    return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
+
+
+def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], list[Pool]]:
+    """The running workers as options at today's prices and step times, as many of them owned as there are,
+    and the pools that have no GPU in stock.
+    """
+    types = {worker.name: worker for worker in problem.types}
+    gpus = {gpu.name: gpu for gpu in problem.gpus}
+    known: list[tuple[Option, int]] = []
+    gone: list[Pool] = []
+    for pool in current.running_pools:
+        name = pool.type.gpu.name
+        if (gpu := next((gpus[each] for each in _gpu_names(name) if each in gpus), None)) is None:
+            gone += [pool]
+        else:
+            moved = replace(pool.type, gpu=gpu)
+            worker = types.get(moved.name) or moved
+            known.append((option_of(pool.role, worker, problem.priced), pool.count))
+    return list(owned_first(problem, tuple(known))), gone
+
+
+def _candidate_options(running: Sequence[tuple[Option, int]], scratch: WhatIfAnswer) -> list[Option]:
+    """The options for the new fleet: the running ones first, then those of the best fleets from scratch."""
+    level0 = scratch.search_result.level0
+    options = [option for option, _ in running]
+    for counts in (scratch.search_result.best, level0.search.best, level0.mixed[0], level0.one_gpu[0]):
+        options += [option for option, _ in counts or ()]
+    unique: dict[str, Option] = {}
+    for option in options:
+        unique.setdefault(option.name, option)
+    return list(unique.values())
+
+
+def _share_per_worker(option: Option, scratch: WhatIfAnswer) -> float:
+    """The expected share of the traffic that one worker of an option carries."""
+    level0 = scratch.search_result.level0
+    if option.name in level0.bounded:
+        return expected_share(option, level0, {})
+    if not scratch.fleet.price_usd_per_h:
+        return option.type.gpus / scratch.fleet.gpus
+    return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
+
+
+def _cheaper_counts(change: _Change, value: float) -> tuple[Ints, bool]:
+    """A box that holds every count vector cheaper than `value`, (V, J), and whether options were left out.
+
+    Options are left out from the last on where the box would be too large; their count is then 0.
+    """
+    price, n0, uses = change.price, change.n0, change.uses
+    horizon_h, start_usd = change.terms.horizon_h, change.terms.start_usd
+    room = value - change.terms.stop_usd * change.gone
+    most = np.zeros(len(price), dtype=np.int64)
+    for j, c in enumerate(price):
+        alone = np.floor(room / (horizon_h * c)) if c > 0 else MOST_VECTORS
+        if start_usd and c * horizon_h * n0[j] < room:
+            alone = min(alone, np.floor((room + start_usd * n0[j]) / (horizon_h * c + start_usd)))
+        bounded = [a / u for a, u in zip(change.amounts, uses[:, j], strict=True) if u > 0]
+        most[j] = int(min([alone, MOST_VECTORS, *bounded]))
+    kept = len(price)
+    while kept > 1 and np.prod(most[:kept] + 1.0) > MOST_VECTORS:
+        kept -= 1
+    most[kept:] = 0
+    if np.prod(most + 1.0) > MOST_VECTORS:
+        return np.zeros((0, len(price)), dtype=np.int64), True
+    axes = np.meshgrid(*(np.arange(m + 1) for m in most), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1), kept < len(price)
+
+
+def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -> Floats:
+    """Expected share of the traffic that each vector carries; 0 where prefill or decode lacks the other."""
+    carried = {
+        role: vectors @ (share * np.array([option.role == role for option in universe]))
+        for role in ("mixed", "prefill", "decode")
+    }
+    pair = np.minimum(carried["prefill"], carried["decode"])
+    lone = (carried["prefill"] > 0) != (carried["decode"] > 0)
+    return np.asarray(np.where(lone, 0.0, carried["mixed"] + pair))
+
+
+def _remove_spare_workers(n: Ints, change: _Change) -> Ints:
+    """Remove workers, the most expensive first, while this saves money and the fleet keeps the SLO."""
+    n = n.copy()
+    for j in np.argsort(-change.price, kind="stable"):
+        while n[j] > 0:
+            fewer = n.copy()
+            fewer[j] -= 1
+            if change.horizon_usd(fewer) >= change.horizon_usd(n) or not change.holds(fewer):
+                break
+            n = fewer
+    return n
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficDrift:
+    """How far one figure of the traffic has moved. `d` and `p` are Kolmogorov and Smirnov's, of lengths."""
+
+    what: str
+    before: float  # The rate [requests/s], or a median length or gap.
+    after: float
+    d: float | None
+    p: float | None
+    is_drift: bool
+
+
+def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
+    """Rate, lengths and burstiness of two traces. Drift: the rate moved, or D is, by OTHER_FRAC or more, and
+    chance would rarely do that. Gaps between arrivals are compared in units of their mean.
+    """
+    from scipy.stats import ks_2samp
+
+    moved = after.rate_rps / before.rate_rps - 1
+    rows = [TrafficDrift("requests/s", before.rate_rps, after.rate_rps, None, None, abs(moved) >= OTHER_FRAC)]
+
+    def gaps(trace: Trace) -> Floats:
+        between = np.diff(trace.arrival_s)
+        return np.asarray(between / between.mean())
+
+    for what, old, new in (
+        ("prompt tokens", before.input_tokens, after.input_tokens),
+        ("output tokens", before.output_tokens, after.output_tokens),
+        ("gap between arrivals / mean", gaps(before), gaps(after)),
+    ):
+        test = ks_2samp(old, new)
+        d, p = float(test.statistic), float(test.pvalue)
+        is_drift = d >= OTHER_FRAC and p < BY_CHANCE
+        rows.append(TrafficDrift(what, float(np.median(old)), float(np.median(new)), d, p, is_drift))
+    return tuple(rows)
+
+
+def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
+    """What `plan replan --json` prints; `drift` is null where the running fleet's traffic is not known."""
+    return {
+        "keeps": answer.keeps,
+        "horizon_h": answer.terms.horizon_h,
+        "fleet": describe(answer.best.fleet),
+        "moves": [
+            {"worker": move.worker, "before": move.before, "after": move.after} for move in answer.moves
+        ],
+        "ways": [
+            {
+                "way": way.label,
+                "fleet": describe(way.fleet),
+                "cost_usd_per_h": way.cost_usd_per_h,
+                "migration_usd": way.migration_usd,
+                "total_usd": way.total_usd,
+                "holds": way.holds,
+                "kept": None if way.kept_in is None else way.kept_in.kept,
+                "futures": None if way.kept_in is None else way.kept_in.futures,
+            }
+            for way in (answer.best, *answer.ways)
+        ],
+        "slo": [
+            {
+                "limit": line.limit.name,
+                "limit_s": line.limit.limit_s,
+                "simulated_s": finite_or_none(line.value_s),
+                "running_s": None
+                if answer.running_verdict is None
+                else finite_or_none(answer.running_verdict.lines[k].value_s),
+            }
+            for k, line in enumerate(answer.verdict.lines)
+        ],
+        "answers": [answer_document(each) for each in answer.scratch.answers],
+        "searched_over": list(answer.options),
+        "is_exhausted": answer.is_exhausted,
+        "left_out_by_a_larger_one": answer.assumed,
+        "is_exact": answer.is_exact,
+        "simulations": answer.simulations,
+        "drift": None
+        if moved is None
+        else [
+            {
+                "what": row.what,
+                "before": row.before,
+                "after": row.after,
+                "d": row.d,
+                "p": row.p,
+                "is_drift": row.is_drift,
+            }
+            for row in moved
+        ],
+    }

@@ -1,0 +1,436 @@
+"""A log to a trace: which kind of file it is, which of its columns is what, and its rows put together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import InputError, TraceError
+from planner.files.document_values import show_value
+from planner.files.jsontext import parse_json
+from planner.traffic import csv_tables
+from planner.traffic.logs import access, known, log_tables, otlp, vllm_log
+from planner.traffic.logs.gather import Gatherer
+from planner.traffic.logs.log_columns_map import Columns, guess_columns, words_of
+from planner.traffic.logs.times import zone_of
+from planner.traffic.texts import json_object
+from planner.traffic.trace import Trace
+
+COLUMN_MAP = "columns"
+NAMES = (
+    COLUMN_MAP,
+    "vllm",
+    "otlp",
+    *(one.name.lower().replace(" ", "-") for one in known.TABLES),
+    "access-log",
+)
+_SUMS = {
+    *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
+    *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
+}
+_OF_TRACES = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
+_LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How files are to be read where they do not say it: options of `plan trace`, or keys of slo.yaml.
+
+    `columns` is used instead of a guess, `format` is one of NAMES, `zone` is that of dates without one,
+    `salt` hashes the names of tenants.
+    """
+
+    columns: Columns | None = None
+    format: str | None = None
+    zone: str | None = None
+    salt: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.zone is not None:
+            zone_of(self.zone, "timezone")
+        if self.format is not None and self.format not in NAMES:
+            raise InputError(f"format: expected one of {', '.join(NAMES)}, found {show_value(self.format)}")
+        if self.columns is not None and self.format not in (None, COLUMN_MAP, "access-log"):
+            raise InputError(f"format: {self.format} has columns of its own; drop the map, or the format")
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the file is a log even where its columns are those of a trace."""
+        return self.columns is not None or self.format is not None
+
+
+ANY = LogOptions()
+
+
+@dataclass(slots=True)
+class LogSource:
+    """A file, opened: `stream` stands behind its `first` line that is not blank, number `at`. Of Parquet,
+    which is no text, the path alone counts.
+    """
+
+    path: Path
+    stream: Any = None
+    first: bytes = b""
+    at: int = 1
+
+    def ahead(self) -> bytes:
+        """What comes next, a MiB at most, without taking it."""
+        first_bytes: bytes = self.stream.peek(2**20)
+        return first_bytes
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """All lines with their numbers."""
+        yield self.at, self.first
+        yield from enumerate(self.stream, start=self.at + 1)
+
+    def sample_lines(self) -> list[bytes]:
+        """Some whole lines from the first on."""
+        ahead = self.ahead().split(b"\n")
+        return [self.first, *ahead[: log_tables.SAMPLE_ROWS][: len(ahead) - 1 if len(ahead) > 1 else 1]]
+
+
+@dataclass(slots=True)
+class _Log:
+    """A log that is known: its format, its columns, its blocks, and what to say of it afterwards; `doubts`
+    are warnings.
+    """
+
+    name: str
+    columns: Columns
+    blocks: Iterator[log_tables.Block]
+    counted: str = "line"
+    is_guess: bool = False
+    say: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A trace, the format it was read from, and what its columns were taken as (none of a fixed format)."""
+
+    trace: Trace
+    format: str
+    columns: Columns | None
+
+
+def read_log(source: LogSource, how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
+    """Read what stands in a file that is no trace of `formats.FORMATS`.
+
+    Raises UnsureError with the likeliest map where the columns could be several things, TraceError naming
+    file, line and column where a value is wrong.
+    """
+    return read_logs([source], how, drop_invalid=drop_invalid)
+
+
+def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
+    """The same of several files with one clock, as one trace."""
+    gatherer: Gatherer | None = None
+    log: _Log | None = None
+    for source in sources:
+        log = _parquet(source.path, how) if source.stream is None else _opened(source, how)
+        if gatherer is None:
+            gatherer = Gatherer(log.columns, how.zone, how.salt, drop_invalid)
+        elif gatherer.columns != log.columns:
+            raise TraceError(
+                f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.written()}); "
+                "give "
+                "files of one kind"
+            )
+        for line, columns in log.blocks:
+            gatherer.add(line, columns, f"{source.path}, {log.counted}")
+        gatherer.notes += [note for note in log.say if note not in gatherer.notes]
+        gatherer.doubts += log.doubts
+    assert gatherer is not None and log is not None
+    if len(sources) > 1 and gatherer.clock.since_zero:
+        raise TraceError(
+            f"{sources[1].path}: its clock counts from zero, so nobody knows how it lies to the others"
+        )
+    if log.is_guess:
+        gatherer.notes.insert(0, _taken_as(log.columns, gatherer))
+    name = sources[0].path.name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+    return Read(
+        gatherer.trace(name), log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None
+    )
+
+
+def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
+    """The note on a map that nobody gave."""
+    when = columns.arrival or f"{columns.end} - {columns.duration}"
+    others = ", ".join(
+        f"{role} {name}"
+        for role, name in columns.given().items()
+        if role not in ("arrival", "end", "duration")
+    )
+    return (
+        f"taken as arrival: {when} ({gatherer.clock.in_words()}); {others}. Otherwise: --map "
+        f"{columns.written()}"
+    )
+
+
+def _opened(source: LogSource, how: LogOptions) -> _Log:
+    """The log with its columns. Told by content, unless `how` says the format."""
+    text = source.first
+    if how.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
+        if how.format is None and vllm_log.is_log([text]):
+            return _vllm(source)
+        return _json(source, how)
+    sample = source.sample_lines()
+    if how.format == "vllm" or (how.format is None and how.columns is None and vllm_log.is_log(sample)):
+        return _vllm(source)
+    kind = access.kind_of(sample)
+    if how.format == "access-log" or (how.format is None and kind):
+        return _access(source, how, kind)
+    return _csv(source, how)
+
+
+def _vllm(source: LogSource) -> _Log:
+    log = vllm_log.VllmLog(source.path)
+
+    def blocks() -> Iterator[log_tables.Block]:
+        log.read(source.lines())
+        yield from log_tables.object_blocks(log.rows(), set(vllm_log.COLUMNS.given().values()))
+
+    return _Log("vllm", vllm_log.COLUMNS, blocks(), say=log.notes)
+
+
+def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
+    if not kind:
+        raise TraceError(
+            f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
+            "Envoy's default"
+        )
+    sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
+    rows = [row for _, row in access.access_rows(kind, sample, source.path)]
+    columns = how.columns or access.columns_of(
+        kind, log_tables.json_sample(rows), f"{source.path}, line {source.at}"
+    )
+    blocks = log_tables.object_blocks(
+        access.access_rows(kind, source.lines(), source.path), set(columns.given().values())
+    )
+    return _Log("access-log", columns, blocks, is_guess=how.columns is None)
+
+
+def _parquet(path: Path, how: LogOptions) -> _Log:
+    file = log_tables.parquet_file(path)
+    names = log_tables.parquet_names(file)
+    sample_of = next(iter(log_tables.parquet_blocks(path, file, names)), None)
+    if sample_of is None:
+        raise TraceError(f"{path}: has no row; expected at least one request")
+    where = f"{path}, row 1"
+    table = _table(names, how)
+    table_columns = table.columns(names) if table is not None and table.prepare is None else None
+    if table_columns is None:
+        _refuse_format(how, where)
+        _refuse_sums(names, where)
+        table_columns = how.columns or guess_columns(
+            pd.DataFrame(sample_of[1]).iloc[: log_tables.SAMPLE_ROWS], where
+        )
+    _check_there(table_columns, names, where)
+    blocks = log_tables.parquet_blocks(
+        path, log_tables.parquet_file(path), set(table_columns.given().values())
+    )
+    is_guess = how.columns is None and table is None
+    name = table.name if table else COLUMN_MAP
+    return _Log(name, table_columns, blocks, "row", is_guess, _not_read(file.schema_arrow.names))
+
+
+def _csv(source: LogSource, how: LogOptions) -> _Log:
+    names = log_tables.csv_names(source.path, source.first, source.at)
+    doubts: list[str] = []
+    table = _table(names, how)
+    where = f"{source.path}, line {source.at}"
+    if table is not None:
+        columns = table.columns(names)
+        assert columns is not None
+        wanted = _read_columns(columns, table, names)
+        blocks = _csv_blocks(source, names, wanted, [columns.arrival], doubts)
+        if table.prepare is not None:
+            blocks = _prepared(blocks, columns, table)
+        return _Log(table.name, columns, blocks, doubts=doubts)
+    _refuse_format(how, where)
+    _refuse_sums(names, where)
+    if how.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
+        raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
+    columns = how.columns or guess_columns(log_tables.csv_sample(names, source.ahead()), where)
+    _check_there(columns, names, where)
+    given = columns.given()
+    figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
+    blocks = _csv_blocks(source, names, set(given.values()), figures, doubts)
+    say = _not_read(names)
+    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=say, doubts=doubts)
+
+
+def _csv_blocks(
+    source: LogSource, names: list[str], wanted: Collection[str], figures: Collection[str], doubts: list[str]
+) -> Iterator[log_tables.Block]:
+    column_blocks = csv_tables.columns(
+        source.path, source.stream, source.at, names, wanted, figures, doubts=doubts
+    )
+    return ((block.starts, columns) for block, columns in column_blocks)
+
+
+def _read_columns(columns: Columns, table: known.Known, names: Collection[str]) -> set[str]:
+    """Columns to read: those of the map that the file has, and what others are made of."""
+    needed = {*columns.given().values(), *(table.reads if table.prepare else ())}
+    return needed & set(names)
+
+
+def _prepared(
+    blocks: Iterator[log_tables.Block], columns: Columns, table: known.Known
+) -> Iterator[log_tables.Block]:
+    """Blocks of a CSV with the columns that are made of others."""
+    assert table.prepare is not None
+    wanted = set(columns.given().values())
+    for line, block in blocks:
+        plain = {
+            name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()
+        }
+        rows = [
+            table.prepare(dict(zip(plain, values, strict=True)))
+            for values in zip(*plain.values(), strict=True)
+        ]
+        yield line, {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in wanted}
+
+
+def _table(names: Collection[str], how: LogOptions) -> known.Known | None:
+    """The program whose table has these columns, or the one that `how` names."""
+    if how.columns is not None or how.format == COLUMN_MAP:
+        return None
+    for one in known.TABLES:
+        is_requested = how.format in (None, one.name.lower().replace(" ", "-"))
+        if is_requested and one.columns(names) is not None:
+            return one
+    return None
+
+
+def read_frame(name: str, frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
+    """The same of a table in memory whose columns are those of a log; its rows are counted from 0."""
+    names = [str(column) for column in frame.columns]
+    frame = frame.set_axis(names, axis=1).reset_index(drop=True)
+    _refuse_sums(names, name)
+    columns = guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
+    gatherer = Gatherer(columns, drop_invalid=drop_invalid)
+    gatherer.add(
+        np.arange(len(frame)), {each: frame[each] for each in columns.given().values()}, f"{name}, row"
+    )
+    gatherer.notes = [_taken_as(columns, gatherer), *_not_read(names)]
+    return gatherer.trace(name)
+
+
+def _not_read(names: Collection[str]) -> list[str]:
+    """What a trace could have and a log has not."""
+    lost = [name for name in names if name.lower() in _OF_TRACES]
+    return [f"not read from a log: {', '.join(lost)}; name all columns as a trace has them"] if lost else []
+
+
+def _refuse_sums(names: Collection[str], where: str) -> None:
+    """A row that stands for many requests is none."""
+    if sums := [name for name in names if "_".join(words_of(name)) in _SUMS]:
+        raise TraceError(
+            f"{where}: rows are sums of many requests (column {show_value(sums[0])}), not requests; "
+            "give a log "
+            "with a "
+            "row for each, or describe the traffic in slo.yaml (docs/file-formats.md)"
+        )
+
+
+def _refuse_format(how: LogOptions, where: str) -> None:
+    if how.format not in (None, COLUMN_MAP):
+        raise TraceError(
+            f"{where}: lacks what tells {how.format}; leave --format out to have it told, or say --map"
+        )
+
+
+def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
+    for role, name in columns.given().items():
+        if name not in names:
+            column_names = ", ".join(map(show_value, list(names)[:16])) or "no column"
+            raise TraceError(
+                f"{where}: has no column {show_value(name)}, which the map takes as {role}; found "
+                f"{column_names}"
+            )
+
+
+def _json(source: LogSource, how: LogOptions) -> _Log:
+    """Objects a line, in a list, or within one document."""
+    rows, sample, counted = _objects(source)
+    if any(otlp.MARK in row for row in sample[:1]) or how.format == "otlp":
+        if not any(otlp.MARK in row for row in sample):
+            raise TraceError(f"{source.path}: holds no {otlp.MARK}; expected spans in OTLP's JSON")
+        spans = otlp.span_rows(rows, source.path)
+        return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, set(otlp.COLUMNS.given().values())))
+    names = list(dict.fromkeys(name for row in sample for name in (*row, *log_tables.flatten_row(row))))
+    table = _table(names, how)
+    where = f"{source.path}, {counted} {source.at if counted == 'line' else 1}"
+    if table is not None:
+        columns = table.columns(names)
+        assert columns is not None
+        blocks = log_tables.object_blocks(rows, set(columns.given().values()), table.prepare)
+        return _Log(table.name, columns, blocks, counted)
+    _refuse_format(how, where)
+    _refuse_sums(names, where)
+    columns = how.columns or guess_columns(log_tables.json_sample(sample), where)
+    if how.columns is not None:
+        _check_there(columns, names, where)
+    blocks = log_tables.object_blocks(rows, set(columns.given().values()))
+    return _Log(COLUMN_MAP, columns, blocks, counted, how.columns is None, _not_read(names))
+
+
+def _objects(source: LogSource) -> tuple[Iterator[tuple[int, log_tables.Row]], list[log_tables.Row], str]:
+    """All objects with their numbers, the first of them, and what the numbers count."""
+    each: Iterator[tuple[int, log_tables.Row]]
+    if source.first[:1] == b"[":
+        each, counted = log_tables.json_list(source.path, source.first, source.stream), "object"
+    elif (document := _document(source)) is not None:
+        each, counted = iter(enumerate(document, start=1)), "object"
+    else:
+        each, counted = log_tables.json_lines(source.path, source.first, source.at, source.stream), "line"
+    head = list(itertools.islice(each, log_tables.SAMPLE_ROWS))
+
+    def every() -> Iterator[tuple[int, log_tables.Row]]:
+        yield from head
+        yield from each
+
+    return every(), [row for _, row in head if row], counted
+
+
+def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
+    """The objects of a file that is one object over several lines, or of lists in objects; None where each
+    line is an object of its own.
+    """
+    try:
+        first = parse_json(source.first, has_nan=True, counts_digits=False)
+    except ValueError:
+        if source.first.rstrip().endswith(b"}"):
+            return None
+        rest = source.stream.read(_MOST_BYTES)
+        try:
+            first = parse_json(source.first + b"\n" + rest, has_nan=True, counts_digits=False)
+        except ValueError as error:
+            raise TraceError(f"{source.path}, line {source.at}: is not JSON ({str(error)[:100]})") from None
+        return iter(_inner(first) or [first])
+    if not isinstance(first, dict) or _inner(first) is None:
+        return None
+    pages = (json_object(source.path, number, line) for number, line in source.lines() if line.strip())
+    return (row for page in pages for row in _inner(page) or [])
+
+
+def _inner(document: dict[str, Any]) -> list[log_tables.Row] | None:
+    """The list of an object that holds hardly anything else, a page of an API for instance."""
+    inner_list = next((document[name] for name in _LISTS if isinstance(document.get(name), list)), None)
+    is_page = (
+        inner_list is not None
+        and len(document) <= _MOST_OF_A_PAGE
+        and all(isinstance(r, dict) for r in inner_list)
+    )
+    return inner_list if is_page else None
+
+
+_MOST_BYTES = 512 * 2**20
+_MOST_OF_A_PAGE = 6  # keys

@@ -1,0 +1,205 @@
+"""Blocks of rows out of files: CSV, JSON objects a line or in a list, Parquet; columns that are asked for.
+
+Of what a row holds beside them, prompts and answers above all, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import InputError, TraceError
+from planner.files import jsontext
+from planner.files.csv_lines import refuse_other_delimiter
+from planner.files.document_values import errors_as, show_value
+from planner.traffic.texts import json_object
+from planner.traffic.trace import IntArray
+
+Block = tuple[IntArray, dict[str, "pd.Series[Any]"]]  # where each row stands, and the columns
+Row = dict[str, Any]
+BLOCK_ROWS = 100_000
+SAMPLE_ROWS = 1000
+MOST_LEVELS = 4  # Objects within objects are read to this depth.
+LONGEST_TEXT = 200  # characters; a longer one is no time, count or name
+_BLOCK_BYTES = 16 * 2**20
+_MOST_OBJECT_CHARS = 64 * 2**20
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+# ---------------------------------------------------------------- CSV
+
+
+def csv_names(path: Path, header: bytes, at: int) -> list[str]:
+    """The columns of a CSV by its first line."""
+    try:
+        names = [name.strip() for name in next(csv.reader([header.decode()]))]
+    except csv.Error as error:
+        raise TraceError(f"{path}, line {at}: is no CSV header ({error})") from None
+    with errors_as(TraceError):
+        refuse_other_delimiter(names, f"{path}, line {at}")
+    twice = next((name for name in names if names.count(name) > 1 and name), None)
+    if twice is not None:
+        raise TraceError(f"{path}, line {at}: column {show_value(twice)} is given twice; keep one")
+    return names
+
+
+def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
+    """The first rows, whole ones; a name alone where they cannot be read."""
+    lines = text.split(b"\n")[: SAMPLE_ROWS + 1]
+    body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
+    try:
+        read = csv.reader(io.StringIO(body.decode(errors="replace")))
+        rows = [(row + [""] * len(names))[: len(names)] for row in itertools.islice(read, SAMPLE_ROWS) if row]
+    except csv.Error:
+        rows = []
+    cut = [[cell[:LONGEST_TEXT] for cell in row] for row in rows]
+    return pd.DataFrame(cut, columns=names, dtype=object)
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEVELS) -> Row:
+    """Objects within as `usage.prompt_tokens`; lists and long texts are left out."""
+    flat_row: Row = {}
+    for key, value in row.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            if levels:
+                flat_row |= flatten_row(value, f"{name}.", levels - 1)
+        elif not isinstance(value, list) and not (isinstance(value, str) and len(value) > LONGEST_TEXT):
+            flat_row[name] = value
+    return flat_row
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, of an object within where its name has dots."""
+    if name in row:
+        return row[name]
+    head, dot, rest = name.partition(".")
+    while dot:
+        inner = row.get(head)
+        if isinstance(inner, dict):
+            return value_at(inner, rest)
+        more, dot, rest = rest.partition(".")
+        head = f"{head}.{more}"
+    return None
+
+
+def json_lines(path: Path, first: bytes, at: int, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
+    """The object of each line, with the line; blank lines are empty objects."""
+    for number, line in enumerate(itertools.chain([first], stream), start=at):
+        yield number, json_object(path, number, line) if line.strip() else {}
+
+
+def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
+    """The objects of one JSON list, numbered from 1; a list of any length costs one object's memory."""
+    decoder, utf8 = jsontext.json_decoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text, number, at = utf8.decode(first + b"\n"), 0, 0
+    at = text.index("[") + 1
+
+    def more() -> bool:
+        nonlocal text, at
+        chunk = stream.read(2**18)
+        text, at = text[at:] + utf8.decode(chunk), 0
+        return bool(chunk) and len(text) < _MOST_OBJECT_CHARS
+
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if at == len(text) and more():
+            continue
+        if number and text[at : at + 1] == "," and not (at := _SPACE.match(text, at + 1).end()) < len(text):  # type: ignore[union-attr]
+            at = text.rindex(",", 0, at)
+            if more():
+                continue
+        if text[at : at + 1] == "]":
+            rest = text[at + 1 :] + utf8.decode(stream.read(2**16))
+            if rest.strip():
+                raise TraceError(
+                    f"{path}: after the JSON list comes {show_value(rest.strip()[:40])}; take it out"
+                )
+            return
+        try:
+            value, end = decoder.raw_decode(text, at)
+            if end == len(text) and not isinstance(value, dict):
+                raise ValueError("may go on")
+        except (ValueError, RecursionError) as error:
+            if more():
+                continue
+            raise TraceError(f"{path}, object {number + 1}: is not JSON ({str(error)[:80]})") from None
+        number, at = number + 1, end
+        if not isinstance(value, dict):
+            raise TraceError(f"{path}, object {number}: expected a JSON object, found {show_value(value)}")
+        yield number, value
+
+
+def json_sample(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The columns of some objects, those within included."""
+    return pd.DataFrame([flatten_row(row) for row in rows], dtype=object)
+
+
+def object_blocks(
+    rows: Iterable[tuple[int, Row]], wanted: Collection[str], prepare: Callable[[Row], Row] | None = None
+) -> Iterator[Block]:
+    """Columns of objects; `prepare` makes others of a row before."""
+    each = iter(rows)
+    while block := list(itertools.islice(each, BLOCK_ROWS // 4)):
+        taken = [prepare(row) if prepare else row for _, row in block]
+        columns = {name: [_plain(value_at(row, name)) for row in taken] for name in wanted}
+        line = np.array([number for number, _ in block], dtype=np.int64)
+        yield line, {name: pd.Series(column, dtype=object) for name, column in columns.items()}
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value)[:LONGEST_TEXT] if isinstance(value, dict | list) else value
+
+
+# ---------------------------------------------------------------- Parquet
+
+
+def parquet_file(path: Path) -> Any:
+    """The file, opened. Raises InputError where pyarrow is not installed or the file is none."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise InputError(
+            f"{path}: Parquet is read with pyarrow, which is not installed; pip install 'fleetplan[parquet]'"
+        ) from None
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path}: is no Parquet file that can be read ({str(error)[:120]})") from None
+
+
+def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Iterator[Block]:
+    """Rows numbered from 1, a batch at a time; all columns of figures and short texts without `wanted`."""
+    import pyarrow as pa
+
+    at = 1
+    try:
+        for batch in file.iter_batches(
+            batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
+        ):
+            table = batch.to_pandas(ignore_metadata=True)  # it may be damaged
+            yield np.arange(at, at + len(table)), {str(name): table[name] for name in table.columns}
+            at += len(table)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path}: is no Parquet file that can be read ({str(error)[:120]})") from None
+
+
+def parquet_names(file: Any) -> list[str]:
+    """Columns that hold one value a row; lists and objects are left out."""
+    schema = file.schema_arrow
+    plain = [name for name in schema.names if schema.field(name).type.num_fields == 0]
+    return [name for name in plain if schema.names.count(name) == 1]

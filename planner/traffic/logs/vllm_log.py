@@ -1,0 +1,218 @@
+"""The log of `vllm serve --enable-log-requests`, with its lengths where the level is DEBUG.
+
+    INFO 11-21 23:47:40 [request_logger.py:65] Received request chatcmpl-1: params: SamplingParams(...)
+    DEBUG ... Request chatcmpl-1 details: prompt: '...', prompt_token_ids: [3, 4], prompt_embeds shape: None.
+    DEBUG ... Generated response chatcmpl-1 details: output_token_ids: [19761, 14369]
+
+The last line is written with `--enable-log-outputs`, for chats alone (vLLM 0.32,
+entrypoints/serve/utils/request_logger.py); up to 0.10 the first one held `prompt_token_ids` itself. Where
+answers are not logged, a request with ignore_eos has max_tokens of them; any other has an unknown length.
+Token ids are counted, prompts are not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import TraceError
+from planner.traffic.logs.log_columns_map import Columns
+
+COLUMNS = Columns(
+    arrival="time",
+    input="prompt_tokens",
+    output="output_tokens",
+    adapter="lora",
+    status="status",
+    units={"arrival": "ns"},
+)
+LINE = re.compile(
+    rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
+    rb")?)?(?:\([^)]{0,80}\) )?"
+    rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<part>\.\d+)? "
+    rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<said>.*)"
+)
+JSON_LINE = re.compile(
+    rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<said>(?:[^"\\]|\\.)*)"'
+)
+_OWN = b'"name": "vllm'  # of JSON lines, which other programs write too
+_RECEIVED = re.compile(rb"Received request (\S+?): ")
+_DETAILS = re.compile(rb"Request (\S+) details: ")
+_GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
+_ENDED = re.compile(rb"Request (\S+) (aborted|failed)\b")
+_MAX_TOKENS = re.compile(rb"[(, ]max_tokens=(\d+)[,)]")
+_ANSWERS = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
+_LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
+_IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
+_PROMPT = b"prompt: "
+DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month, in a leap year
+_DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
+_FEB_28 = 58
+_NEW_YEAR_NS = 978_307_200 * 10**9  # 2001: months and days alone count from there
+MOST_CUT = 3  # prompts that hold as many characters as token ids: the log was cut there
+
+
+@dataclass(slots=True)
+class _Request:
+    line: int
+    time_ns: int
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    max_tokens: int | None = None
+    lora: str | None = None
+    status: str = "ok"
+
+
+def is_log(lines: Iterable[bytes]) -> bool:
+    """Whether some line of a sample is one of vLLM's own."""
+    return any(LINE.match(line) or (_OWN in line and JSON_LINE.match(line)) for line in lines)
+
+
+class VllmLog:
+    """Reads lines; `rows` gives the requests at the end, `notes` what a reader should know."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.requests: dict[bytes, _Request] = {}
+        self.notes: list[str] = []
+        self.has_stamps: bool | None = None
+        self._days, self._last_day = 0, -1
+        self._cut: Counter[int] = Counter()
+
+    def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
+        """Take the lines of a log, with their numbers."""
+        for number, raw in lines:
+            if b"equest" not in raw and b"Generated" not in raw:
+                continue
+            match = LINE.match(raw) or JSON_LINE.match(raw)
+            if match is None:
+                continue
+            message = match["said"]
+            if received := _RECEIVED.match(message):
+                self._received(number, self._time_ns(number, match), received[1], message)
+            elif details := _DETAILS.match(message):
+                request = self.requests.setdefault(details[1], _Request(number, self._time_ns(number, match)))
+                request.prompt_tokens = self._ids("in", message)
+            elif generated := _GENERATED.match(message):
+                self._generated(generated, message)
+            elif (ended := _ENDED.match(message)) and ended[1] in self.requests:
+                self.requests[ended[1]].status = "aborted" if ended[2] == b"aborted" else "failed"
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """A row for each request. Raises TraceError where the log does not tell lengths."""
+        every = list(self.requests.values())
+        if not every:
+            raise TraceError(
+                f"{self.path}: is a log of vLLM without requests; start it with --enable-log-requests and "
+                "VLLM_LOGGING_LEVEL=DEBUG, or export its spans (--otlp-traces-endpoint)"
+            )
+        length, times = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
+        if times >= MOST_CUT:
+            raise TraceError(
+                f"{self.path}: {times} prompts are cut at {length} characters and token ids "
+                "(--max-log-len), so "
+                "lengths are lost; leave that option out, or export spans (--otlp-traces-endpoint)"
+            )
+        if all(request.prompt_tokens is None for request in every):
+            raise TraceError(
+                f"{self.path}: tells when {len(every)} requests came, but not how long they are; start "
+                "vLLM with "
+                "VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
+                "(--otlp-traces-endpoint)"
+            )
+        assumed = [r for r in every if r.output_tokens is None and r.max_tokens and r.status == "ok"]
+        for request in assumed:
+            request.output_tokens = request.max_tokens
+        if assumed:
+            self.notes.append(
+                f"{len(assumed)} answers are not in the log; they have ignore_eos and are taken as long as "
+                "asked"
+            )
+        for request in every:
+            yield (
+                request.line,
+                {
+                    "time": request.time_ns,
+                    "prompt_tokens": request.prompt_tokens,
+                    "output_tokens": request.output_tokens,
+                    "lora": request.lora,
+                    "status": request.status,
+                },
+            )
+
+    def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
+        request = self.requests.setdefault(name, _Request(number, time_ns))
+        if (tokens := self._ids("in", message)) is not None:  # up to 0.10
+            request.prompt_tokens = tokens
+        tail = message[message.rfind(b"SamplingParams(") :]
+        if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
+            answers = _ANSWERS.search(tail)
+            request.max_tokens = int(match[1]) * (int(answers[1]) if answers else 1)
+        if lora := _LORA.search(tail):
+            request.lora = lora[1].decode(errors="replace")
+
+    def _generated(self, match: re.Match[bytes], message: bytes) -> None:
+        """Tokens of a whole answer, or of a piece of a stream; the whole of a stream is told without them."""
+        request, tokens = self.requests.get(match[1]), self._ids("out", message)
+        if request is not None and tokens is not None and match[2] != b"streaming complete":
+            request.output_tokens = (request.output_tokens or 0) + tokens
+
+    def _ids(self, side: str, message: bytes) -> int | None:
+        """How many token ids a line lists; None where it lists none. A prompt may hold the same words."""
+        mark = _IDS[side]
+        if (at := message.rfind(mark)) < 0:
+            return None
+        end = message.find(b"]", at)
+        listed = message[at + len(mark) : end if end >= 0 else len(message)]
+        tokens = listed.count(b",") + 1 if listed.strip() else 0
+        prompt_at = message.find(_PROMPT)
+        if side == "in" and tokens and 0 <= prompt_at < at:
+            characters = (
+                len(message[prompt_at + len(_PROMPT) : at].rstrip(b", ").decode(errors="replace")) - 2
+            )
+            if characters == tokens:
+                self._cut[tokens] += 1
+        return tokens
+
+    def _time_ns(self, number: int, match: re.Match[bytes]) -> int:
+        """Since 1970 where lines begin with a whole date (kubectl logs --timestamps), else since some new
+        year: vLLM writes month and day.
+        """
+        stamp = match["stamp"]
+        if self.has_stamps is None:
+            self.has_stamps = stamp is not None
+        if self.has_stamps != (stamp is not None):
+            raise TraceError(
+                f"{self.path}, line {number}: some lines begin with a date and a year, others do not; keep "
+                "those "
+                "of one container"
+            )
+        if stamp is not None:
+            return _stamp_ns(stamp, f"{self.path}, line {number}")
+        month, day = (int(part) for part in match["date"].split(b"-"))
+        hours, minutes, seconds = (int(part) for part in match["time"].split(b":"))
+        if not (1 <= month <= 12 and 1 <= day <= 31 and hours < 24 and minutes < 60 and seconds < 61):
+            raise TraceError(f"{self.path}, line {number}: {match['date'].decode()} is no month and day")
+        number_of_day = DAYS[month - 1] + day - 1
+        if self._last_day - number_of_day > _YEAR_DAYS // 2:
+            self._days += _YEAR_DAYS
+        if 0 <= self._last_day <= _FEB_28 and number_of_day > _FEB_28 + 1:  # of no leap year
+            self._days -= 1
+        self._last_day = number_of_day
+        part_ns = int(float(match["part"] or b"0") * 1e9)
+        since_ns = ((hours * 60 + minutes) * 60 + seconds) * 10**9 + part_ns
+        return _NEW_YEAR_NS + (number_of_day + self._days) * _DAY_NS + since_ns
+
+
+def _stamp_ns(stamp: bytes, where: str) -> int:
+    import pandas as pd
+
+    try:
+        at = pd.Timestamp(stamp.decode().replace(",", "."))
+        return int((at.tz_convert(None) if at.tzinfo else at).as_unit("ns").value)
+    except (ValueError, OverflowError):
+        raise TraceError(f"{where}: {stamp.decode()[:40]!r} is no date") from None

@@ -1,0 +1,195 @@
+"""Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of formats.FORMATS, or a log.
+
+A file's format is told by its content, never by its name. What a trace loses or gains on the way in (failed
+requests left out, coarse clocks spread) stands in its `dropped`, `notes` and `warnings`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.errors import TraceError
+from planner.files.checked_files import open_text
+from planner.traffic import csv_tables
+from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
+from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, Read, read_logs
+from planner.traffic.texts import json_object
+from planner.traffic.trace import Trace, spread_stamps
+from planner.traffic.trace_cache import read_once
+
+_BLOCK_BYTES = 16 * 2**20
+LONG_LINES = (b'{"resourceSpans"', b"[")  # how files begin whose lines may be long: whole documents
+
+
+def read_trace(
+    path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions | None = None
+) -> Trace:
+    """Read any of FORMATS, or a log. `seed` serves to `spread` coarse clocks alone; without one they stay
+    coarse. `how` says what a log does not say itself.
+
+    Requests without input or output tokens are left out. Where they are more than MOST_DROPPED_FRAC of the
+    file it is refused, unless `drop_invalid` says that they are to be.
+
+    Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column,
+    UnsureError with a guess where the columns of a log could be several things.
+    """
+    return read_files([Path(path)], seed=seed, drop_invalid=drop_invalid, how=how or ANY).trace
+
+
+def read_files(
+    paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions = ANY
+) -> Read:
+    """The same, with what was read; several files are logs of one clock, and become one trace."""
+    with ExitStack() as stack:
+        sources = [_opened(path, stack) for path in paths]
+        if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
+            source = sources[0]
+            read = _read_jsonl if source.first[:1] == b"{" else _read_csv
+            now = partial(
+                read, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
+            )
+            read_trace = Read(read_once(source.path, now, drop_invalid=drop_invalid), "trace", None)
+        else:
+            read_trace = read_logs(sources, how, drop_invalid=drop_invalid)
+    return (
+        read_trace if seed is None else replace(read_trace, trace=spread_stamps(read_trace.trace, seed=seed))
+    )
+
+
+def _opened(path: Path, stack: ExitStack) -> LogSource:
+    if path.suffix in (".parquet", ".pq") and path.is_file():
+        return LogSource(path)
+    stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
+    return LogSource(path, stream, *_first_line(path, stream))
+
+
+def _has_format(source: LogSource) -> bool:
+    """Whether the columns are those of a format. Of JSONL those of all lines at the beginning count."""
+    if source.stream is None or source.first[:1] == b"[":
+        return False
+    if source.first[:1] != b"{":
+        try:
+            return is_known_format(next(csv.reader([source.first.decode()])))
+        except csv.Error:
+            return False
+    names: dict[str, None] = {}
+    for line in source.sample_lines():
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            parts = row.get(NESTED)
+            names |= dict.fromkeys(row)
+            names |= dict.fromkeys(f"{NESTED}.{part}" for part in parts) if isinstance(parts, dict) else {}
+    return is_known_format(names)
+
+
+def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
+    """The first line that is not blank, and its number from 1."""
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            return line.strip(), number
+    raise TraceError(f"{path}: is empty; expected a trace with one of the headers {accepted_columns()}")
+
+
+def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, drop_invalid: bool) -> Trace:
+    try:
+        names = next(csv.reader([header.decode()]))
+    except csv.Error as error:
+        raise TraceError(
+            f"{path}, line {at}: is no CSV header ({error}); expected {accepted_columns()}"
+        ) from None
+    rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
+    figures = (rows.clock, *rows.counts)
+    as_text = [name for name in rows.needed if name not in rows.counts]  # float() keeps every digit of a time
+    for block, table in csv_tables.columns(
+        path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
+    ):
+        here = block.starts
+        blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
+        if blank.any():  # but not where another column holds something: that row lacks what we need
+            lines = block.text.split(b"\n")
+            blank[blank] = [not lines[line - here[0]].strip(b', \t\r"') for line in here[blank]]
+        for name in rows.lists:
+            table[name] = pd.Series([_ids_of_text(text) for text in table[name]], dtype=object)
+        rows.add(here, blank, table)
+    return rows.trace()
+
+
+def ids_of(value: object) -> list[int] | None:
+    """The block ids that a value holds, be it a list or the text of one; None where it is neither."""
+    return _ids_of_text(value) if isinstance(value, str) else _ids_of_value(value)
+
+
+def _ids_of_text(text: object) -> list[int] | None:
+    """'[3, 4]' and '3 4' are blocks 3 and 4; None where it is neither."""
+    if not isinstance(text, str):
+        return []
+    inner = text.strip()
+    if inner[:1] == "[" and inner[-1:] == "]":
+        inner = inner[1:-1]
+    try:
+        return [int(word) for word in inner.replace(",", " ").split()]
+    except ValueError:
+        return None
+
+
+def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *, drop_invalid: bool) -> Trace:
+    """The columns are those of all lines together: what only some requests have may begin in any of them."""
+    rows: TraceRows | None = None
+    names: dict[str, int] = {}  # and the line in which each is met first
+    for block in _blocks(at, first, stream):
+        requests = [json_object(path, number, line) if line.strip() else {} for number, line in block]
+        known = len(names)
+        for (number, _), request in zip(block, requests, strict=True):
+            parts = request.get(NESTED)
+            nested = [f"{NESTED}.{part}" for part in parts] if isinstance(parts, dict) else []
+            for name in (*request, *nested):
+                names.setdefault(name, number)
+        if rows is None:
+            rows = TraceRows(path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True)
+        elif len(names) > known:
+            rows.widen(names)
+        columns: dict[str, list[Any]] = {
+            name: [request.get(name) for request in requests] for name in rows.needed
+        }
+        for name in rows.lists:
+            columns[name] = [_ids_of_value(one) for one in columns[name]]
+        rows.add(
+            np.array([number for number, _ in block]),
+            np.array([not line.strip() for _, line in block]),
+            {name: pd.Series(column, dtype=object) for name, column in columns.items()},
+        )
+    assert rows is not None  # there is a first line
+    return rows.trace()
+
+
+def _blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
+    """All lines with their numbers, some MiB at a time."""
+    block, line = [first, *rest.readlines(_BLOCK_BYTES)], at
+    while block:
+        yield list(enumerate(block, start=line))
+        line += len(block)
+        block = rest.readlines(_BLOCK_BYTES)
+
+
+def _ids_of_value(value: object) -> list[int] | None:
+    """[3, 4] or {"a": [3], "b": [4]} are 3 and 4, nothing is none; None where it is something else."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        parts = [_ids_of_value(part) for part in value.values()]
+        return None if None in parts else [one for part in parts if part for one in part]
+    return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
