@@ -31,7 +31,7 @@ test-bounds: $(VENV)/installed-dev  ## the simulator with every index of compile
 
 test-peers: $(VENV)/installed-peers  ## the tests that ask Ray, Dask and vllm-router; `make test` skips them
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" -k "ray or dask or router" \
-	  tests/io/test_executors.py tests/search/test_asked_elsewhere.py tests/manifests
+	  tests/parallel/test_executors.py tests/search/test_asked_elsewhere.py tests/manifests
 
 MUTATIONS ?= 500
 test-weekly: $(VENV)/installed-dev  ## what `make test` and CI leave out: slow tests, all bounds, more mutations

@@ -118,7 +118,7 @@ def _say() -> None:
     """Once, with what the command has to say."""
     while _silent:
         _silent.pop()
-        known = sys.modules.get("planner.parallel.interrupts")
+        known = sys.modules.get("planner.files.interrupts")
         words = known.spoken() if known is not None else ""
         try:
             os.write(2, f"plan: interrupted{'; ' if words else ''}{words}\n".encode(errors="replace"))

@@ -204,16 +204,14 @@ def _say(error: PlannerError) -> int:
     return error.exit_code
 
 
-def _question_option(name: str, help: str) -> Any:
+def _option(name: str, help: str) -> Any:
     """An option that says a part of the question, in place of slo.yaml."""
     return typer.Option(name, help=help, rich_help_panel="The question, where there is no slo.yaml")
 
 
 def _limit(name: str) -> Any:
     metric, percentile = name.removeprefix("--").split("-")
-    return _question_option(
-        name, f"{metric.upper()} that {percentile[1:]} % of requests keep, such as 800ms."
-    )
+    return _option(name, f"{metric.upper()} that {percentile[1:]} % of requests keep, such as 800ms.")
 
 
 @app.callback(invoke_without_command=True)
@@ -245,26 +243,19 @@ def plan(
     executor: ExecutorOption = None,
     address: AddressOption = None,
     llm: Annotated[
-        str | None, _question_option("--llm", "An LLM of the catalog, or a path to its config.json.")
+        str | None, _option("--llm", "An LLM of the catalog, or a path to its config.json.")
     ] = None,
-    rate: Annotated[str | None, _question_option("--rate", "Requests/s.")] = None,
+    rate: Annotated[str | None, _option("--rate", "Requests/s.")] = None,
     input_: Annotated[
-        str | None, _question_option("--input", "Prompts: mean tokens, or '{p50: 900, p95: 5000}'.")
+        str | None, _option("--input", "Prompts: mean tokens, or '{p50: 900, p95: 5000}'.")
     ] = None,
-    output: Annotated[str | None, _question_option("--output", "Answers: likewise.")] = None,
-    task: Annotated[
-        str | None, _question_option("--task", "What requests are like: plan catalog tasks.")
-    ] = None,
-    duration: Annotated[
-        str | None, _question_option("--duration", "How much traffic is drawn, such as 1h.")
-    ] = None,
+    output: Annotated[str | None, _option("--output", "Answers: likewise.")] = None,
+    task: Annotated[str | None, _option("--task", "What requests are like: plan catalog tasks.")] = None,
+    duration: Annotated[str | None, _option("--duration", "How much traffic is drawn, such as 1h.")] = None,
     gpus: Annotated[
-        str | None,
-        _question_option("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g."),
+        str | None, _option("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
     ] = None,
-    safety: Annotated[
-        str | None, _question_option("--safety", "Share of scenarios that are kept, or none.")
-    ] = None,
+    safety: Annotated[str | None, _option("--safety", "Share of scenarios that are kept, or none.")] = None,
     ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
     ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,
     ttft_p99: Annotated[str | None, _limit("--ttft-p99")] = None,

@@ -196,7 +196,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Nodes and racks; the link between two workers depends on where they are (simulator/places.py).
+    """Nodes and racks; the link between two workers depends on where they are (simulator/worker_places.py).
 
     On one node it is NVLink at `within_bytes_per_s`, by default the GPU row's link_bandwidth. Between two
     nodes it is the NIC of the sender, with the bandwidth of `Network`; between two racks of `nodes_per_rack`

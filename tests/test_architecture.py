@@ -130,8 +130,8 @@ def test_public_functions_have_few_parameters() -> None:
 
 
 def test_the_files_that_a_comment_names_exist() -> None:
-    """`search/shortcuts.py` and `planner/search/level0/pruning_rules.py`; those of other projects begin
-    elsewhere.
+    """`search/level0/pruning_rules.py` and `planner/search/level0/pruning_rules.py`; those of other projects
+    begin elsewhere.
     """
     rooms = [path.name for path in (ROOT / "planner").iterdir() if path.is_dir()]
     path = re.compile(rf"(?<![\w/.])(?:planner/|benchmarks/|(?={'|'.join(rooms)}))[\w/]+\.py\b")
@@ -178,7 +178,7 @@ def test_every_worker_type_is_told_its_llm() -> None:
         told = {
             id(node.value)
             for node in nodes(module)
-            if isinstance(node, ast.Attribute) and node.attr == "serving"
+            if isinstance(node, ast.Attribute) and node.attr == "with_llm"
         }
         untold += [
             f"{module}:{node.lineno}"

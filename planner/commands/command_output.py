@@ -55,7 +55,7 @@ def folder_or_csv(text: str) -> Path:
     return _file(text) if Path(text).suffix == ".csv" else Path(text)
 
 
-# readable=False: files.py says what is wrong with a file, so that every kind of it ends alike
+# readable=False: checked_files.py says what is wrong with a file, so that every kind of it ends alike
 SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
 CatalogOption = Annotated[

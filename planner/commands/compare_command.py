@@ -36,7 +36,7 @@ OWN = "own"
 
 def compare(
     fleet: Annotated[
-        list[str], typer.Option("--fleet", help="fleet.yaml or plan.yaml, or NAME=FILE; once per fleet.")
+        list[str], typer.Option("--fleet", help="fleet.yaml, plan.yaml, or NAME=FILE; once per fleet.")
     ],
     trace: TraceOption = None,
     policies: Annotated[
@@ -83,10 +83,8 @@ def compare(
     with Progress() as progress:
         variants = _variants(policies or [])
         known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        has_traffic = traffic is not None
-        requests = read_requests(
-            trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=has_traffic
-        )
+        how = {"seed": seed, "drop_invalid": drop_invalid, "is_given": traffic is not None}
+        requests = read_requests(trace, slo, known, **how)
         progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
         result = compare(
             paths,

@@ -104,8 +104,8 @@ def _plan_one(wish: PlanOptions) -> None:
     from planner.api.questions import read_task
     from planner.documents.log_columns import reading_of
     from planner.files.checked_files import to_yaml, write_file
+    from planner.files.interrupts import last_words
     from planner.files.wants import missing_resource
-    from planner.parallel.interrupts import last_words
     from planner.reports import output
     from planner.search.evidence.long_traces import searched_requests
     from planner.search.oracle.fleet_oracle import Answers
@@ -254,7 +254,7 @@ def plan_several(wish: PlanOptions) -> None:
     from planner.api.results import SharedPlanResult
     from planner.documents.several_llms_question import read_question
     from planner.files.checked_files import reserve_folder
-    from planner.parallel.interrupts import last_words
+    from planner.files.interrupts import last_words
     from planner.reports.several_llms_report import NAMES
 
     if wish.explain:

@@ -110,9 +110,8 @@ def simulate(
         )
         if engines.engine is not None and engines.engine.is_nearest:
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
-        say_first(
-            sentences((*image_warnings(engines, read), *uncounted_prefix_warnings(engines.policies, read)))
-        )
+        facts = (*image_warnings(engines, read), *uncounted_prefix_warnings(engines.policies, read))
+        say_first(sentences(facts))
         many = "" if seeds == 1 else f"{seeds} seeds of "
         progress(f"simulating {many}{len(read)} requests on {engines.workers} workers")
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)

@@ -1,7 +1,7 @@
 """Facts about a plan, as values: why to believe it, and what a reader must know of it.
 
 The search computes these facts, documents/certificate.py writes them to certificate.json, and only
-reports/facts.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
+reports/fact_sentences.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
 `LimitBinds` is "limit-binds".
 """
 

@@ -6,13 +6,13 @@
       - {name: dec, role: decode, gpu: a100-80g, tp: 8, count: 3, max_num_seqs: 256}
     policies: {batching: vllm-v1, max_num_batched_tokens: 2048, routing: jsq, decode_routing: jsq}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
-    lora: {max_loras: 8, max_rank: 16, adapters: 100}      # lora.py
+    lora: {max_loras: 8, max_rank: 16, adapters: 100}      # lora_settings.py
     network: {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise}
     pinned: [{workers: [pre-0, pre-3], block_tokens: 512, block_ids: [0, 1]}]  # routing: pinned-prefix
     events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
 Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
-itself; without it the catalog's is used. `prices`, `sold_as` and `electricity` (paid.py) replace the
+itself; without it the catalog's is used. `prices`, `sold_as` and `electricity` (gpu_payment.py) replace the
 catalog's.
 """
 

@@ -1,6 +1,7 @@
 """How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
 
-The search finds them (search/around.py), certificate.json holds them as `around`, and the report draws them.
+The search finds them (search/evidence/robustness.py), certificate.json holds them as `around`, and the
+report draws them.
 """
 
 from __future__ import annotations

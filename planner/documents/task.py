@@ -2,19 +2,19 @@
 
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
-    traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}  # or described: described.py
+    traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}  # or a description
     fleet: {gpus: {a100-80g: 64}, owned: {a100-80g: 24}, prices: {a100-80g: 1.50 usd/h},
             network: {bandwidth: 50 GB/s}, host_overhead: 2 ms}     # or, for all GPUs: {unchecked: true}
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
-    lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora.py
+    lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora_settings.py
     deploy: {target: kserve}               # route as its router does; each: a price for every target
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
-    day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day.py
+    day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day_settings.py
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
 is quietly dropped would certify the wrong fleet. Several LLMs on one stock:

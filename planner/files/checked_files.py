@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import yaml
 
 from planner.errors import InputError
+from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
-from planner.parallel import interrupts
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20  # for a line that is a whole document

@@ -1,4 +1,6 @@
-"""The plan as deployments: one module per target, all of them over the engine's settings of engine.py."""
+"""The plan as deployments: one module per target, all of them over the engine's settings of
+engine_command.py.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from typing import Any, Protocol, TypeVar
 
 from planner import __version__
 from planner.errors import InputError, PlannerError
-from planner.parallel.interrupts import tidy_at_end
+from planner.files.interrupts import tidy_at_end
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")

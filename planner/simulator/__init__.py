@@ -1,6 +1,6 @@
 """Discrete-event check of a fleet: exact engine steps over a trace.
 
-kernel.py runs the events, replay.py dresses them in numpy, metrics.py judges the result against an SLO.
+kernel.py runs the events, replay.py dresses them in numpy, slo_verdict.py judges the result against an SLO.
 """
 
 from planner.simulator.replay import Simulation, simulate

@@ -485,7 +485,7 @@ def remember_routed(state, w, r, time_s, prefill_s):
     if caches.numbers[FIRST_LATE] == NONE:
         caches.numbers[FIRST_LATE] = r
     prompt.is_late, prompt.queue_s = 1, -1.0
-    cache.best_routing += 1
+    cache.routed += 1
     cache.prefill_s += prefill_s
     prompt.prefix, shares, length = NONE, ZERO, ZERO  # of the run of nodes that as many requests share
     for i in range(prompt.depth):
@@ -563,9 +563,9 @@ def forget_routed(state):
         caches.numbers[FIRST_LATE] = prompt.next
     _count_wait(state, r, prompt.is_late, -ONE)
     prompt.worker = NONE
-    cache.best_routing -= 1
+    cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
-    if cache.best_routing == 0:
+    if cache.routed == 0:
         cache.prefill_s = 0.0
     if prompt.output_tokens != NONE:
         cache.finished -= 1

@@ -49,7 +49,7 @@ def accept(state, l, time_s):
         more = ZERO
         if worker.role != DECODE or before > 1:
             draw = _unit(kind.draw_seed, r, before)
-            while more < min(drafts, left) and draw < kind.accepted_fracs[more]:
+            while more < min(drafts, left) and draw < kind.accepted[more]:
                 more += 1
         if more > 0:
             lane.residue[entry.context_offset % BLOCK] -= 1

@@ -2,9 +2,9 @@
 
 Most of what the kernel can do few questions ask for: other engines' batching, step times and routing,
 workers that go down, change their role or draft, and what is OPTIONAL in the state. Compiling that takes
-several times as long as all the rest, so functions of it are `where_rare` (compiled.py), and no fleet that is
-ordinary ever comes where they are called. Whatever is not known to be ordinary gets the whole kernel, the
-same for all: what its fleet does not have is there as arrays of nothing.
+several times as long as all the rest, so functions of it are `where_rare` (numba_compile.py), and no fleet
+that is ordinary ever comes where they are called. Whatever is not known to be ordinary gets the whole
+kernel, the same for all: what its fleet does not have is there as arrays of nothing.
 """
 
 from __future__ import annotations

@@ -377,7 +377,7 @@ class State(NamedTuple):
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
-    # (OPTIONAL,) which of those that are not None are there; None for an ordinary fleet (ordinary.py)
+    # (OPTIONAL,) which of those that are not None are there; None for an ordinary fleet (kernel_variants.py)
     has: Any = np.ones(len(OPTIONAL), np.bool_)
 
 

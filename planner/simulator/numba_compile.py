@@ -35,7 +35,7 @@ small_jit = _jit(**_INNER, forceinline=True)  # a few lines, made part of their 
 entry_jit = cached_jit(nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
-_BELOW = ("fleet.py", "policies.py", "models/forms.py", "models/speculation.py")
+_BELOW = ("fleet.py", "policies.py", "models/foreign_forms.py", "models/speculation.py")
 _FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))
 SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7])
 
@@ -70,7 +70,7 @@ def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., An
 
 
 def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """A function for all but ordinary fleets (ordinary.py): these never come where it is called, and
+    """A function for all but ordinary fleets (kernel_variants.py): these never come where it is called, and
     `otherwise` only has to give what no event follows from.
     """
     return _where("has", otherwise)

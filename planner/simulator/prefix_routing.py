@@ -269,7 +269,7 @@ def _expect_decodes(state):
         mean = tokens / max(finished, ONE)
         if cache.finished > 0:
             mean = cache.output_tokens / cache.finished
-        cache.decode_s = cache.best_routing * mean * cache.output_s
+        cache.decode_s = cache.routed * mean * cache.output_s
 
 
 @kernel_jit
@@ -304,7 +304,7 @@ def _split(state, r, nodes, newest):
     while q != NONE:
         if _is_below(state, q, nodes, prefix):
             at = caches.workers[caches.prompts[q].worker]
-            own_s = caches.prompts[q].prefill_s + at.decode_s / at.best_routing
+            own_s = caches.prompts[q].prefill_s + at.decode_s / at.routed
             caches.prefixes[node_at(state, q, nodes)].load_s += own_s
             load_s += own_s
         q = caches.prompts[q].next
@@ -384,11 +384,11 @@ def _eviction_s(state, w, r, most_s):
     """What worker w loses by the nodes that leave for request r, per request: no further than `most_s`."""
     caches, worker = state.caches, state.workers[w]
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
-    if cache.best_routing == 0:
+    if cache.routed == 0:
         return 0.0
     free = state.types[worker.type].kv_blocks - worker.used_blocks - cache.idle_blocks
     missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
-    node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.best_routing
+    node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
         seconds += caches.entries[e].shares * node_s

@@ -114,8 +114,8 @@ class Simulation:
     edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
     counted_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
     violations_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
-    # of a long trace (passing.py) that was recorded: all gaps, counted, and (S, 2) the parts of the run that
-    # `runs` are of
+    # of a long trace (streaming_requests.py) that was recorded: all gaps, counted, and (S, 2) the parts of
+    # the run that `runs` are of
     gaps: GapCounts | None = None
     sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
 
@@ -202,8 +202,8 @@ def simulate(
 
 
 def is_long(fleet: Fleet, trace: Trace, least: int | None = None) -> bool:
-    """Whether requests pass through the kernel's memory (passing.py): of traces with more than `least`
-    requests all those whose records depend on no other request's.
+    """Whether requests pass through the kernel's memory (streaming_requests.py): of traces with more than
+    `least` requests all those whose records depend on no other request's.
     """
     policies = fleet.policies
     return (

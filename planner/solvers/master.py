@@ -10,7 +10,7 @@ Data   r_k    requests of class k in the trace                                  
        M_j    KV tokens of a worker      H  seconds in which that must be done               [s]
        B      bytes/s of the link        g  share of requests that the SLO lets go (required_work.py)
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
-       G_k    GPUs of a node of kind k that is sold whole (solvers/nodes.py), g_j GPUs of a worker
+       G_k    GPUs of a node of kind k that is sold whole (solvers/whole_nodes.py), g_j GPUs of a worker
        e_k    what one of its GPUs costs that holds no worker
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail

@@ -1,4 +1,4 @@
-"""How the model of schedule.py is solved: windows alone, priced so that they fit together.
+"""How the model of reserved_schedule.py is solved: windows alone, priced so that they fit together.
 
 Two things tie the windows to each other: GPUs that are reserved for all of them, and starts from one to the
 next. Without these every window is a small integer program, solved in milliseconds.

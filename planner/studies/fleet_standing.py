@@ -1,7 +1,7 @@
 """The safety of a given fleet: how many scenarios keep the SLO, its headroom, and the limits missed first.
 
-`plan` reports the same of its answers (search/answers.py); this module does so for a fleet that no search
-proposed. Fleets that are compared are simulated in the same scenarios.
+`plan` reports the same of its answers (search/production/three_answers.py); this module does so for a fleet
+that no search proposed. Fleets that are compared are simulated in the same scenarios.
 """
 
 from __future__ import annotations

@@ -392,7 +392,8 @@ def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> 
 def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
     """The most traffic, as a factor on `trace`'s, at which the fleet keeps the plan's SLO, by bisection.
 
-    As `search/headroom.py`: the same requests by a faster clock. 0 where it holds at no rate that was tried.
+    As `search/oracle/headroom.py`: the same requests by a faster clock. 0 where it holds at no rate that was
+    tried.
     """
 
     def holds(factor: float) -> bool:

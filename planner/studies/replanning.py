@@ -3,7 +3,7 @@
 Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
 Data   c_j price, e_k of a GPU of a node that is sold whole and has no worker [USD/h]   n0_j running workers
        H horizon [h]   a, b USD per worker started, stopped
-Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/nodes.py)
+Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/whole_nodes.py)
 
   min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
   s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.Limits)

@@ -266,8 +266,8 @@ class TraceLengths:
     """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
     Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
-    caches (`is_cached`, search/prefix_hits.py) `cached_tokens` of a prompt hit and `shared_tokens` are in
-    others too.
+    caches (`is_cached`, search/problem/prefix_hits.py) `cached_tokens` of a prompt hit and `shared_tokens`
+    are in others too.
     """
 
     input_tokens: FloatArray

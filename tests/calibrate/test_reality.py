@@ -277,7 +277,7 @@ def test_every_request_is_replayed_from_the_moment_it_was_sent(tmp_path: Path, e
 
 
 def test_profiles_beside_a_run_are_imported(tmp_path: Path, engines: Engines) -> None:
-    """100 tokens in a step of the made-up kernels of tests/imports: less than 3 ms, where ours take 10."""
+    """100 tokens in a step of the made-up kernels of tests/importers: less than 3 ms, where ours take 10."""
     request_log(tmp_path)
     for kind in ("attention", "dense", "per_sequence"):
         made = Path(__file__).parents[1] / "data" / f"llmservingsim_{kind}.csv"

@@ -15,8 +15,8 @@ from planner.api.planning import plan
 from planner.api.results import PlanResult
 from planner.cli import app
 from planner.errors import InputError, PlannerError
+from planner.files import interrupts
 from planner.files.checked_files import _lock_folder, reserve_folder, write_files
-from planner.parallel import interrupts
 from planner.reports import output
 
 TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(

@@ -1,4 +1,6 @@
-"""search/prefix_placing.py and `plan prefixes` on traffic made for them; trace formats with prefixes."""
+"""search/oracle/prefix_placing.py and `plan prefixes` on traffic made for them; trace formats with
+prefixes.
+"""
 
 from __future__ import annotations
 

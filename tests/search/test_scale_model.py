@@ -1,4 +1,6 @@
-"""Large questions are searched on a model: one request and one worker in so many (search/scale_model.py)."""
+"""Large questions are searched on a model: one request and one worker in so many
+(search/production/scale_model.py).
+"""
 
 from __future__ import annotations
 

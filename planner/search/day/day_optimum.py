@@ -68,7 +68,7 @@ SAME_FRAC = 2e-6
 
 
 class DaySimulations(Protocol):
-    """The simulations that the search needs, which search/day_runs.py provides."""
+    """The simulations that the search needs, which search/day/day_runs.py provides."""
 
     @property
     def terms(self) -> DayTerms: ...

@@ -1,4 +1,4 @@
-"""What simulations say of sequences of pool sizes over a day: the subproblem of search/day.py.
+"""What simulations say of sequences of pool sizes over a day: the subproblem of search/day/day_optimum.py.
 
 A whole day is simulated under a timetable. Whether one window fails, and because of which sizes, is simulated
 on a slice of the day: from some time before the first step that matters, with the most workers of every pool

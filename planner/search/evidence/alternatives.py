@@ -118,16 +118,14 @@ def _cheapest_by_gpu(
 def _cheapest_mixed(
     problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
 ) -> _GpuTypeAlone:
-    """The cheapest mixed pool of one of these options, up to ALONE_TIMES the plan's value and `effort`
-    requests.
+    """The cheapest mixed pool of one of these options, within ALONE_TIMES the plan's value and `effort`.
 
     Where no such pool is known, one option of each worker size is tried at a price that grows until one
     holds; then every option is tried below that price.
     """
     oracle, search = problem.oracle, level0.search
-    simulations_left = max(
-        effort / (len(problem.trace) + sum(map(len, problem.draws))), ALONE_LEAST_SIMULATIONS
-    )
+    requests = len(problem.trace) + sum(map(len, problem.draws))
+    simulations_left = max(effort / requests, ALONE_LEAST_SIMULATIONS)
     most_failed = {
         option.name: max(search.beyond.get(option.name, 0), level0.bounded[option.name].least - 1)
         for option in options
@@ -162,9 +160,7 @@ def _cheapest_mixed(
     known = [option for option in ordered if option.name in search.smallest]
     if len(best) == 1 and best[0][0] in options:
         counts, ceiling = best, value
-    elif (
-        known and not problem.out_of_time() and check_holds(known[0], count := search.smallest[known[0].name])
-    ):
+    elif known and not has_stopped() and check_holds(known[0], count := search.smallest[known[0].name]):
         counts = ((known[0], count),)
         ceiling = objective(counts)
     sizes = {

@@ -7,7 +7,7 @@ and the least that held. Rows say nothing of each other: more prefill workers ha
 
 What a pool can do beside a perfect partner is known once for all pairs that it is part of: a prefill pool
 that misses TTFT when every request leaves with its first token does in any pair, and a decode pool whose
-backlog grows when every prompt arrives prefilled does. That is an assumption each (shortcuts.py).
+backlog grows when every prompt arrives prefilled does. That is an assumption each (pruning_rules.py).
 
 A corner of a row is the least count that is not refuted: no fleet of the row that holds has less.
 """

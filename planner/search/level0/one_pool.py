@@ -10,7 +10,7 @@ holds with more (tested in the suite, named in the certificate). So
               walking it.
 
 No option is tried below the work that the SLO obliges under any policy (master.least_workers). Two pools are
-searched in search/two_pools.py.
+searched in search/level0/two_pools.py.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Search:
     learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
     is_exhausted: bool = True
     is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
-    assumed: set[Shortcut] = field(default_factory=set)  # what was taken for granted (search/shortcuts.py)
+    assumed: set[Shortcut] = field(
+        default_factory=set
+    )  # what was taken for granted (search/level0/pruning_rules.py)
     cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
     cheaper_simulated: int = 0  # of those
     counted: tuple[float, float] | None = None  # a value, and how many fleets of level 0 cost less

@@ -1,8 +1,8 @@
 """Every fleet of level 0 that is cheaper than the best one found, simulated one by one: what "exact" means.
 
-A search leaves fleets out because of what it takes for granted (search/shortcuts.py). Where the cheaper
-fleets are few enough they are all simulated, and nothing is taken for granted any more. Left out are only
-counts below `Bounded.least`, with which no policy can do the work that the SLO obliges.
+A search leaves fleets out because of what it takes for granted (search/level0/pruning_rules.py). Where the
+cheaper fleets are few enough they are all simulated, and nothing is taken for granted any more. Left out are
+only counts below `Bounded.least`, with which no policy can do the work that the SLO obliges.
 """
 
 from __future__ import annotations

@@ -143,9 +143,9 @@ class Oracle:
     `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
     Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
     `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
-    their options. Simulations run where the workers are (asking.py). With `future` they are asked of that,
-    and `trace` is what is written. With `one_in` all traffic is one request in so many, and a pool is
-    simulated with one worker in so many, rounded down (scale_model.py).
+    their options. Simulations run where the workers are (simulation_queries.py). With `future` they are
+    asked of that, and `trace` is what is written. With `one_in` all traffic is one request in so many, and a
+    pool is simulated with one worker in so many, rounded down (scale_model.py).
     """
 
     llm: Llm
@@ -316,10 +316,10 @@ class Oracle:
         """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
 
         Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
-        (search/shortcuts.py), and a false one where requests wait for others, as answers that take no time
-        bring the next ones earlier. Where MANY_MISSED scenarios may be missed, so that it takes many
-        simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more, those
-        asked first.
+        (search/level0/pruning_rules.py), and a false one where requests wait for others, as answers that
+        take no time bring the next ones earlier. Where MANY_MISSED scenarios may be missed, so that it takes
+        many simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more,
+        those asked first.
         """
         return [self._leads_enough(option, self._modelled(option, count)) for ((option, count),) in fleets]
 

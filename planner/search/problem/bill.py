@@ -1,6 +1,6 @@
 """What a fleet costs as its machines are sold: whole nodes where these are, nothing for what is owned.
 
-Where a node is sold whole, its idle GPUs are paid too (solvers/nodes.py). Electricity, where it
+Where a node is sold whole, its idle GPUs are paid too (solvers/whole_nodes.py). Electricity, where it
 is paid beside the prices, is that of GPUs in use at provisioned power, as in the search, and that of idle
 GPUs of whole nodes at their idle power.
 """

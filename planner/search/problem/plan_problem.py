@@ -72,7 +72,7 @@ class Conditions:
     answers: Answers = field(default_factory=Answers)
     by_gpu: bool = False  # money counts GPUs in use alone: others pay for what nodes have beside
     on_paper: OnPaper = ignore_paper_answer
-    around: bool = False  # what holds around the plan is simulated too, for its report (around.py)
+    around: bool = False  # what holds around the plan is simulated too, for its report (robustness.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Problem:
         )
 
     def side_by_side(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """As the function of waves.py, where effort is limited."""
+        """As the function of deterministic_parallel.py, where effort is limited."""
         before = {id(self.oracle): self.oracle.effort()} if math.isfinite(self.most_effort) else None
         deterministic_parallel.side_by_side(tasks, effort=before)
 

@@ -8,9 +8,9 @@ A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_
             scenarios that its fleet misses among the others join them, until a fleet keeps enough of all. A
             fleet that misses too many is grown too, and may be the next incumbent.
 
-Each fleet may miss scenarios of its own. answers.py tests the fleet in fresh scenarios; if it fails there,
-these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too many is tested
-too, because S is small.
+Each fleet may miss scenarios of its own. three_answers.py tests the fleet in fresh scenarios; if it fails
+there, these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too many is
+tested too, because S is small.
 """
 
 from __future__ import annotations

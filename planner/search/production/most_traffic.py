@@ -1,7 +1,7 @@
 """The most traffic within the limits, for the objective throughput: first on paper, then in production.
 
 In production a rate counts where a fleet is found that keeps the SLO in enough of the scenarios that a search
-sees (production.py). The scenarios depend on the rate, and a search for production is limited in simulated
+sees (cheapest_kept.py). The scenarios depend on the rate, and a search for production is limited in simulated
 requests, so no rate is refuted for good. Scenarios that the search has not seen test the fleet (certify.py).
 """
 

@@ -4,10 +4,10 @@
     production    the fleet keeps the SLO in the share of scenarios that `safety: kept_in` asks for
     with a loss   the fleet does so after the loss of any one worker
 
-production.py searches for the production fleet in scenarios that it sees. The fleet is then tested in other
-scenarios until Wald's test (simulator/repeats.py) decides whether the share of scenarios that it keeps is
-more than TEST_BELOW_FRAC below the required share. Of fleets whose prices differ by at most LIKE_PRICE_FRAC
-the one with the most headroom is taken.
+cheapest_kept.py searches for the production fleet in scenarios that it sees. The fleet is then tested in
+other scenarios until Wald's test (simulator/repeats.py) decides whether the share of scenarios that it keeps
+is more than TEST_BELOW_FRAC below the required share. Of fleets whose prices differ by at most
+LIKE_PRICE_FRAC the one with the most headroom is taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several LLMs on one stock, planned together by the master problem of search/cheapest.py.
+"""Several LLMs on one stock, planned together by the master problem of search/level0/cheapest.py.
 
     alone       Each LLM is planned with all of the fleet for itself. Where all fit, that is the answer.
     share       Else one master covers all LLMs, and the simulator judges its proposals LLM by LLM.
@@ -184,10 +184,10 @@ def plan_together(
         _paper_of_llm(part, each, one, limits, deadline)
         for part, each, one in zip(parts, alone, paper.searched, strict=True)
     ]
-    shared_production = share_production(known, limits, deadline, progress) if is_safe else None
-    searched, leave = _searches_as_run(paper, shared_production, parts, limits, deadline)
+    shared = share_production(known, limits, deadline, progress) if is_safe else None
+    searched, leave = _searches_as_run(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
-    plans = _certify_plans(parts, searched, leave, shared_production, catalog, seed, deadline, around=around)
+    plans = _certify_plans(parts, searched, leave, shared, catalog, seed, deadline, around=around)
     level0 = paper.level0
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
@@ -196,21 +196,17 @@ def plan_together(
     values = [best_value(each) for each in paper.searched]
     alone_values = [best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
-    if shared_production is not None:
+    if shared is not None:
         alone_values = [
-            objective_paid(one.problem, each)
-            for one, each in zip(known, shared_production.alone, strict=True)
+            objective_paid(one.problem, each) for one, each in zip(known, shared.alone, strict=True)
         ]
-        run = [
-            objective_paid(one.problem, each)
-            for one, each in zip(known, shared_production.fleets, strict=True)
-        ]
-        in_production = (shared_production.how, *gives_way_facts(parts, alone_values, run, unit))
+        run = [objective_paid(one.problem, each) for one, each in zip(known, shared.fleets, strict=True)]
+        in_production = (shared.how, *gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, values, strict=True)),
         alone=dict(zip(names, alone_values, strict=True)),
-        answers=_answer_totals(known, shared_production),
+        answers=_answer_totals(known, shared),
         objective=task.objective,
         unit=unit,
         level0=level0.value if math.isfinite(level0.value) else None,

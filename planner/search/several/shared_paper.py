@@ -1,5 +1,5 @@
-"""Several LLMs on one stock, on paper: the master problem of search/cheapest.py over all of them
-(together.py).
+"""Several LLMs on one stock, on paper: the master problem of search/level0/cheapest.py over all of them
+(several_llms.py).
 
 Later stages reuse what earlier ones simulated. The sum of the best fleets alone bounds every choice, so an
 LLM that gives way to others does so at a stated price.
