@@ -104,7 +104,7 @@ def requests_meant(
     seed: int,
     drop_invalid: bool = False,
 ) -> tuple[Trace, RateRequest]:
-    """The same, and which of it is meant. Where rate or window were said beside the question (`is_said`), a
+    """The same, and which of it is meant. Where rate or window were said beside the question (`is_given`), a
     trace comes before what the question describes, which they are not of.
     """
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)

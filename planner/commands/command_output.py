@@ -167,7 +167,7 @@ def read_requests(
     """The traffic, coarse stamps not yet spread; what is wrong with it is said first.
 
     Without a file it is what `slo` describes, drawn by the seed. With one it must describe none, unless rate
-    or window are said beside it (`is_said`): then its traffic does not count. What `slo` says of the columns
+    or window are said beside it (`is_given`): then its traffic does not count. What `slo` says of the columns
     of a log counts.
     """
     from planner.api.inputs import read_catalog, requests_of

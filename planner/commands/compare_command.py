@@ -75,7 +75,6 @@ def compare(
     from planner.parallel.executors import Executor
     from planner.studies.fleet_comparison import NAMES, comparison_lines
 
-    where = Executor(executor or "serial", address)
     paths = [_named(text) for text in fleet]
     if out is not None:
         check_output_directory(out)
@@ -83,8 +82,8 @@ def compare(
     with Progress() as progress:
         variants = _variants(policies or [])
         known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        how = {"seed": seed, "drop_invalid": drop_invalid, "is_given": traffic is not None}
-        requests = read_requests(trace, slo, known, **how)
+        given = traffic is not None
+        requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=given)
         progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
         result = compare(
             paths,
@@ -94,7 +93,7 @@ def compare(
             traffic=traffic,
             catalog=known,
             seed=seed,
-            executor=where,
+            executor=Executor(executor or "serial", address),
         )
         if out is not None:
             progress("drawing")

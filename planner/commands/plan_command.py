@@ -43,7 +43,7 @@ QUESTION_FILE = "slo.yaml"  # the question, beside the answer, where it came fro
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """The options of one run; `trace` may be missing where `slo` names one for every LLM, or describes the
-    traffic. Without `slo` the question is `asked`, and without `out` no file is written.
+    traffic. Without `slo` the question is `question_options`, and without `out` no file is written.
     """
 
     slo: Path | None

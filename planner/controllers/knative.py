@@ -71,7 +71,7 @@ class Mean:
 
 
 class Knative:
-    """The autoscaler of one pool: `scaled` is its rule, `decide` adds windows and zero."""
+    """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds windows and zero."""
 
     def __init__(self, settings: KnativeSettings, deployment: Deployment, pool: int) -> None:
         self.settings, self.deployment, self.pool = settings, deployment, pool

@@ -24,7 +24,8 @@ class Oscillation:
 def find_oscillations(
     decision_s: Floats, decided_sizes: Ints, start_s: Sequence[float]
 ) -> tuple[Oscillation, ...]:
-    """Per pool that did it; `asked` (D, P) at `asked_s` (D,), `start_s` (P,) until a worker is ready.
+    """Per pool that did it; `decided_sizes` (D, P) at `decision_s` (D,), `start_s` (P,) until a worker is
+    ready.
 
     Growth counts as taken back where the pool is smaller than it had grown to before a worker asked for then
     could be ready; each taking back counts once.

@@ -101,7 +101,7 @@ def settings_field(
     choices: tuple[str, ...] = (),
     parse: Callable[[object, str], Any] | None = None,
 ) -> Any:
-    """A field of `Settings`; `parse` reads what has no unit (value, where it stands)."""
+    """A field of `ControllerSettings`; `parse` reads what has no unit (value, where it stands)."""
     metadata = {
         "unit": unit,
         "words": words,

@@ -82,7 +82,7 @@ class QueueState:
 
 
 class QueueModel:
-    """The chain of one worker: `at` a rate, and the `largest` rate within targets."""
+    """The chain of one worker: `queue_state_at` a rate, and the `largest_rate_rps` rate within targets."""
 
     def __init__(self, times: QueueTimes) -> None:
         self.times = times

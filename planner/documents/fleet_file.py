@@ -231,7 +231,7 @@ def parse_fleet(
 def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_given: bool = False) -> Fleet:
     """The fleet that a document describes; `path` names it in errors, and files are looked for beside it.
 
-    With `budget_is_asked` no worker may state its own max_num_batched_tokens.
+    With `budget_is_given` no worker may state its own max_num_batched_tokens.
     """
     file = Section.from_document(document, path, wording=WORDING)
     llm = _find_llm(document, path, catalog)

@@ -1,4 +1,5 @@
-"""The question of several LLMs on one stock: slo.yaml with `llms:`, read into one `Part` for each of them.
+"""The question of several LLMs on one stock: slo.yaml with `llms:`, read into one `LlmQuestion` for each of
+them.
 
     llms:                                  # or a list of such entries, each with a name
       chat:

@@ -95,7 +95,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         return self.latency_.step_s(*check_profiled(self, X).T)
 
     def errors_by_regime(self, X: Array, y: Array) -> dict[str, Errors]:
-        """Errors on these rows, which should not be those of the fit; see `held_out_errors`."""
+        """Errors on these rows, which should not be those of the fit; see `cross_validated_errors`."""
         return errors_by_regime(X, y, self.predict(X))
 
 

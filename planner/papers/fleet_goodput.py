@@ -74,7 +74,8 @@ def fleet_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     watch: Watch = lambda *_: None,
 ) -> FleetGoodput:
-    """Search the rate; traffic is the trace, rescaled and cut as `asked` says, else Poisson of its lengths.
+    """Search the rate; traffic is the trace, rescaled and cut as `traffic_request` says, else Poisson of its
+    lengths.
 
     `requests` with coarse stamps not yet spread. Raises InfeasibleError where no rate is kept.
     """

@@ -9,9 +9,10 @@ Vars   p, t   machines of each pool; r  requests/s
   cheapest          iso-throughput:  min c_p p + c_t t   s.t.  holds(p, t, r)
   most_throughput   iso-power or iso-cost:  max r   s.t.  holds(p, t, r),  c_p p + c_t t <= C
 
-The paper simulates a grid. `holds` is monotone in p and t but for the noise of routing, so `cheapest` walks
-the staircase of the cells that hold: for each t the least p, by bisection, and only where it would cost no
-more than the best known. `most_throughput` asks each split first whether it carries more than the best known.
+The paper simulates a grid. `holds` is monotone in p and t but for the noise of routing, so
+`find_cheapest_splits` walks the staircase of the cells that hold: for each t the least p, by bisection, and
+only where it would cost no more than the best known. `most_throughput` asks each split first whether it
+carries more than the best known.
 
 TBT is the paper's program's: (E2E - TTFT) over all output tokens, the first included.
 """
@@ -60,7 +61,7 @@ class MachineDesign:
 class Provisioning:
     """The best value, and all (prompt, token) counts that reach it, most prompt machines first.
 
-    `value` is a cost from `cheapest`, a rate [requests/s] from `most_throughput`.
+    `value` is a cost from `find_cheapest_splits`, a rate [requests/s] from `most_throughput`.
     """
 
     value: float

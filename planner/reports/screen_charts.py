@@ -269,7 +269,7 @@ def latencies(plan: Plan) -> list[Figure]:
 
 
 def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str) -> Figure | None:
-    """The distribution of a latency, `said` in its caption; None where there are too few values to draw."""
+    """The distribution of a latency, `text` in its caption; None where there are too few values to draw."""
     curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
     if len(curve.value_s) < 2:
         return None

@@ -245,7 +245,7 @@ def error_message(text: str) -> str:
 
 
 class _Stream:
-    """Server-sent events of completions or chat completions into an `Answer`."""
+    """Server-sent events of completions or chat completions into an `EndpointAnswer`."""
 
     def __init__(
         self, result: EndpointAnswer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int

@@ -19,7 +19,7 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
                1 only if n_j >= t, for the t that cuts ask for
 
   `bound`       min  sum_j c_j n_j + sum_k e_k i_k
-  `promising`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
+  `find_promising_fleet`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
                      mixed = sum_mixed s_j n_j,    sum_j c_j n_j + sum_k e_k i_k <= value to beat
   s.t.  served_k      sum_mixed x_kj + sum_prefill x_kj + d_k = r_k
         handed_k      sum_decode x_kj = sum_prefill x_kj
@@ -35,7 +35,8 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
 `bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
-token, lengths at the smallest of the class. `promising` drops the x and is the search beyond level 0.
+token, lengths at the smallest of the class. `find_promising_fleet` drops the x and is the search beyond
+level 0.
 """
 
 from __future__ import annotations

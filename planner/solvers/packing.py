@@ -19,8 +19,9 @@ Vars   x_ij in {0, 1} request j is on worker i;   y_i in {0, 1} worker i is used
         f  used_ij       x_ij <= y_i
 
 c and d bind only workers that get a new request. In e the sum grows from one iteration to the next until a
-request ends, so only the iterations in which one ends are written down. `best_fit` is Algorithm 1, `pack` the
-exact model in CP-SAT, `rebalance` Algorithm 2. After Nie, Fonseca, Liu 2024, arXiv:2405.06856.
+request ends, so only the iterations in which one ends are written down. `best_fit` is Algorithm 1,
+`pack_requests` the exact model in CP-SAT, `rebalance_requests` Algorithm 2. After Nie, Fonseca, Liu 2024,
+arXiv:2405.06856.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: a
 
 A worker is asked for s_c before it is to be ready, and paid from then on: y is x dilated by the start-up. One
 that is to be ready sooner than s_c after the beginning is there from the beginning. A gap of no more than a
-start-up is no gap (`closed`): whoever would be given up is kept. Requests that a worker still has when it is
-given up are paid beyond this, so what the model calls cost is a lower bound of the bill.
+start-up is no gap (`ready_workers_at_no_cost`): whoever would be given up is kept. Requests that a worker
+still has when it is given up are paid beyond this, so what the model calls cost is a lower bound of the bill.
 
 HiGHS solves it (a day of 144 steps by seconds takes 0.05 s; CP-SAT took as long or did not end). That a cut
 holds for all smaller sizes is the one assumption: more workers never hurt.

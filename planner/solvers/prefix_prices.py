@@ -271,7 +271,7 @@ class PrefixPrices:
     def search(
         self, routing: Routed, enough: float, budget: RoutingBudget, rng: np.random.Generator
     ) -> Routed:
-        """Placements around `found`, until one has a largest load of `enough` or the budget is spent."""
+        """Placements around `routing`, until one has a largest load of `enough` or the budget is spent."""
         best = here = routing
         while best.largest_load > enough and not budget.is_spent():
             count = int(rng.integers(1, min(MOST_EMPTIED, self.replicas) + 1))

@@ -13,11 +13,11 @@ measured (the warm-up is not), and
 A limit on TBT at a percentile obliges nothing, not even beside one on TTFT. It is about all gaps together
 that end in the window: of 800 tokens one hand-off that takes a minute is one gap, and a gap that ends after
 the window is none. So a request may keep TTFT and decode when nobody counts any more. What gaps oblige
-follows from the backlog test alone (`steady`): at least half of the requests of the last tenth of the window
-wait no longer than the loosest limit on TTFT, for their first token and for every other one.
+follows from the backlog test alone (`steady_work`): at least half of the requests of the last tenth of the
+window wait no longer than the loosest limit on TTFT, for their first token and for every other one.
 
-`usual` takes for granted that whoever keeps TTFT decodes at the pace of the limit on TBT. That is a guess, to
-begin a search with; no bound and no refutation may rest on it.
+`usual_work` takes for granted that whoever keeps TTFT decodes at the pace of the limit on TBT. That is a
+guess, to begin a search with; no bound and no refutation may rest on it.
 
 Where requests wait for others (planner/traffic/sessions.py), who is late has whoever waits for it come as
 late as it likes. So with each of the requests that a percentile lets be late, all of its session is let go. A
@@ -118,7 +118,7 @@ def find_bound_requests(each: Due, trace: Trace, *, whole: bool) -> BoundRequest
 
 
 def find_deadlines(slo: Slo, trace: Trace) -> Due:
-    """The same as `obliged`, request by request."""
+    """The same as `slo_work`, request by request."""
     return _compute_deadlines(slo, trace, guess_pace=False)
 
 

@@ -159,7 +159,7 @@ def compare_fleets(
     scenarios: Scenarios | None = None,
 ) -> FleetComparison:
     """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too. With
-    `futures` each is simulated in some of these, too.
+    `scenarios` each is simulated in some of these, too.
 
     Raises InputError for none, or for two of one name.
     """

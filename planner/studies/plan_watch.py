@@ -419,7 +419,9 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan as live windows are held against it; `carried` remembers `carries` by factors on the lengths."""
+    """A plan as live windows are held against it; `carried` remembers `most_carried_traffic` by factors
+    on the lengths.
+    """
 
     written: WrittenPlan
     references: Mapping[str, Reference]
@@ -510,7 +512,8 @@ def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
 
 
 def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float) -> Replan:
-    """What `plan replan` answers on `as_now`, which is the study's trace; `task` is of the plan's slo.yaml.
+    """What `plan replan` answers on `current_trace`, which is the study's trace; `task` is of the plan's
+    slo.yaml.
 
     The plan's traffic was rescaled and cut as that says already. Raises what `replan.replan` raises.
     """

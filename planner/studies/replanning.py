@@ -15,9 +15,9 @@ fails if a larger one does is an assumption, and not always true of pairs: more 
 bursts. The answer is exact over these options only where none was left out by it. Running workers of a GPU
 that is no longer in stock are stopped. Policies, which move no worker, are those of the plan from scratch.
 
-`drift` compares the traffic that the running fleet was planned on with today's: Kolmogorov and Smirnov's D is
-the largest share of requests by which the two distributions differ. With thousands of requests any D is
-significant, so what counts is its size.
+`compare_traffic` compares the traffic that the running fleet was planned on with today's: Kolmogorov and
+Smirnov's D is the largest share of requests by which the two distributions differ. With thousands of
+requests any D is significant, so what counts is its size.
 """
 
 from __future__ import annotations
@@ -401,7 +401,9 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
 
 
 def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
-    """What `plan replan --json` prints; `drift` is null where the running fleet's traffic is not known."""
+    """What `plan replan --json` prints; `compare_traffic` is null where the running fleet's traffic is
+    not known.
+    """
     return {
         "keeps": answer.keeps,
         "horizon_h": answer.terms.horizon_h,

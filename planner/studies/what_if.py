@@ -3,10 +3,10 @@
 Whatever one search simulated, the next one knows (`oracle.Answers`), and the fleet found before is the first
 that others must beat. Of equal offers it stays, so that nothing moves without a reason.
 
-`change` edits slo.yaml, `sensitivity` asks the questions around one: step times, traffic and prices that are
-wrong by a share, limits that are tighter or looser, more GPUs of each kind. Its differences are shadow prices
-by re-solving: exact where the search is, for steps as large as they are. `headroom` is how far the fleet
-itself holds.
+`change_question` edits slo.yaml, `sensitivity` asks the questions around one: step times, traffic and prices
+that are wrong by a share, limits that are tighter or looser, more GPUs of each kind. Its differences are
+shadow prices by re-solving: exact where the search is, for steps as large as they are. `headroom` is how far
+the fleet itself holds.
 """
 
 from __future__ import annotations
@@ -233,7 +233,9 @@ def workers_in_question(problem: Problem, fleet: Fleet) -> Fleet | None:
 
 
 def is_kept(problem: Problem, fleet: Fleet) -> bool:
-    """Whether the workers of a fleet keep the SLO under some allowed policies; see `kept_under`."""
+    """Whether the workers of a fleet keep the SLO under some allowed policies; see
+    `find_keeping_policies`.
+    """
     return find_keeping_policies(problem, fleet) is not None
 
 

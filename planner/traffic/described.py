@@ -187,7 +187,7 @@ def check_description(description: Description) -> None:
 def draw_requests(description: Description, *, seed: int) -> Trace:
     """Requests of a description; other seeds draw others.
 
-    Raises InputError for what `check` refuses.
+    Raises InputError for what `check_description` refuses.
     """
     check_description(description)
     rng = np.random.default_rng([seed, 20])

@@ -241,7 +241,8 @@ def _with_waits(
 ) -> Trace:
     """Copies of a trace, `rows` of it each, with their waits, but across the seam, and blocks of their own.
 
-    `laps` says of the requests, copy by copy, who went around the circle, `order` how they stand in `found`.
+    `laps` says of the requests, copy by copy, who went around the circle, `order` how they stand in
+    `merged_trace`.
     """
     place = np.argsort(order, kind="stable")
     edges, first = [], 0

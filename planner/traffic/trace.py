@@ -68,7 +68,7 @@ class Trace:
     time (planner/traffic/sessions.py). Parents stand before those who wait for them.
     `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace, and `warnings`
     what of it an answer must begin with. `coarse_s` is the step of a clock whose stamps are still to be
-    `spread`, 0 where they need not.
+    `spread_stamps`, 0 where they need not.
     """
 
     name: str

@@ -144,8 +144,8 @@ class Design:
     """Fleets of one pool, or of a prefill and a decode pool.
 
     `holds` simulates. Of every row, the counts of all pools but the last, `failed` has the largest last count
-    known to fail, `held` the least known to hold. `leap` is the prefill count looked at next as long as no
-    fleet is known at all. `asked_by` is the question that it belongs to.
+    known to fail, `least_holding` the least known to hold. `leap` is the prefill count looked at next as
+    long as no fleet is known at all. `asked_by` is the question that it belongs to.
     """
 
     pools: tuple[DesignPool, ...]

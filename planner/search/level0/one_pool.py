@@ -238,7 +238,8 @@ def least_that_holds(
 ) -> int | None:
     """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not).
 
-    `near`: it is likely there or a little above. `held` is known to hold; it is the answer where no fewer do.
+    `near`: it is likely there or a little above. `least_holding` is known to hold; it is the answer where no
+    fewer do.
     """
     failed = least - 1
     if near is not None:

@@ -118,9 +118,9 @@ def walk(
 ) -> None:
     """Simulate all cheaper fleets as long as `may_go_on` with so many done and left; updates `search`.
 
-    A sample of all of them comes first, then the dearest. `told` says what is known of a fleet already. One
-    that holds becomes the best, and only cheaper ones are walked from then on. Ends with `search.is_exact`
-    where nothing cheaper is left.
+    A sample of all of them comes first, then the dearest. `verdicts` says what is known of a fleet already.
+    One that holds becomes the best, and only cheaper ones are walked from then on. Ends with
+    `search.is_exact` where nothing cheaper is left.
     """
     left = count_cheaper(mixed, pairs, search, search.value)
     search.counted = search.value, left

@@ -138,14 +138,14 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    With `draws` it must keep it on each of them too, and in all but `may_miss` of `futures`. With `z` step
+    With `draws` it must keep it on each of them too, and in all but `may_miss` of `scenarios`. With `z` step
     times are so many standard deviations of their spread above the medians, those of prefills and of decodes.
     `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
     Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
-    `spot` holds the terms of spot workers by the GPU's name, `told` what was said of fleets, by the names of
-    their options. Simulations run where the workers are (simulation_queries.py). With `future` they are
-    asked of that, and `trace` is what is written. With `one_in` all traffic is one request in so many, and a
-    pool is simulated with one worker in so many, rounded down (scale_model.py).
+    `spot` holds the terms of spot workers by the GPU's name, `verdicts` what was said of fleets, by the
+    names of their options. Simulations run where the workers are (simulation_queries.py). With `future` they
+    are asked of that, and `trace` is what is written. With `downscale` all traffic is one request in so many,
+    and a pool is simulated with one worker in so many, rounded down (scale_model.py).
     """
 
     llm: Llm

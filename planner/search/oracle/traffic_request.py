@@ -45,8 +45,9 @@ def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> tuple[T
 
 
 def further_traffic(trace: Trace, task: PlanQuestion, requests: Trace, *, seed: int) -> tuple[Trace, ...]:
-    """What must be served beside `requests`, which is `asked_traffic` of this seed: `task.draws` draws, and
-    of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
+    """What must be served beside `requests`, which is `requested_traffic` of this seed: `task.draws` draws,
+    and of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count
+    once.
     """
     drawn, last = [], requests
     for number in range(task.draws):

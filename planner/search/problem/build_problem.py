@@ -41,8 +41,8 @@ def build_problem(
 ) -> Problem:
     """The question, ready to be searched.
 
-    `asked` is what `Asked.of` gave for an earlier one, where the traffic is the same. Raises InputError, and
-    InfeasibleError for what no number of workers could cure.
+    `request` is what `Asked.of` gave for an earlier one, where the traffic is the same. Raises InputError,
+    and InfeasibleError for what no number of workers could cure.
     """
     llm = catalog.llm(task.llm)
     check_images(llm, trace)

@@ -197,10 +197,10 @@ def plan_together(
     alone_values = [best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
-        alone_values = [
-            objective_paid(one.problem, each) for one, each in zip(known, shared.alone, strict=True)
-        ]
-        run = [objective_paid(one.problem, each) for one, each in zip(known, shared.fleets, strict=True)]
+        alone_values, run = (
+            [objective_paid(one.problem, each) for one, each in zip(known, fleets, strict=True)]
+            for fleets in (shared.alone, shared.fleets)
+        )
         in_production = (shared.how, *gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
