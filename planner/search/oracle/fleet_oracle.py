@@ -196,7 +196,7 @@ class Oracle:
     def in_scenario(self, future: Scenario) -> Oracle:
         """The same question of one scenario in place of what is written."""
         known = Answers(future.known, decided=self.answers.decided)
-        return self.as_written(future=future, z=future.z, answers=known)
+        return self.as_written(scenario=future, step_time_sigmas=future.z, answers=known)
 
     def of_question(self) -> tuple[object, ...]:
         """What the answers of simulations depend on beside the fleet and the SLO."""

@@ -38,6 +38,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.level0.owned_gpus import objective_paid, paid_at_least
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.bounds import checked_bound
+from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
@@ -197,10 +198,7 @@ def plan_together(
     alone_values = [best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
-        alone_values, run = (
-            [objective_paid(one.problem, each) for one, each in zip(known, fleets, strict=True)]
-            for fleets in (shared.alone, shared.fleets)
-        )
+        alone_values, run = (_paid_values(known, fleets) for fleets in (shared.alone, shared.fleets))
         in_production = (shared.how, *gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
@@ -233,6 +231,11 @@ def plan_together(
         seed=seed,
         placement=_place_all(parts, plans),
     )
+
+
+def _paid_values(known: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:
+    """What the fleet of each LLM adds up to in the objective's unit."""
+    return [objective_paid(one.problem, each) for one, each in zip(known, fleets, strict=True)]
 
 
 def _paper_of_llm(
