@@ -520,7 +520,7 @@ def reading_alone() -> Iterator[None]:
         "planner.simulator.replay._run",
         "planner.search.evidence.certify.lower_bound",
         "planner.search.several.shared_paper.lower_bound",
-        "planner.documents.prefix_tree.replicate",
+        "planner.documents.prefix_tree.replicate_prefixes",
         "planner.api.scheduling.solve_schedule",
     )
     with contextlib.ExitStack() as stack:

@@ -26,13 +26,13 @@ SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}}\nfleet: {gpus: {h100-80g: 2}}\
 INTERRUPTED = """
 import os, signal, sys, time
 import fleetplan.__main__ as start
-from planner.search import certify
+from planner.search.evidence import certify
 
 def interrupted(*_, **__):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 
-certify.certified = interrupted
+certify.certify_plan = interrupted
 sys.argv = ["plan", "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
 start.main()
 """

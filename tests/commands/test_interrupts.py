@@ -21,7 +21,7 @@ fleet: {gpus: {h100-80g: 20, a100-80g: 20, l40s-48g: 20}}
 SEARCH_ON = """
 import os, time
 from fleetplan.__main__ import main
-from planner.commands import plan
+from planner.commands import plan_command
 from planner.commands.plan_command import BestSoFar
 
 class Waits(BestSoFar):
@@ -31,7 +31,7 @@ class Waits(BestSoFar):
             os.write(1, b".")
             time.sleep(60)
 
-plan.BestSoFar = Waits
+plan_command.BestSoFar = Waits
 main()
 """
 MOMENTS_S = (0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 1.1, 1.5, 2.2, 3.0, 4.5)

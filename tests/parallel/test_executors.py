@@ -148,11 +148,11 @@ def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
 
 ENDS_AT_ONCE = """
 import operator, os
-from planner.parallel.executors import Executor, crew, working_on
+from planner.parallel.executors import Executor, current_crew, working_on
 
 if __name__ == "__main__":
     with working_on(Executor("processes:2")):
-        assert crew().start(operator.add, crew().hold(3), 4)() == 7
+        assert current_crew().start_item(operator.add, current_crew().put_value(3), 4)() == 7
         os._exit(0)
 """
 
