@@ -10,7 +10,8 @@ seen its cell:
     80:20   a fifth of the rows, drawn at random ten times; repeats of a cell lie on both sides
 Step oracles of Vidur (vidur/oracle_*.csv, 577 steps each): fitted on 57 of them chosen by their inputs
 alone (`corrected.informative_rows`), judged on the other 520.
-`choice` is what `planner.models.family_choice.choose_step_family` makes of each whole table, in five folds of distinct
+`choice` is what `planner.models.family_choice.choose_step_family` makes of each whole table, in five folds
+of distinct
 steps.
 
 Prints Markdown, as in docs/models.md. CPU seconds of this process.

@@ -119,7 +119,7 @@ def _say() -> None:
     while _silent:
         _silent.pop()
         known = sys.modules.get("planner.files.interrupts")
-        words = known.spoken() if known is not None else ""
+        words = known.tidy_and_report() if known is not None else ""
         try:
             os.write(2, f"plan: interrupted{'; ' if words else ''}{words}\n".encode(errors="replace"))
         except OSError:  # stderr is closed, so nothing can be reported.

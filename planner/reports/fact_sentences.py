@@ -786,7 +786,7 @@ def _(fact: facts.NotCertified) -> str:
             "has them as predicted"
         )
     if fact.kept_in is None or not fact.kept_in.futures:
-        return "not certified: no time was left to test it on futures"
+        return "not certified: no time was left to test it on scenarios"
     return (
         f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} scenarios that the search had "
         f"not seen, which does not say that it is kept in {requested} of all"

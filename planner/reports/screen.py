@@ -237,7 +237,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
 
 def _kept_text(kept_in: KeptIn) -> str:
     if not kept_in.futures:
-        return "no time was left to test it on futures"
+        return "no time was left to test it on scenarios"
     after = " after losing any one worker" if kept_in.after_loss else ""
     return f"kept in {kept_in.kept} of {kept_in.futures} scenarios{after}"
 

@@ -11,7 +11,7 @@ from planner.search.evidence.plan import Plan
 
 LEFT_OUT = {
     "workers": "SLO attainment by number of workers",
-    "traffic": "more traffic in futures",
+    "traffic": "more traffic in scenarios",
     "prompts": "longer prompts",
     "losses": "the loss of a worker",
     "ends": "how much more traffic and how much longer steps it stands",

@@ -242,7 +242,7 @@ def throughput_line(values: Throughput) -> str:
     most = _up_to(values.rate_rps, values.refuted_rps, "no fleet was found")
     on_paper = _up_to(values.on_paper_rps, values.on_paper_refuted_rps, "none")
     return (
-        f"Most traffic within the limits that is kept in enough futures: {most}; {assumed}. "
+        f"Most traffic within the limits that is kept in enough scenarios: {most}; {assumed}. "
         f"On paper: {on_paper}."
     )
 

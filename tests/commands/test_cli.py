@@ -153,7 +153,7 @@ def test_the_table_names_fleet_price_promise_proof_and_place(planned: Planned) -
         "Step times estimated, not measured here.",
         "1 decode worker of 2 lost",
         "this one is kept in 27 of 33 scenarios with so much more, too few",
-        "with 5 workers (3 + 2) the SLO is kept in 7 of 10 futures",
+        "with 5 workers (3 + 2) the SLO is kept in 7 of 10 scenarios",
         "10,909 requests in 9.1 min",
         "certified",
         "39.04 USD/h, exactly",
@@ -244,7 +244,13 @@ def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The planner's clock stands still for so many looks at it, then all time is over."""
     count = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
-    for module in ("certify", "problem", "bounds", "infeasible", "oracle"):
+    for module in (
+        "evidence.certify",
+        "problem.plan_problem",
+        "mixed.bounds",
+        "mixed.infeasible",
+        "oracle.fleet_oracle",
+    ):
         monkeypatch.setattr(f"planner.search.{module}.time", clock)
 
 
@@ -680,7 +686,7 @@ def test_a_trace_of_which_much_is_left_out_is_refused(
         said.extend(warnings)
         raise InputError("enough")
 
-    for module in ("common", "plan", "trace"):
+    for module in ("command_output", "plan_command", "trace_command"):
         monkeypatch.setattr(f"planner.commands.{module}.say_first", stop)
     run(*line, "--drop-invalid")
     assert len(said) == 1

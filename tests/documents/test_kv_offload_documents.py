@@ -44,7 +44,7 @@ def test_a_fleet_is_written_and_read_back() -> None:
 def test_a_question_is_asked_of_fleets_that_count_on_caches() -> None:
     """The others, which come first, have none; and nobody is planned in pipelines."""
     found = task({"prefix_cache": True, "kv_offload": ASKED})
-    has = {each.prefix_cache: each.kv_offload for each in found.policies()}
+    has = {each.prefix_cache: each.kv_offload for each in found.policy_choices()}
     assert has == {False: None, True: KvOffload(200e9, 50e9)}
     assert not Engines.of(found).is_piped and Engines.of(task({"prefix_cache": True})).is_piped
 

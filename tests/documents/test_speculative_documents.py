@@ -106,7 +106,7 @@ def test_draft_length_is_a_decision(catalog: Catalog) -> None:
         fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": [512, 2048], "pp": [1, 2]},
     )
     assert [each and each.tokens for each in task.speculations] == [None, 1, 2]
-    types, _ = worker_types(catalog.llm(NAME), task.gpus(catalog), catalog, 4000, Engines.of(task))
+    types, _ = worker_types(catalog.llm(NAME), task.priced_gpus(catalog), catalog, 4000, Engines.of(task))
     names = {worker.name for worker in types if worker.tp == 2}
     assert names == {
         "h100-80g tp2 512",
@@ -126,7 +126,7 @@ def test_draft_length_is_a_decision(catalog: Catalog) -> None:
 
 def test_prompts_know_nothing_of_drafts_that_are_looked_up(catalog: Catalog) -> None:
     task = task_of(catalog, LOOKED_UP | {"tokens": [0, 3]}, fleet={"gpus": ["h100-80g"]})
-    types, _ = worker_types(catalog.llm(NAME), task.gpus(catalog), catalog, 4000, Engines.of(task))
+    types, _ = worker_types(catalog.llm(NAME), task.priced_gpus(catalog), catalog, 4000, Engines.of(task))
     assert {option.type.step_tokens for option in prefill_options(types, "cost")} == {1}
     assert {option.type.step_tokens for option in decode_options(types, "cost")} == {1, 4}
 

@@ -205,16 +205,18 @@ def test_what_lay_on_a_dead_dask_worker_is_laid_out_again() -> None:
         working_on(Executor("dask", cluster.scheduler_address)),
     ):
         workers: Any = current_crew()
-        held = workers.hold(np.arange(1000))
+        held = workers.put_value(np.arange(1000))
         made = workers.put_result(times, held, 2)
-        assert workers.start(slow_first_sum, made, 4)() == (4, 999_004)
+        assert workers.start_item(slow_first_sum, made, 4)() == (4, 999_004)
         for _ in range(100):
             (has,) = workers.client.who_has([held.future]).values()
             if len(has) == 1:
                 break
             time.sleep(0.1)
         os.kill(workers.client.run(os.getpid)[has[0]], signal.SIGKILL)
-        waits = [workers.start(slow_first_sum, one, item) for item in range(4, 7) for one in (held, made)]
+        waits = [
+            workers.start_item(slow_first_sum, one, item) for item in range(4, 7) for one in (held, made)
+        ]
         sums = [499_500, 999_000]
         assert [wait() for wait in waits] == [(i, total + i) for i in range(4, 7) for total in sums]
 

@@ -50,7 +50,7 @@ def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> No
 def test_cards_hold_the_answers_against_the_plan() -> None:
     paper, made, lossy = screen.cards(answered())
     assert (paper.price, paper.difference) == ("47.84 USD/h", "23.92 USD/h less (-33 %)")
-    assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 futures")
+    assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 scenarios")
     assert lossy.difference == "23.92 USD/h more (+33 %)"
     assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker"
 
@@ -58,7 +58,7 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
 def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
     (card,) = screen.cards(a_plan())
     assert (card.name, card.is_plan) == ("On paper", True)
-    assert "futures" not in screen.verdict(a_plan())
+    assert "scenarios" not in screen.verdict(a_plan())
 
 
 def test_a_buyer_reads_the_answers_at_a_glance() -> None:
@@ -174,8 +174,8 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
     fewer, paper, *_ = screen.why(answered())
-    assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of 10 futures"
-    assert paper == "the cheapest fleet on paper, 47.84 USD/h, keeps it in 3 of 10 futures"
+    assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of 10 scenarios"
+    assert paper == "the cheapest fleet on paper, 47.84 USD/h, keeps it in 3 of 10 scenarios"
 
 
 @pytest.mark.parametrize("is_own", [False, True])
@@ -215,7 +215,7 @@ def test_every_chart_of_the_first_screen_is_drawn_in_its_order() -> None:
         figure.chart.to_dict(validate=True)
         drawing.live_spec(figure.chart)
     captions = {figure.name: figure.caption for figure in found}
-    assert "4 + 2, 4 + 3, 5 + 3" in captions["attainment"] and "10 futures" in captions["attainment"]
+    assert "4 + 2, 4 + 3, 5 + 3" in captions["attainment"] and "10 scenarios" in captions["attainment"]
 
 
 @pytest.mark.parametrize("at", ["demand", "kv", "waiting"])
@@ -245,7 +245,7 @@ def test_a_page_of_an_older_certificate_says_what_was_not_simulated() -> None:
     old = replace(plan, certificate=read_certificate(document, values))
     assert old.certificate.around is None
     page = report.render(old)
-    assert "was not simulated with this plan" in page and "191 of 200 futures" in page
+    assert "was not simulated with this plan" in page and "191 of 200 scenarios" in page
 
 
 def test_the_page_says_when_and_by_which_version_it_was_made() -> None:

@@ -55,7 +55,7 @@ def test_threads_and_processes_give_the_same_files_though_one_is_killed(
             os.kill(next(iter(self._pool._processes)), signal.SIGKILL)
         return start(self, *what)
 
-    monkeypatch.setattr(executors._Processes, "start", counted)
+    monkeypatch.setattr(executors._Processes, "start_item", counted)
     with working_on(Executor("processes:2")):
         assert planned(tmp_path / "processes") == expected
     assert len(asked) > 60

@@ -77,5 +77,5 @@ def test_the_cheapest_fleet_is_one_whose_hand_offs_wait(stock: int) -> None:
     """
     found = planned(stock)
     assert found.fleet.price_usd_per_h == pytest.approx(9.76, abs=0.005)
-    kinds = [(pool.role, pool.type.gpu.name, pool.type.tp, pool.count) for pool in found.fleet.running]
+    kinds = [(pool.role, pool.type.gpu.name, pool.type.tp, pool.count) for pool in found.fleet.running_pools]
     assert kinds == [("prefill", "h100-80g", 2, 1), ("decode", "a100-80g", 2, 1)]

@@ -75,10 +75,10 @@ def test_looks_around_the_best_fleet_where_more_workers_hurt() -> None:
 
     class Odd:
         def __init__(self) -> None:
-            self.told: dict[tuple[tuple[str, int], ...], bool] = {}
+            self.verdicts: dict[tuple[tuple[str, int], ...], bool] = {}
 
         def holds(self, fleets: list[Counts]) -> list[bool]:
-            self.told |= {names_of(counts): counts[0][1] in (2, 4) for counts in fleets}
+            self.verdicts |= {names_of(counts): counts[0][1] in (2, 4) for counts in fleets}
             return [counts[0][1] in (2, 4) for counts in fleets]
 
     best = near(((option, 4),), FleetLimits({}), Odd(), lambda: True)  # type: ignore[arg-type]

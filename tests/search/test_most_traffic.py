@@ -109,7 +109,7 @@ def test_its_fleet_passes_its_test_at_that_rate_and_stays_within_the_limits() ->
     assert found.fleet.gpus <= MOST
     assert found.trace.rate_rps == pytest.approx(found.throughput.rate_rps, rel=0.01)
     said = throughput_line(found.throughput)
-    assert "enough futures" in said and f"On paper: {found.throughput.on_paper_rps:g}" in said
+    assert "enough scenarios" in said and f"On paper: {found.throughput.on_paper_rps:g}" in said
 
 
 def test_a_promise_that_nothing_keeps_is_infeasible_at_any_rate() -> None:

@@ -43,7 +43,11 @@ def searched() -> tuple[Problem, FleetSearch]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of questions that simulate in a moment."""
-    for name, value in {"FULL_REQUESTS": 5_000, "MODEL_REQUESTS": 1_000, "MODEL_WORKERS": 3}.items():
+    for name, value in {
+        "FULL_REQUESTS": 5_000,
+        "LEAST_MODEL_REQUESTS": 1_000,
+        "LEAST_MODEL_WORKERS": 3,
+    }.items():
         monkeypatch.setattr(f"planner.search.production.scale_model.{name}", value)
 
 

@@ -17,8 +17,8 @@ def problem(kept_in_frac: float | None, futures: int = 4) -> Any:
     """Of `futures` scenarios n workers keep n - 1."""
     safety = None if kept_in_frac is None else SimpleNamespace(kept_in_frac=kept_in_frac)
     oracle = SimpleNamespace(
-        futures=() if safety is None else tuple(range(futures)),
-        missed=lambda counts, most: max(futures - (counts[0][1] - 1), 0),
+        scenarios=() if safety is None else tuple(range(futures)),
+        missed_count=lambda counts, most: max(futures - (counts[0][1] - 1), 0),
     )
     return SimpleNamespace(task=SimpleNamespace(safety=safety), oracle=oracle, gpus=None)
 

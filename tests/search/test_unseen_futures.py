@@ -25,7 +25,7 @@ class Outcomes:
     asked: list[int] = field(default_factory=list)
     trace: Any = field(default_factory=lambda: range(TEST_REQUESTS // 60))
 
-    def within_future(self, number: int) -> Any:
+    def in_scenario(self, number: int) -> Any:
         self.asked.append(number)
         return SimpleNamespace(holds=lambda _: [self.kept[number]])
 
