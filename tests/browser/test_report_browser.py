@@ -21,7 +21,7 @@ need_browser()
 
 EVIL = "</script><script>alert(1)</script>"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-CHARTS = 9  # of the first screen seven, then alternatives, how busy
+CHARTS = 8  # The first screen has six; then come alternatives and how busy workers are.
 KV = 2  # after attainment, demand
 AXE = os.environ.get("FLEETPLAN_AXE")
 Open = Callable[..., Any]
