@@ -46,7 +46,6 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import pandas as pd
-import typer
 import yaml
 
 from planner import cli
@@ -529,13 +528,6 @@ def reading_alone() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def made_once() -> Iterator[None]:
-    """The command's options are read off its functions once, not for every run: 30 of 40 ms."""
-    with mock.patch.object(cli, "app", typer.main.get_command(cli.app)):
-        yield
-
-
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
     """(container, key) of all that is in a document."""
     for key, value in list(node.items()) if isinstance(node, dict) else list(enumerate(node)):
@@ -741,7 +733,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="with --only: a folder for its files")
     told = parser.parse_args()
     known, found = kinds(written_plan()), Found()
-    with made_once(), reading_alone() if told.reading else contextlib.nullcontext():
+    with reading_alone() if told.reading else contextlib.nullcontext():
         run_all(told, known, found)
     print("exit codes:", dict(sorted(found.codes.items(), key=str)), f"; longest {found.longest_s:.1f} s")
     for wrong in found.faults:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mutate as mutations
-from benchmarks.mutate import Found, Kind, kinds, made_once, mutate, reading_alone, written_plan
+from benchmarks.mutate import Found, Kind, kinds, mutate, reading_alone, written_plan
 
 KINDS = (
     "slo described map several fleet plan schedule trace packed catalog engines config imports allocate tree"
@@ -28,9 +28,8 @@ def test_every_kind_is_tried(known: dict[str, Kind]) -> None:
 
 def tried(known: dict[str, Kind], name: str, numbers: range, *, beyond: bool = False) -> Found:
     found = Found()
-    with made_once():
-        for number in numbers:
-            mutate(name, known[name], number, 0, found, beyond=beyond)
+    for number in numbers:
+        mutate(name, known[name], number, 0, found, beyond=beyond)
     assert found.runs[name] == len(numbers)
     return found
 

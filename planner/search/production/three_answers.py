@@ -268,7 +268,7 @@ class FleetTrial:
 
 
 def find_production_fleet(
-    problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = (), *, tests: int = MOST_TESTS
+    problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
 ) -> FleetTrial | None:
     """The cheapest fleet found that passes its test, or the fleet of the last test; None where the time was
     over.
