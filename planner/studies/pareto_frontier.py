@@ -196,8 +196,10 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         moved = (*task.slo.limits[:k], replace(limit, limit_s=limit_s), *task.slo.limits[k + 1 :])
         return replace(task, slo=replace(task.slo, limits=moved))
 
-    def corner(answer: WhatIfAnswer, at_s: float, _: float) -> tuple[float, float]:
+    def corner(answer: WhatIfAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
         simulated_s = answer.verdict.lines[k].decides[0] * (1 + 1e-9)
+        if math.isnan(simulated_s):  # Traffic without a single gap between tokens keeps any limit on gaps.
+            return tightest_s, tightest_s * (1 - NEXT_FRAC)
         oracle = with_search_scenarios(on_all_draws(answer.problem)).oracle
         counts = oracle.counts(answer.fleet)
 
