@@ -11,7 +11,7 @@ answers (2026-11-21), to the trace's mean lengths, once for each LLM:
 RECOMMENDED has the first of its aggregated fleets without data-parallel attention, and how many GPUs its very
 first one takes, with it. Its flags for vLLM are those of benchmarks/aiconfigurator_plan.py. Every fleet is
 simulated with the step times of catalogs/latency and the host time of vLLM that plans have by default. Prints
-Markdown tables for docs/aiconfigurator.md.
+Markdown tables for docs/evidence/aiconfigurator.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ AIConfigurator 0.12.0 takes one pair of lengths; with the trace's means its `rec
 workers, and its rules for vLLM write the engine flags below. Our fleets come from
 `planner.search.evidence.certify.plan`. Every fleet is simulated with the step times of catalogs/latency,
 which are fitted to AIConfigurator's own kernel tables. Prints one Markdown table per scaling;
-docs/aiconfigurator.md discusses them.
+docs/evidence/aiconfigurator.md discusses them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of the TTFT of silicon-sample is the tokeniser's: docs/accuracy.md has its table.
+"""How much of the TTFT of silicon-sample is the tokeniser's: docs/evidence/accuracy.md has its table.
 
     python benchmarks/tokenizer.py [--token-us 5] [--clients 16] [--only REGEX]
 

@@ -20,11 +20,12 @@ from planner.solvers import master
 from planner.traffic.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES: dict[str, list[str]] = {}  # the last part of a module's name: the modules that end in it
 for path in (ROOT / "planner").rglob("*.py"):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     MODULES.setdefault(module.rsplit(".", 1)[-1], []).append(module)
+MOST_WORDS = {"README.md": 1300, "docs": 39_000}
 FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
 
 
@@ -61,6 +62,20 @@ def _lacks(found: object, parts: list[str]) -> str | None:
         else:
             return part
     return None
+
+
+def test_the_documents_stay_short() -> None:
+    """What people read; docs/evidence holds what was measured."""
+    readme = len((ROOT / "README.md").read_text().split())
+    docs = sum(len(path.read_text().split()) for path in (ROOT / "docs").glob("*.md"))
+    assert readme <= MOST_WORDS["README.md"] and docs <= MOST_WORDS["docs"]
+
+
+def test_every_page_is_linked_from_the_index_and_the_menu() -> None:
+    index, menu = (ROOT / "docs" / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    pages = [str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS if path.parent != ROOT]
+    assert [page for page in pages if page != "index.md" and f"]({page})" not in index] == []
+    assert [page for page in pages if f": {page}" not in menu] == []
 
 
 def test_the_secret_is_created_as_the_manifests_read_it() -> None:
