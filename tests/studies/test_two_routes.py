@@ -7,7 +7,15 @@ from __future__ import annotations
 import pytest
 from by_two_routes import CHECKS, more_traffic, two_routes
 
-CHEAP = [("what-if", 2), ("what-if", 7), ("pareto", 2), ("pareto", 41), ("replan", 2), ("replan", 7), ("schedule", 1)]
+CHEAP = [
+    ("what-if", 2),
+    ("what-if", 7),
+    ("pareto", 2),
+    ("pareto", 41),
+    ("replan", 2),
+    ("replan", 7),
+    ("schedule", 1),
+]
 PRICED = (5, 6, 31, 48, 0, 7, 9, 20, 21, 23, 26, 27, 30, 33, 34, 35, 40, 41, 43, 45, 46, 47, 49, 51, 53)
 
 
