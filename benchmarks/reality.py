@@ -1,4 +1,6 @@
-"""Predicted against measured, on runs of real engines that others published. docs/evidence/accuracy.md is its table.
+"""Predicted against measured, on runs of real engines that others published.
+
+docs/evidence/accuracy.md is its table.
 
     python benchmarks/reality.py DIR [--engine runs|none] [--only SOURCE] [--every N] [--json]
 

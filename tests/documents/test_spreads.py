@@ -129,7 +129,7 @@ def test_of_step_times_without_a_spread_no_upper_end_is_known(catalog: Catalog) 
 def test_prefills_of_mixtures_as_measured_lie_inside_the_spread(
     catalog: Catalog, row: str, median: float, p90: float
 ) -> None:
-    """TTFT measured over predicted, of silicon-sample's campaigns that are furthest off (docs/evidence/accuracy.md).
+    """TTFT measured over predicted, of silicon-sample's furthest campaigns (docs/evidence/accuracy.md).
 
     Even if prefills made up the whole of TTFT, nine in ten of each campaign are below the upper end.
     """
