@@ -3,7 +3,8 @@
     python benchmarks/distserve_search.py TRACE [--llm facebook/opt-13b] [--nodes 1] [--gpus 4] [--rate 40]
 
 TRACE holds the lengths (Azure's conversations for the figures in docs/evidence/papers-search.md):
-requests with at least 4 tokens each way and fewer than 2048 together, as DistServe filters them. Prints, with CPU seconds:
+requests with at least 4 tokens each way and fewer than 2048 together, as DistServe filters them.
+Prints, with CPU seconds:
 
 1. DistServe's search of pairs by its own rule (the first 300 requests, seed 0, 0.156 requests/s and GPU), on
    the requests that its program draws.
