@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import CatalogError, InputError
+from planner.slo_metrics import METRICS, SloMetric
 from planner.units import percentile_name
 
-Metric = Literal["ttft", "tbt", "tpot", "e2e"]
+Metric = str  # a key of slo_metrics.METRICS
 KV_BLOCK_TOKENS = 16
 SPOT = "@spot"  # suffix of a GPU that is rented on the spot market
 OWNED = "@owned"  # suffix of an owned GPU, which costs no new money
@@ -125,6 +126,15 @@ class Limit:
     percentile_frac: float
     limit_s: float
 
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise InputError(f"slo: {self.metric}: is no metric; must be one of {', '.join(METRICS)}")
+
+    @property
+    def row(self) -> SloMetric:
+        """What there is to know of its metric."""
+        return METRICS[self.metric]
+
     @property
     def name(self) -> str:
         """For instance 'ttft p90'."""
@@ -150,11 +160,6 @@ class Slo:
         return max(
             (limit.limit_s for limit in self.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
         )
-
-
-def unknown_metric(limit: Limit, who: str) -> InputError:
-    """The error for a metric that a part of the planner cannot handle; raised instead of a wrong answer."""
-    return InputError(f"slo: {limit.metric}: {who} does not know this metric; take it out of the SLO")
 
 
 def allowed_above(percentile_frac: float, values: int) -> int:

@@ -67,9 +67,9 @@ def test_every_module_stands_in_a_room() -> None:
     assert {room_of(module) for module in SOURCES} - {None} == set(ROOMS)
 
 
-def test_at_most_six_modules_are_loose() -> None:
+def test_at_most_seven_modules_are_loose() -> None:
     loose = [path.name for path in (ROOT / "planner").glob("*.py") if path.name != "__init__.py"]
-    assert len(loose) <= 6, loose
+    assert len(loose) <= 7, loose
 
 
 def test_imports_go_down() -> None:

@@ -9,12 +9,12 @@ from typing import Any, get_args
 import streamlit as st
 
 from planner.documents.safety import LEAST_KEPT_FRAC, MOST_GROWTH_FRAC, MOST_KEPT_FRAC
-from planner.documents.slo import METRICS
 from planner.documents.task import Objective
 from planner.errors import PlannerError
 from planner.files.checked_files import read_yaml, to_yaml
 from planner.fleet import MAX_PP
 from planner.policies import PLANNED_QUEUES, QUEUE
+from planner.slo_metrics import METRICS
 from planner.traffic.formats import PUBLISHED
 from planner.traffic.scaling import Scaling
 from ui import draw, question, support
@@ -370,7 +370,7 @@ def promise(session: Session, place: str = "ask") -> Form:
         with name:
             chosen[f"{metric}_ms"] = _limit(metric, unit, place, own_limits, is_relative=is_relative)
         chosen[f"{metric}_percentile"] = share.selectbox(
-            f"{metric.upper()} percentile",
+            f"{METRICS[metric].abbreviation} percentile",
             question.PERCENTILES,
             key=f"{place}_{metric}_percentile",
             on_change=own_limits,
@@ -406,7 +406,7 @@ def _limit(
         st.session_state[f"{place}_{metric}_{unit}"] = None if ms is None else float(f"{ms / factor:.12g}")
         st.session_state[key] = ms  # of an input that is not drawn, which would be forgotten
     limit_ms: float | None = st.number_input(
-        f"{question.WHAT[metric]} at most [{unit}]",
+        f"{METRICS[metric].name.capitalize()} ({METRICS[metric].abbreviation}) at most [{unit}]",
         step=10.0 / factor,
         on_change=take,
         key=f"{place}_{metric}_{unit}",

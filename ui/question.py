@@ -14,13 +14,14 @@ from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.safety import KEPT_IN_FRAC
-from planner.documents.slo import METRICS, SloPreset
+from planner.documents.slo import SloPreset
 from planner.documents.task import left_out_unnamed, parse_task
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path
 from planner.files.document_values import read_share
 from planner.fleet import Policies
+from planner.slo_metrics import METRICS
 from planner.units import percentile_name, quantity, shortest_digits, show_s
 from ui.store import SAMPLES
 
@@ -30,12 +31,6 @@ Fields = Mapping[str, Any]
 OWN_LIMITS = "own limits"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
 WINDOWS = ("whole", "busiest 10 min", "busiest 1 h", "first 10 min", "first 1 h")
-WHAT = {
-    "ttft": "Time to first token (TTFT)",
-    "tbt": "Gap between tokens (TBT)",
-    "tpot": "Mean gap of a request (TPOT)",
-    "e2e": "End-to-end time (E2E)",
-}
 WORKERS, NODES = "workers", "nodes"
 SAMPLE, UPLOAD, DESCRIBED = "sample", "upload", "describe"
 SOURCES = (SAMPLE, UPLOAD, DESCRIBED)
@@ -189,8 +184,8 @@ def llm_name(llm: str) -> str:
 def slo_summary(form: Mapping[str, Any]) -> str:
     """The limits of the inputs in a line."""
     limits = [
-        f"{metric.upper()} {form[f'{metric}_percentile']} ≤ {show_s(form[f'{metric}_ms'] / 1e3)}"
-        for metric in METRICS
+        f"{row.abbreviation} {form[f'{metric}_percentile']} ≤ {show_s(form[f'{metric}_ms'] / 1e3)}"
+        for metric, row in METRICS.items()
         if form[f"{metric}_ms"] is not None
     ]
     if form["attainment"] is not None:

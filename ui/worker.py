@@ -68,6 +68,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import OnPaper, Problem, SearchProgress, Watch
 from planner.simulator.replay import Simulation, simulate
 from planner.simulator.slo_verdict import judge
+from planner.slo_metrics import METRICS
 from planner.studies import (
     day_manifests,
     day_page,
@@ -399,7 +400,7 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
         curves = {row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.DRAWN]}
         if any((curve.value_s > 0).any() for curve in curves.values()):
             chart = charts.comparison_chart(curves, metric, [one for one in limits if one.metric == metric])
-            caption = f"Distribution of the {charts.METRIC_NAMES[metric]}: further left is sooner."
+            caption = f"Distribution of the {METRICS[metric].name}: further left is sooner."
             pictures.append(_picture(chart, caption))
     document = {
         "verdict": fleet_comparison.comparison_summary(comparison),

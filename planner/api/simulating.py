@@ -37,6 +37,7 @@ from planner.parallel.executors import Executor, is_chosen
 from planner.reports import output, words
 from planner.reports.simulated_run import SimulatedOutcome, outcome
 from planner.search.oracle.scenarios import Scenarios
+from planner.slo_metrics import latency_columns
 from planner.studies import fleet_comparison as comparisons
 from planner.studies import seeds as many_seeds
 from planner.studies import tenants
@@ -46,7 +47,6 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import show_s
 
-METRICS = ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
 Fleets: TypeAlias = "Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]]"
 
 
@@ -93,7 +93,9 @@ class SimulationResult(Result):
     def to_frame(self) -> pd.DataFrame:
         """Percentiles in seconds, one row per metric."""
         summary = self.to_dict()
-        return pd.DataFrame([{"metric": name, **summary[name]} for name in METRICS if summary[name]])
+        return pd.DataFrame(
+            [{"metric": name, **summary[name]} for name in latency_columns() if summary[name]]
+        )
 
     def requests_frame(self) -> pd.DataFrame:
         """One row per request: the columns of requests.csv."""
@@ -139,7 +141,7 @@ class SeedsResult(Result):
         return pd.DataFrame(
             [
                 {"metric": metric, "figure": name, **values}
-                for metric in METRICS
+                for metric in latency_columns()
                 if metric in document
                 for name, values in document[metric].items()
             ]

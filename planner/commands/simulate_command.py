@@ -36,6 +36,7 @@ from planner.commands.day_command import run_controller
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
+from planner.slo_metrics import latency_columns
 
 MOST_TENANTS = 20  # Tenants in the table; --json has all.
 AutoscaleOption = Annotated[
@@ -150,7 +151,7 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str, 
     from planner.reports.fact_sentences import queue_text
 
     rows = []
-    for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s"):
+    for name in latency_columns():
         if summary[name]:
             rows.append(
                 {"metric": name[:-2], **{key: seconds_cell(value) for key, value in summary[name].items()}}
@@ -203,7 +204,7 @@ def _print_seeds(summary: dict[str, Any], promise: Slo | None, title: str) -> No
     many = len(summary["seeds"])
     rows = [
         {"metric": name[:-2], **{key: _interval_cell(value) for key, value in summary[name].items()}}
-        for name in ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
+        for name in latency_columns()
         if name in summary
     ]
     print_rows(rows, f"{title}: mean ± 95 % interval over the seeds")

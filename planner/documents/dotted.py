@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from planner.documents.slo import METRICS
 from planner.errors import InputError
+from planner.slo_metrics import METRICS
 
 _DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
 

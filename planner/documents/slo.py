@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 
 from planner.domain import Limit, Metric, Slo
 from planner.errors import InputError
@@ -17,9 +17,9 @@ from planner.files.document_values import (
     refuse_unknown,
     refused_value,
 )
+from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
-METRICS: tuple[Metric, ...] = get_args(Metric)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
@@ -108,10 +108,9 @@ def _percentile_lines(
     for key, value in lines.items():
         if key in also:
             continue
-        name, _, percentile = str(key).partition("_")
-        if name not in METRICS:
+        metric, percentile = _split_key(str(key))
+        if metric not in METRICS:
             refuse_unknown({key: value}, (*METRICS, *also), where)
-        metric = cast(Metric, name)
         if not percentile and (not isinstance(value, Mapping) or not value):
             raise refused_value(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
         for written, limit in {percentile: value}.items() if percentile else value.items():
@@ -122,6 +121,12 @@ def _percentile_lines(
     if not lines_by_percentile:
         raise InputError(f"{where}: no limit found, expected at least one such as ttft: {{p90: 2 s}}")
     return list(lines_by_percentile.values())
+
+
+def _split_key(key: str) -> tuple[str, str]:
+    """("ttft", "p90") of ttft_p90, and no percentile for a metric alone."""
+    metric, _, percentile = key.rpartition("_")
+    return (key, "") if key in METRICS or metric not in METRICS else (metric, percentile)
 
 
 def _percentile_frac(written: object, where: str) -> float:

@@ -138,9 +138,9 @@ class FirstRequests:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if any(limit.metric == "tbt" for limit in self.slo.limits) or self.slo.attainment_frac is not None:
+        if any(limit.row.is_of_gaps for limit in self.slo.limits) or self.slo.attainment_frac is not None:
             raise InputError(
-                "the rule of the first requests knows ttft, tpot and e2e alone; use the steady one"
+                "the rule of the first requests judges no gaps (tbt) and no attainment; use the steady one"
             )
 
     def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
@@ -148,9 +148,8 @@ class FirstRequests:
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool:
         simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
-        values = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s}
         return bool((simulation.status == 0).all()) and all(
-            np.nanquantile(values[limit.metric], limit.percentile_frac) < limit.limit_s
+            np.nanquantile(limit.row.values_s(simulation), limit.percentile_frac) < limit.limit_s
             for limit in self.slo.limits
         )
 

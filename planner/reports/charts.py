@@ -30,17 +30,12 @@ from planner.reports.encoding import (
     time_unit,
 )
 from planner.simulator.replay import Simulation
+from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_s
 
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210
-METRIC_NAMES = {
-    "ttft": "time to first token",
-    "tbt": "gap between tokens",
-    "tpot": "mean gap of a request",
-    "e2e": "end-to-end time",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +99,12 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
     x = alt.X(
         "x:Q",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(title=f"{METRIC_NAMES[metric]} [s]", values=ticks(low, high), format="~g"),
+        axis=alt.Axis(title=f"{METRICS[metric].name} [s]", values=ticks(low, high), format="~g"),
     )
     y = alt.Y(
         "y:Q",
         scale=alt.Scale(domain=[0, 1.02], nice=False),
-        axis=alt.Axis(title=f"share of {'gaps' if metric == 'tbt' else 'requests'}", format="%", tickCount=6),
+        axis=alt.Axis(title=f"share of {METRICS[metric].counted}", format="%", tickCount=6),
     )
     return x, y
 

@@ -16,6 +16,7 @@ from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import run_seconds
 from planner.simulator.replay import Simulation
 from planner.simulator.slo_verdict import gaps_s, request_values_s
+from planner.slo_metrics import METRICS
 from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +39,7 @@ class Curve:
 
 def distribution(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
     """The cumulative distribution of a metric, exact at `at_s`; what never came true keeps it below 1."""
-    if metric == "tbt":
+    if METRICS[metric].is_of_gaps:
         return _thinned(*sampled_gaps_s(simulation), at_s)
     return _thinned(request_values_s(simulation, metric), None, 1, at_s)
 

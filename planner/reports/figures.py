@@ -7,9 +7,10 @@ from planner.reports import charts, screen_charts
 from planner.reports.drawing import Figure
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import bill_fleet
+from planner.slo_metrics import METRICS
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
-NAMES = (*screen_charts.NAMES, *charts.METRIC_NAMES, "busy", "alternatives", "cost-and-power")
+NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
 
 
 def every(plan: Plan) -> list[Figure]:

@@ -43,6 +43,7 @@ from planner.simulator.energy import ExpectedPower
 from planner.simulator.replay import STATUS, Simulation
 from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.utilisation import PoolUse
+from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
 from planner.traffic.json_lines import to_jsonl
 
@@ -352,10 +353,12 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
         "queue_s": spread(chosen(simulation.queue_s, inside)),
-        "ttft_s": spread(chosen(simulation.ttft_s, inside)),
-        "tbt_s": _gap_spread(simulation),
-        "tpot_s": spread(simulation.tpot_s[several]),
-        "e2e_s": spread(chosen(simulation.e2e_s, inside)),
+        **{
+            f"{key}_s": _gap_spread(simulation)
+            if row.is_of_gaps
+            else spread(chosen(row.values_s(simulation), several if row.is_of_decodes else inside))
+            for key, row in METRICS.items()
+        },
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
         "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,

@@ -41,6 +41,7 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
+from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_clock, show_s
 
 
@@ -180,13 +181,13 @@ def percentile_rows(plan: Plan) -> Rows:
     several = inside & (simulation.output_tokens > 1)
     gaps, seen, every = sampled_gaps_s(simulation)
     about = "≈ " if every > 1 else ""
-    spreads = (
-        ("Queue", "", spread(simulation.queue_s[inside])),
-        ("Time to first token", "", spread(simulation.ttft_s[inside])),
-        ("Gap between tokens", about, spread(gaps, seen)),
-        ("Mean gap of a request", "", spread(simulation.tpot_s[several])),
-        ("End-to-end time", "", spread(simulation.e2e_s[inside])),
-    )
+    spreads = [("Queue", "", spread(simulation.queue_s[inside]))]
+    for row in METRICS.values():
+        if row.is_of_gaps:
+            spreads.append((row.name.capitalize(), about, spread(gaps, seen)))
+            continue
+        values_s = row.values_s(simulation)[several if row.is_of_decodes else inside]
+        spreads.append((row.name.capitalize(), "", spread(values_s)))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [
         (name, *(f"{mark}{seconds_text(seconds)}" for seconds in values.values()))

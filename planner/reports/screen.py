@@ -262,7 +262,7 @@ def against_text(paid: float | None, planned: float) -> str:
 
 def limit_text(limit: Limit) -> str:
     """As a reader knows it: "TTFT p90"."""
-    return f"{limit.metric.upper()} {percentile_name(limit.percentile_frac)}"
+    return f"{limit.row.abbreviation} {percentile_name(limit.percentile_frac)}"
 
 
 def _named(limits: Sequence[Limit]) -> str:

@@ -13,12 +13,13 @@ import numpy as np
 from planner.documents.robustness_facts import AtWorkers
 from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
-from planner.reports.charts import HEIGHT, METRIC_NAMES, WIDTH, distribution_chart
+from planner.reports.charts import HEIGHT, WIDTH, distribution_chart
 from planner.reports.curves import distribution, in_system, kv_blocks_at
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
 from planner.reports.encoding import data, distinguish_lines, labels, rounded_all, table, time_axis, time_unit
 from planner.search.evidence.plan import Plan
 from planner.simulator.replay import Simulation
+from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 POINTS = 120  # along a time axis
@@ -274,5 +275,5 @@ def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], tex
     if len(curve.value_s) < 2:
         return None
     thinned = f" (one run of engine steps in {curve.every})" if curve.every > 1 else ""
-    caption = f"Distribution of the {METRIC_NAMES[metric]}{text}{thinned}."
+    caption = f"Distribution of the {METRICS[metric].name}{text}{thinned}."
     return Figure(metric, distribution_chart(curve, metric, limits), caption)

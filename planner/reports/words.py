@@ -27,12 +27,6 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
 MOST_NAMED = 6  # worker types in a sentence
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
-WHAT = {
-    "ttft": "of requests get their first token within",
-    "tbt": "of the gaps between tokens are at most",
-    "tpot": "of requests have a mean gap between tokens of at most",
-    "e2e": "of requests are complete within",
-}
 
 
 def answer(plan: Plan) -> str:
@@ -127,7 +121,7 @@ def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
 
 
 def limit_text(limit: Limit) -> str:
-    return f"{percent(limit.percentile_frac)} {WHAT[limit.metric]} {show_s(limit.limit_s)}"
+    return f"{percent(limit.percentile_frac)} {limit.row.sentence} {show_s(limit.limit_s)}"
 
 
 NOT_EXHAUSTED = "NOT exhausted"

@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, Sent, Status
 from planner.simulator import Simulation, Verdict, judge, simulate
 from planner.simulator.slo_verdict import gaps_s, measured, percentile_s
+from planner.slo_metrics import METRICS
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, measured_window
 from planner.units import percentile_name
@@ -91,9 +92,9 @@ class Run:
 
     def values_s(self, metric: Metric, chosen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats | None]:
         """Of the chosen requests (all gaps for tbt), with weights."""
-        if metric == "tbt":
+        if METRICS[metric].is_of_gaps:
             return self.gap_s, self.gap_weight
-        values_s: Floats = getattr(self.requests, f"{metric}_s")[chosen]
+        values_s = METRICS[metric].values_s(self.requests)[chosen]
         return values_s[np.isfinite(values_s)], None
 
     def sessions_s(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
@@ -176,8 +177,8 @@ class MeasuredComparison:
 
     def scatter(self, metric: Metric) -> tuple[Floats, Floats]:
         """(predicted, measured) of each request that counts."""
-        name = f"{metric}_s"
-        pair = [getattr(run.requests, name)[self.chosen] for run in (self.predicted, self.measured)]
+        values_s = METRICS[metric].values_s
+        pair = [values_s(run.requests)[self.chosen] for run in (self.predicted, self.measured)]
         both = np.isfinite(pair[0]) & np.isfinite(pair[1])
         return pair[0][both], pair[1][both]
 
@@ -234,7 +235,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
     rows = []
-    for metric in get_args(Metric):
+    for metric in METRICS:
         (p, p_weight), (m, m_weight) = (side.values_s(metric, chosen) for side in (predicted, observed))
         rows += [
             PercentileRow(
@@ -389,7 +390,7 @@ def _observed_simulation(
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
     end_s = max(sent.end_s for sent in ended)
     for j, limit in enumerate(slo.limits):
-        if limit.metric == "tbt":
+        if limit.row.is_of_gaps:
             counted[j], violations[j] = len(gap_s), int((gap_s > limit.limit_s).sum())
     logs = [run.logs.get(name) for name in like.worker_names]
     steps = [None if log is None else _steps_of(log, part) for log in logs]

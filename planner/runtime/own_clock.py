@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,12 @@ from planner.runtime.measured_against_simulated import (
 )
 from planner.runtime.step_fits import counts_others
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
+from planner.slo_metrics import METRICS
 
 GIVES: dict[Role, tuple[Metric, ...]] = {
-    "mixed": get_args(Metric),
-    "prefill": ("ttft",),
-    "decode": ("tbt", "tpot", "e2e"),
+    "mixed": tuple(METRICS),
+    "prefill": tuple(key for key, row in METRICS.items() if row.obliges == "prefill"),
+    "decode": tuple(key for key, row in METRICS.items() if row.obliges != "prefill"),
 }
 _FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may be called so
 
@@ -118,7 +119,7 @@ def _at_once(requests: Mapping[str, EngineRequest]) -> dict[str, EngineRequest]:
 
 def _only(run: Run, metrics: tuple[Metric, ...]) -> Run:
     """The run with nothing said about the other metrics."""
-    if len(metrics) == len(get_args(Metric)):
+    if len(metrics) == len(METRICS):
         return run
     nothing = np.full(len(run.requests.ttft_s), np.nan)
     columns: dict[str, Any] = {

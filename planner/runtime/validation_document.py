@@ -17,6 +17,7 @@ from planner.runtime.measured_against_simulated import MeasuredComparison, Perce
 from planner.runtime.own_clock import stolen_frac
 from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import counts_others
+from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +71,9 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         },
         "slo": _slo_lines(comparison),
         "scatter": {
-            metric: _scatter_summary(*comparison.scatter(metric)) for metric in ("ttft", "tpot", "e2e")
+            metric: _scatter_summary(*comparison.scatter(metric))
+            for metric, row in METRICS.items()
+            if not row.is_of_gaps
         },
         "steps": [
             {

@@ -34,11 +34,11 @@ from planner.runtime.validation_document import (
     verdict_text,
 )
 from planner.simulator import Verdict
+from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1500  # of a scatter chart
-METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 LATE_S = 0.05  # a client later than this could not keep up with the trace
 
 
@@ -187,7 +187,7 @@ def _distributions(validation: Validation) -> list[Figure]:
     for metric in METRICS:
         curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
         if all(len(curve[0]) for curve in curves.values()):
-            name = charts.METRIC_NAMES[metric]
+            name = METRICS[metric].name
             caption = f"Distribution of the {name}, as measured and as predicted."
             pictured.append(Figure(metric, _curves_chart(curves, name), caption))
     return pictured
@@ -240,7 +240,7 @@ def _scatters(validation: Validation) -> list[Figure]:
     for metric in metrics:
         predicted, measured = validation.comparison.scatter(metric)
         if len(measured):
-            name = charts.METRIC_NAMES[metric]
+            name = METRICS[metric].name
             caption = f"The {name} of each request: on the line, prediction and measurement are equal."
             pictured.append(
                 Figure(f"{metric}-by-request", _scatter_chart(measured, predicted, name), caption)

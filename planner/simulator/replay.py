@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above, unknown_metric
+from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
 from planner.errors import InputError
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet, Policies, Pool, WorkerType
@@ -53,7 +53,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECODE}
-METRICS = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
+COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
+"""The metrics of which the kernel counts each value as it comes, so that a run may stop early."""
 STATUS = ("finished", "rejected", "unfinished")
 KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
 REMEMBERED_TOKENS = 20_000  # of a step: longer tables of step times are made for every simulation
@@ -72,7 +73,8 @@ class Simulation:
     """What happened to every request, (n,) in the trace's order; NaN where it never happened.
 
     `window_s` is the part of the run that counts (warm-up cut); `violations` and `counted` belong to the
-    watched `limits`, `counted_in` and `violations_in` to each window of `edges_s`, if there are any.
+    watched `limits` (0 where the kernel counts no such metric), `counted_in` and `violations_in` to each
+    window of `edges_s`, if there are any.
     `complete` is False when the run stopped because a limit could no longer hold. `nominal_s` are arrivals if
     answers took no time.
     """
@@ -138,14 +140,10 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
     """How many violations of `limit` still pass, or an upper bound of that for gaps between tokens."""
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
     inside[trace.after[:, 0]] = True  # or later
-    if limit.metric == "tbt":
+    if limit.row.is_of_gaps:
         values = int((trace.output_tokens - 1).sum())
-    elif limit.metric == "tpot":
-        values = int((inside & (trace.output_tokens > 1)).sum())
-    elif limit.metric in ("ttft", "e2e"):
-        values = int(inside.sum())
     else:
-        raise unknown_metric(limit, "the simulator")
+        values = int((inside & (trace.output_tokens > 1) if limit.row.is_of_decodes else inside).sum())
     return allowed_above(limit.percentile_frac, values)
 
 
@@ -786,10 +784,10 @@ def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Fl
     inside = trace.arrival_s >= edges_s[0]
     of = window_numbers(trace.arrival_s, edges_s)
     for row, limit in zip(rows, limits, strict=True):
-        if limit.metric == "tbt":
+        if limit.row.is_of_gaps:
             values = np.cumsum(np.bincount(of, trace.output_tokens - 1, len(row)))
         else:
-            seen = inside & (trace.output_tokens > 1) if limit.metric == "tpot" else inside
+            seen = inside & (trace.output_tokens > 1) if limit.row.is_of_decodes else inside
             values = np.bincount(of[seen], minlength=len(row))
         allowed = [allowed_above(limit.percentile_frac, int(each)) for each in values]
         row["allowed"] = np.minimum(row["allowed"], allowed)
@@ -801,7 +799,8 @@ def _watched(limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float
     rows = np.zeros(len(limits), dtype=layout.LIMIT)
     for k, limit in enumerate(limits):
         row = rows[k : k + 1]
-        row["metric"], row["limit_s"], row["seen_s"] = METRICS[limit.metric], limit.limit_s, -np.inf
+        row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
+        row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
         row["seen"] = len(trace) if limit.percentile_frac == 0 else 0  # nobody has to keep it
     return rows

@@ -14,6 +14,7 @@ from planner.files.column_files import release_memory
 from planner.simulator import counting
 from planner.simulator.layout import REJECTED, run_seconds
 from planner.simulator.replay import Simulation
+from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
@@ -136,19 +137,14 @@ def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
 
 def _values_s(simulation: Simulation, metric: Metric) -> Floats:
     """Of every request (n,), NaN where it never got that far; of gaps the longest."""
-    return {
-        "ttft": simulation.ttft_s,
-        "tpot": simulation.tpot_s,
-        "e2e": simulation.e2e_s,
-        "tbt": simulation.tbt_max_s,
-    }[metric]
+    return METRICS[metric].values_s(simulation)
 
 
 def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
-    """The measured requests' ttft, tpot or e2e; infinite where a request never got that far."""
+    """The measured requests' values of a metric; infinite where a request never got that far."""
     values_s = _values_s(simulation, metric)
     mask = measured(simulation)
-    if metric in ("tpot", "tbt"):
+    if METRICS[metric].is_of_decodes:
         mask &= simulation.output_tokens > 1
         release_memory(simulation.output_tokens)
     seen_s = chosen(values_s, mask)
@@ -247,8 +243,8 @@ def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
 
 
 def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> float:
-    """A percentile of a metric over the measured requests (ttft, tpot, e2e) or gaps (tbt)."""
-    if metric == "tbt":
+    """A percentile of a metric over the measured requests, or over the gaps between tokens."""
+    if METRICS[metric].is_of_gaps:
         if simulation.gaps is not None:
             return simulation.gaps.percentile_s(percentile_frac)
         if len(simulation.runs) == 0:
@@ -309,7 +305,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     lines = []
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
-        if limit.metric != "tbt":  # requests that never got that far violate too
+        if not limit.row.is_of_gaps:  # requests that never got that far violate too
             seen_s = request_values_s(simulation, limit.metric)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
@@ -348,7 +344,7 @@ def windows_s(simulation: Simulation, every_s: float) -> Floats:
 def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
     """What limit `k` comes to in each window, without the percentiles."""
     limit, many = simulation.limits[k], len(edges_s) - 1
-    if limit.metric != "tbt":
+    if not limit.row.is_of_gaps:
         late = request_values_s(simulation, limit.metric) > limit.limit_s
         of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
         counted, violations = np.bincount(of, minlength=many), np.bincount(of[late], minlength=many)
@@ -387,7 +383,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     the one in which the fewest keep it.
     """
     limit, found = simulation.limits[k], in_windows(simulation, k, edges_s)
-    if limit.metric != "tbt":
+    if not limit.row.is_of_gaps:
         seen_s = request_values_s(simulation, limit.metric)
         of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
         ordered_s, ends = (
@@ -409,7 +405,9 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
 def _arrivals_s(simulation: Simulation, metric: Metric) -> Floats:
     """Of the requests of `request_values_s`."""
     chosen = measured(simulation)
-    return simulation.arrival_s[chosen & (simulation.output_tokens > 1) if metric == "tpot" else chosen]
+    return simulation.arrival_s[
+        chosen & (simulation.output_tokens > 1) if METRICS[metric].is_of_decodes else chosen
+    ]
 
 
 def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:

@@ -121,7 +121,7 @@ def _never_alone_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> F
     ends = np.searchsorted(of, np.arange(len(best_s)), "right")
     many = np.diff(ends, prepend=0)
     for limit in slo.limits:
-        if limit.metric not in ("ttft", "e2e") or start_s <= limit.limit_s:
+        if not limit.row.has_queue or start_s <= limit.limit_s:
             continue
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in many])
         # nobody at u in (a_i, a_(i+1)]: from a_(i+1) on all before a_i + g - s are late

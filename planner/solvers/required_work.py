@@ -7,6 +7,7 @@ measured (the warm-up is not), and
     a limit on E2E at percentile p    obliges all work of p m requests by the last arrival + limit
     TTFT at p and TPOT at q           oblige all work of (p + q - 1) m requests, by the last arrival + the
                                       limit on TTFT + the longest output at the limit on TPOT
+    any other metric                  obliges nothing that we know of
     an attainment a                   obliges a m requests to all of that; with limits on TTFT and TBT too,
                                       since then a request's longest gap counts
 
@@ -31,7 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import STEADY_FRAC, Metric, Slo, allowed_above
+from planner.domain import STEADY_FRAC, Slo, allowed_above
+from planner.slo_metrics import Work
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
 from planner.traffic.trace import Trace, measured_window
 
@@ -123,30 +125,31 @@ def find_deadlines(slo: Slo, trace: Trace) -> Due:
 
 
 def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
-    def share(metric: Metric) -> float:
-        return max((limit.percentile_frac for limit in slo.limits if limit.metric == metric), default=0.0)
+    def share(work: Work) -> float:
+        return max((limit.percentile_frac for limit in slo.limits if limit.row.obliges == work), default=0.0)
 
-    def late_s(*metrics: Metric) -> float:
-        return max((limit.limit_s for limit in slo.limits if limit.metric in metrics), default=0.0)
+    def late_s(*works: Work) -> float:
+        return max((limit.limit_s for limit in slo.limits if limit.row.obliges in works), default=0.0)
 
-    has_ttft, has_tpot, has_tbt, has_e2e = (share(metric) > 0 for metric in ("ttft", "tpot", "tbt", "e2e"))
+    works: tuple[Work, ...] = ("prefill", "mean pace", "every gap", "all")
+    has_prefill, has_mean_pace, has_gaps, has_all = (share(work) > 0 for work in works)
     all_at_once = slo.attainment_frac or 0.0
-    prefill = max(share("ttft"), share("e2e"), all_at_once if has_ttft or has_e2e else 0.0)
-    whole = share("e2e")
-    if has_ttft and has_tpot:
-        whole = max(whole, share("ttft") + share("tpot") - 1)
-    if has_ttft and has_tbt and guess_pace:
-        whole = max(whole, share("ttft"))
-    if has_e2e or (has_ttft and (has_tpot or has_tbt)):
+    prefill = max(share("prefill"), share("all"), all_at_once if has_prefill or has_all else 0.0)
+    whole = share("all")
+    if has_prefill and has_mean_pace:
+        whole = max(whole, share("prefill") + share("mean pace") - 1)
+    if has_prefill and has_gaps and guess_pace:
+        whole = max(whole, share("prefill"))
+    if has_all or (has_prefill and (has_mean_pace or has_gaps)):
         whole = max(whole, all_at_once)
     return Due(
         window_s=measured_window(trace),
         prefill_frac=prefill,
-        prefill_s=late_s("ttft", "e2e"),
+        prefill_s=late_s("prefill", "all"),
         whole_frac=max(whole, 0.0),
-        gap_s=late_s("tpot", "tbt"),
-        e2e_s=late_s("e2e"),
-        is_paced=has_tbt and not has_tpot and not has_e2e,
+        gap_s=late_s("mean pace", "every gap"),
+        e2e_s=late_s("all"),
+        is_paced=has_gaps and not has_mean_pace and not has_all,
     )
 
 
@@ -181,7 +184,7 @@ def usual_work(slo: Slo, trace: Trace) -> Obliged:
 
 def _in_all(each: Due, slo: Slo, trace: Trace) -> Obliged:
     prefill, whole = (find_bound_requests(each, trace, whole=whole) for whole in (False, True))
-    ttft_s = max((limit.limit_s for limit in slo.limits if limit.metric == "ttft"), default=0.0)
+    ttft_s = max((limit.limit_s for limit in slo.limits if limit.row.obliges == "prefill"), default=0.0)
     decoding_s = each.gap_s * float(trace.output_tokens.max())
 
     def span_s(those: BoundRequests) -> float:

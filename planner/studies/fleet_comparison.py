@@ -34,13 +34,13 @@ from planner.reports.simulated_run import outcome
 from planner.reports.words import describe
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
+from planner.slo_metrics import METRICS
 from planner.studies.fleet_standing import FleetStanding, measure_standing
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
 DRAWN = 8  # The colours of one picture are distinct for at most eight curves.
 NAMES = ("compare.html", "compare.csv", "compare.json")
-METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 PICTURED: tuple[Metric, ...] = ("ttft", "tbt")
 OUTDATED = tuple(f"charts/{metric}.png" for metric in PICTURED)
 PERCENTILES = ("p50", "p90", "p99")
@@ -227,7 +227,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         shown = [
             other if value is None else show_s(value) for value, other in zip(values_s, lost, strict=True)
         ]
-        return f"{metric.upper()} {name}", shown
+        return f"{METRICS[metric].abbreviation} {name}", shown
 
     table_lines = [
         ("fleet", [describe(row.variant.fleet) for row in comparison.rows]),
@@ -329,7 +329,7 @@ def draw_latencies(comparison: FleetComparison) -> list[Figure]:
         if not any((curve.value_s > 0).any() for curve in curves.values()):
             continue
         watched = [limit for limit in limits if limit.metric == metric]
-        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}: further left is sooner"
+        caption = f"Distribution of the {METRICS[metric].name}: further left is sooner"
         if watched:
             caption += "; a variant that passes above the circle keeps the limit"
         pictures.append(Figure(metric, charts.comparison_chart(curves, metric, watched), f"{caption}."))

@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from planner.documents.facts import Answered
-from planner.documents.slo import METRICS
 from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
@@ -30,11 +29,10 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import on_all_draws
 from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.slo_metrics import METRICS
 from planner.studies.what_if import Study, WhatIfAnswer, answer_document, is_kept, workers_in_question
 from planner.units import finite_or_none
 
-Axis = Literal["ttft", "tbt", "tpot", "e2e", "power", "cost", "rate"]
-AXES: tuple[Axis, ...] = get_args(Axis)
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 CORNER_FRAC = 1e-3
 RATE_FRAC = 5e-3
@@ -162,8 +160,9 @@ class _Walk:
 
 def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
     metric, _, percentile = axis.partition(".")
-    if metric not in AXES or (percentile and metric not in METRICS):
-        raise InputError(f"--over: expected one of {', '.join(AXES)}, or a limit as ttft.p90, found {axis!r}")
+    if metric not in METRICS and (percentile or metric not in UNITS):
+        known = ", ".join((*METRICS, *UNITS))
+        raise InputError(f"--over: expected one of {known}, or a limit as ttft.p90, found {axis!r}")
     if metric == "power":
         return _amount_walk(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
     if metric == "cost":

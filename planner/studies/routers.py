@@ -149,7 +149,7 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
     # Only a router that pins prefixes keeps them on workers; other caches keep what is used.
     pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
-    has_gaps = slo.every_s is not None or any(limit.metric == "tbt" for limit in slo.limits)
+    has_gaps = slo.every_s is not None or any(limit.row.is_of_gaps for limit in slo.limits)
     verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
     if plan.trial is None or not verdict.holds:
         return RouterVerdict(verdict, None, passes=True)

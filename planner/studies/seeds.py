@@ -23,10 +23,10 @@ from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import output
 from planner.reports.simulated_run import outcome
 from planner.simulator.repeats import CONFIDENCE_FRAC, interval
+from planner.slo_metrics import latency_columns
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-METRICS = ("queue_s", "ttft_s", "tbt_s", "tpot_s", "e2e_s")
 SAME_FOR_ALL = (
     "the seed changed nothing: the trace is replayed as it is and no policy draws; a --rate above the "
     "trace's superposes shifted copies of it, which differ from seed to seed"
@@ -89,7 +89,7 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
                 name: _interval_document([summary[metric][name] for summary in summaries])
                 for name in first[metric]
             }
-            for metric in METRICS
+            for metric in latency_columns()
             if all(summary[metric] for summary in summaries)
         },
         **{

@@ -384,7 +384,7 @@ def limit_changes(before: WhatIfAnswer, by_frac: float) -> Iterator[tuple[str, P
 def _step_s(limit: Limit, by_frac: float) -> float:
     """10 ms for gaps between tokens, unless that is much of the limit."""
     share_s = by_frac * limit.limit_s
-    return min(0.010, 2 * share_s) if limit.metric in ("tbt", "tpot") else share_s
+    return min(0.010, 2 * share_s) if limit.row.is_pace else share_s
 
 
 def document(answer: WhatIfAnswer) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from plans import CATALOG
@@ -18,8 +17,6 @@ from planner.domain import Limit
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import read_yaml, repository_dir
 from planner.files.jsontext import parse_json
-from planner.simulator.replay import allowed_violations
-from planner.traffic.trace import Trace
 
 QUESTION: dict[str, Any] = {
     "llm": "llama-3.1-8b",
@@ -110,9 +107,7 @@ def test_an_estimated_gpu_with_a_remembered_price_is_not_bought_unasked() -> Non
     assert "h100-80g" in any_gpu.stock
 
 
-def test_a_metric_without_a_case_is_refused() -> None:
+def test_a_metric_without_a_row_is_refused() -> None:
     """Before, it was counted as requests, as E2E is."""
-    unknown = Limit("joules", 0.9, 1.0)  # type: ignore[arg-type]
-    one = Trace("t", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-    with pytest.raises(InputError, match="joules: the simulator does not know this metric"):
-        allowed_violations(unknown, one, (0.0, 1.0))
+    with pytest.raises(InputError, match="joules: is no metric; must be one of ttft, tbt, tpot, e2e"):
+        Limit("joules", 0.9, 1.0)

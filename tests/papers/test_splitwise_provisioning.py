@@ -99,7 +99,7 @@ APART = Trace("apart", np.array([0.0, 10.0]), np.array([5, 5]), np.array([5, 5])
 def test_slowdowns_are_over_the_request_alone() -> None:
     """Prompt 1 s, four decodes 0.4 s: TTFT 1, E2E 1.4, TBT (their way) 0.4 / 5. Alone half of each: all 2."""
     alone = {"ttft": np.full(2, 0.5), "tbt": np.full(2, 0.04), "e2e": np.full(2, 0.7)}
-    found = slowdowns(simulate(ONE, APART), alone)  # type: ignore[arg-type]
+    found = slowdowns(simulate(ONE, APART), alone)
     assert all(values == pytest.approx([2.0, 2.0]) for values in found.values())
 
 
@@ -117,8 +117,8 @@ def test_a_request_alone_on_the_reference_has_no_slowdown() -> None:
 @pytest.mark.parametrize("metric", ["ttft", "tbt", "e2e"])
 def test_each_limit_can_break_the_promise(metric: str, factor: float, kept: bool) -> None:
     alone = {"ttft": np.full(2, 0.5), "tbt": np.full(2, 0.04), "e2e": np.full(2, 0.7)}
-    limits = [Slowdown("ttft", 0.5, 9.0), Slowdown(metric, 0.9, factor)]  # type: ignore[arg-type]
-    assert keeps_slowdowns(ONE, APART, limits, alone) is kept  # type: ignore[arg-type]
+    limits = [Slowdown("ttft", 0.5, 9.0), Slowdown(metric, 0.9, factor)]
+    assert keeps_slowdowns(ONE, APART, limits, alone) is kept
 
 
 def test_a_metric_without_a_reference_is_refused() -> None:

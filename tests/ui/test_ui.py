@@ -35,13 +35,13 @@ from planner.documents.day_settings import parse_day
 from planner.documents.markets import parse_market
 from planner.documents.plan_folder import read_written
 from planner.documents.several_llms_question import parse_entries
-from planner.documents.slo import METRICS
 from planner.documents.task import parse_task, read_task
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import package_text, repository_dir
 from planner.reports import drawing
 from planner.search.evidence import certify
 from planner.simulator.replay import simulate
+from planner.slo_metrics import METRICS
 from planner.studies.watch_words import WHAT
 from planner.traffic.trace_reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker

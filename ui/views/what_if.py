@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from planner.documents.slo import METRICS
 from planner.domain import Limit
 from planner.errors import PlannerError
 from planner.reports import charts
 from planner.reports.curves import Curve
 from planner.reports.drawing import live_spec
+from planner.slo_metrics import METRICS
 from planner.studies import what_if
 from planner.studies.fleet_comparison import PICTURED
 from ui import draw, question
@@ -85,7 +85,7 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Fo
     if form["objective"] == "throughput":
         offered.pop("rate", None)
     offered |= {
-        f"{metric}_ms": f"{metric.upper()} limit [ms]"
+        f"{metric}_ms": f"{METRICS[metric].abbreviation} limit [ms]"
         for metric in METRICS
         if form[f"{metric}_ms"] is not None
     }
@@ -184,7 +184,9 @@ def _curve(session: Session, saved: SavedPlan) -> None:
     """The best fleet for every value of a limit."""
     st.header("What each limit costs")
     offered: dict[str, str] = {
-        metric: f"{metric.upper()} limit" for metric in METRICS if saved.form[f"{metric}_ms"] is not None
+        metric: f"{METRICS[metric].abbreviation} limit"
+        for metric in METRICS
+        if saved.form[f"{metric}_ms"] is not None
     }
     offered |= {"rate": "rate", "power": "power limit", "cost": "cost limit"}
     over = st.selectbox(
@@ -227,7 +229,7 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
         }
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
-        caption = f"Distribution of the {charts.METRIC_NAMES[metric]}, with the limits of the new question."
+        caption = f"Distribution of the {METRICS[metric].name}, with the limits of the new question."
         columns.append({"spec": live_spec(chart), "caption": caption})
     draw.pictures(columns)
 

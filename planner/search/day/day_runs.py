@@ -88,7 +88,7 @@ class DayRuns:
         self.windows_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
         self.days = self.slices = 0
-        reach_s = max((each.limit_s for each in slo.limits if each.metric in ("ttft", "e2e")), default=0.0)
+        reach_s = max((each.limit_s for each in slo.limits if each.row.has_queue), default=0.0)
         self._reach_s = REACH_S + min(reach_s, MOST_REACH_S)
         self._known: dict[bytes, DayRun] = {}
 

@@ -180,15 +180,9 @@ def _simulate_whole(
 def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
     """The start of the part in which the most requests miss a limit, TBT by their longest gap."""
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
-    values_s = {
-        "ttft": simulation.ttft_s,
-        "tpot": simulation.tpot_s,
-        "e2e": simulation.e2e_s,
-        "tbt": simulation.tbt_max_s,
-    }
     late = simulation.status != 0
     for limit in limits:
-        late |= values_s[limit.metric] > limit.limit_s
+        late |= limit.row.values_s(simulation) > limit.limit_s
     of = window_numbers(simulation.arrival_s[late], edges_s)
     return float(edges_s[int(np.bincount(of, minlength=1).argmax())])
 

@@ -300,7 +300,7 @@ def _of_one_drafter(options: list[Option], level0: Level0) -> list[Option]:
 
 def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
     """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
-    is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, ("tbt", "tpot"))
+    is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, mean=True)
     return is_late, -option.type.max_num_batched_tokens
 
 

@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.speculative import engine_with_drafts, find_drafter
 from planner.documents.task import TOKEN_BUDGETS, PlanQuestion
-from planner.domain import OWNED, Gpu, Limit, Metric, Slo, unknown_metric
+from planner.domain import OWNED, Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
 from planner.models.all2all import (
@@ -376,9 +376,11 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     return [option_of("decode", worker, objective) for worker in first.values()]
 
 
-def breaks_gaps(worker: WorkerType, slo: Slo, metrics: tuple[Metric, ...] = ("tbt",)) -> bool:
-    """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer."""
-    gaps_s = [limit.limit_s for limit in slo.limits if limit.metric in metrics]
+def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
+    """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer; with
+    `mean` also as that on the mean gap of a request.
+    """
+    gaps_s = [limit.limit_s for limit in slo.limits if (limit.row.is_pace if mean else limit.row.is_of_gaps)]
     full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
     return full_step_s > NEARLY * min(gaps_s, default=math.inf)
 
@@ -406,20 +408,37 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     if worker.speculation is not None:
         decoding_s = _drafted_s(worker, n, gaps)
     several = gaps > 0
-    if limit.metric == "ttft":
-        return percentile_s(ttft_s, percentile_frac, requests)
-    if limit.metric == "e2e":
-        return percentile_s(ttft_s + decoding_s, percentile_frac, requests)
-    if limit.metric == "tpot":
-        return percentile_s(decoding_s[several] / gaps[several], percentile_frac, requests[several])
-    if limit.metric != "tbt":
-        raise unknown_metric(limit, "the time of an idle worker")
+    if not limit.row.is_of_gaps:
+        values_s = limit.row.values_s(_idle_times(n, output, ttft_s, decoding_s))
+        counts = several if limit.row.is_of_decodes else np.ones(len(n), bool)
+        return percentile_s(values_s[counts], percentile_frac, requests[counts])
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
     if worker.speculation is not None:
         if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
             return 0.0  # tokens that leave together are most of them
         first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
     return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _IdleTimes:
+    """Times (n,) of requests that are each alone on an idle worker, as metrics are made of them."""
+
+    input_tokens: IntArray
+    output_tokens: IntArray
+    ttft_s: Floats
+    tbt_max_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+
+
+def _idle_times(
+    input_tokens: Floats, output_tokens: Floats, ttft_s: Floats, decoding_s: Floats
+) -> _IdleTimes:
+    """The longest gap is no shorter than the mean one."""
+    mean_gap_s = decoding_s / np.maximum(output_tokens - 1, 1)
+    lengths = input_tokens.astype(np.int64), output_tokens.astype(np.int64)
+    return _IdleTimes(*lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
 
 
 def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
@@ -490,24 +509,20 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
     n, gaps = of.input_tokens, of.output_tokens - 1
-    if limit.metric == "ttft":
-        ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
-        return percentile(ttft_s, of.requests, of.perhaps)
     latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
-    if limit.metric == "tbt":  # which of them are counted is up to the fleet
+    if limit.row.is_of_gaps:  # which of them are counted is up to the fleet
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # so many may be gaps of nothing: a step yields several tokens
         one = np.minimum(gaps, 1.0)
         first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
         return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
     decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
-    if limit.metric == "e2e":
-        ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
-        return percentile(ttft_s + decoding_s, of.requests, of.perhaps)
-    if limit.metric != "tpot":
-        raise unknown_metric(limit, "the least time of a worker")
+    ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+    values_s = limit.row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
+    if not limit.row.is_of_decodes:
+        return percentile(values_s, of.requests, of.perhaps)
     several = gaps > 0
-    return percentile(decoding_s[several] / gaps[several], of.requests[several], of.perhaps_decoded)
+    return percentile(values_s[several], of.requests[several], of.perhaps_decoded)
 
 
 def _decoding_s(
