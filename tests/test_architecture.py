@@ -82,6 +82,23 @@ def test_imports_go_down() -> None:
     assert up == []
 
 
+def test_the_folders_of_the_search_import_downwards_alone() -> None:
+    """In the order of docs/architecture.md, the highest first."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| `planner.search` |"))
+    order = re.findall(r"`(\w+)`", row.split("|")[2])
+    assert set(order) == {path.parent.name for path in (ROOT / "planner" / "search").glob("*/__init__.py")}
+    upwards = [
+        f"{module} imports {name}, line {line}"
+        for module in SOURCES
+        if module.startswith("planner.search.")
+        for name, line in imported(module)
+        if name.startswith("planner.search.")
+        and order.index(name.split(".")[2]) < order.index(module.split(".")[2])
+    ]
+    assert not upwards, upwards
+
+
 def test_no_two_modules_of_a_room_import_each_other() -> None:
     """Nor around a longer way: what may be loaded alone may be read alone."""
     imports = {module: {name for name, _ in imported(module)} for module in SOURCES}

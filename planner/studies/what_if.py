@@ -31,6 +31,7 @@ from planner.search.evidence.plan import served_s
 from planner.search.level0.owned_gpus import objective_paid, paid_at_least
 from planner.search.mixed.best_fleet import FleetSearch, best_of, policies_label, search_policies
 from planner.search.mixed.bounds import checked_bound, lower_bound
+from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import Answers
@@ -136,13 +137,16 @@ class Study:
     def pose(self, task: PlanQuestion) -> Problem:
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
-        return build_problem(
-            task,
-            self.trace,
-            self.catalog,
-            seed=self.seed,
-            conditions=Conditions(time.monotonic() + self.time_limit_s, answers=self.answers),
-            request=self.traffic_request(task),
+        conditions = Conditions(time.monotonic() + self.time_limit_s, answers=self.answers)
+        return with_relaxation(
+            lambda: build_problem(
+                task,
+                self.trace,
+                self.catalog,
+                seed=self.seed,
+                conditions=conditions,
+                request=self.traffic_request(task),
+            )
         )
 
     def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> WhatIfAnswer:

@@ -23,6 +23,7 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.owned_gpus import objective_paid, paid_at_least
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
+from planner.search.mixed.infeasible import with_relaxation
 from planner.search.oracle.prefix_placing import pool_prefixes
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.problem import draws
@@ -189,7 +190,9 @@ def search_llm(
 
     Fleets of `start` that hold are what others must beat.
     """
-    problem = build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)
+    problem = with_relaxation(
+        lambda: build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)
+    )
     if task.safety is not None and (idle := find_idle_misses(problem)) is not None:
         problem.progress(Urgent(f"{idle_misses_error(idle)}; planned is on paper alone"))
     problem.progress(Stage("lower bound over all fleets", "bound"))

@@ -32,12 +32,12 @@ from planner.documents.robustness_facts import (
 )
 from planner.domain import Limit
 from planner.fleet import Fleet
-from planner.search.level0.one_pool import StoppedError
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
 from planner.search.oracle.pinning import Pinning
+from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Problem
 from planner.search.production.cheapest_kept import with_search_scenarios

@@ -29,8 +29,9 @@ import numpy as np
 
 from planner.domain import COST, FleetLimit
 from planner.search.level0.designs import Design, DesignPool, DesignQuery, DesignTerms, RowQuestion, Vector
-from planner.search.level0.one_pool import WAVE, StoppedError
+from planner.search.level0.one_pool import WAVE
 from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
+from planner.search.oracle.stopping import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose
 

@@ -13,18 +13,12 @@ from planner.policies import ONE_KIND, ONLY_PAIRS
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run
 from planner.search.level0.designs import Design, DesignPool, learn_from
-from planner.search.level0.one_pool import (
-    Bounded,
-    Holds,
-    Search,
-    StoppedError,
-    first_incumbent,
-    search_one_pool,
-)
+from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
 from planner.search.level0.two_pools import AskPairs, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
 from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
+from planner.search.oracle.stopping import StoppedError
 from planner.search.problem import link
 from planner.search.problem.options import (
     Hardware,

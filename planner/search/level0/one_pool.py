@@ -35,22 +35,6 @@ WAVE = 4
 """Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
 
 
-class StoppedError(Exception):
-    """The time is over: no further simulation begins. Whoever started the search catches it."""
-
-
-Told = TypeVar("Told")
-Otherwise = TypeVar("Otherwise")
-
-
-def in_time(find: Callable[[], Told], otherwise: Otherwise) -> Told | Otherwise:
-    """What there is to find, or what is known where the time ends before it is found."""
-    try:
-        return find()
-    except StoppedError:
-        return otherwise
-
-
 @dataclass(frozen=True, slots=True)
 class Bounded:
     """An option with a valid lower bound on its count, and its cap from stock, power and budget.

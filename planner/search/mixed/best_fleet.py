@@ -15,13 +15,14 @@ from planner.domain import Gpu, market_of
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import Level0, search_level0
-from planner.search.level0.one_pool import Search, in_time
+from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates, owned_first
 from planner.search.mixed.infeasible import infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
+from planner.search.oracle.stopping import in_time
 from planner.search.problem.plan_problem import Problem, SearchProgress, with_policies
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
 from planner.domain import COST, OWNED, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.models.llm import Llm
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, workers_of
-from planner.search.problem.options import Left, floor_s
+from planner.search.problem.build_problem import OutOfReachError
+from planner.search.problem.options import floor_s
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
-from planner.search.problem.reasons import left_out_text, reason_text
+from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import slo_work
 from planner.units import show_s
@@ -26,21 +26,12 @@ RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below
 RELAX_S = 20.0  # for so long at most
 
 
-def _also(left_out: Sequence[str]) -> str:
-    """What ends the message where GPUs were left out that might cure it."""
-    return f". {left_out_text(left_out)}" if left_out else ""
-
-
-def no_room(llm: Llm, left: Sequence[Left], left_out: Sequence[str] = ()) -> InfeasibleError:
-    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left[-4:])
-    return InfeasibleError(
-        f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
-        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
-        f"{_also(left_out)}",
-        kind="capacity",
-        constraint="memory of one worker",
-        relaxation="a GPU with more memory",
-    )
+def with_relaxation(build: Callable[[], Problem]) -> Problem:
+    """The problem that `build` makes. Where limits are out of reach, InfeasibleError says what is not."""
+    try:
+        return build()
+    except OutOfReachError as error:
+        raise out_of_reach(error.problem, error.floors) from None
 
 
 def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
@@ -69,7 +60,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     changes = [Change(other, limits_s[other], limit_s, "s") for other, limit_s in relaxed_s.items()]
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
-        f"or add a faster GPU{_also(problem.task.left_out)}",
+        f"or add a faster GPU{also_left_out(problem.task.left_out)}",
         kind="latency",
         constraint=limit.name,
         relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
@@ -153,7 +144,7 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
     )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}"
-        f"{_also(problem.task.left_out)}",
+        f"{also_left_out(problem.task.left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,
@@ -172,7 +163,7 @@ def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     return InfeasibleError(
         f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
-        f"{why}; {help_}{_also(problem.task.left_out)}",
+        f"{why}; {help_}{also_left_out(problem.task.left_out)}",
         kind="capacity" if names else "latency",
         constraint=[limit.name for limit, _ in problem.limits.rows()]
         or [limit.name for limit in problem.slo.limits],

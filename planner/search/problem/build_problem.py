@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.documents.catalog import Catalog
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import PlanQuestion
 from planner.domain import SPOT, Gpu, Limit, Slo
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.search.mixed.infeasible import no_room, out_of_reach
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.problem.options import Engines, Left, floor_s, judged, unreachable, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
+from planner.search.problem.reasons import also_left_out, reason_text
 from planner.simulator.adapter_layout import check_adapters
 from planner.simulator.replay import check_images
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import slo_work
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
+from planner.units import show_s
 
 DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+
+
+class OutOfReachError(InfeasibleError):
+    """Limits that no worker keeps, idle as it may be: of each its floor [s] and the fastest worker type.
+
+    How far they must be relaxed takes a search: mixed.infeasible.with_relaxation.
+    """
+
+    def __init__(self, problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> None:
+        self.problem, self.floors = problem, floors
+        limit, least_s, name = floors[0]
+        super().__init__(
+            f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when "
+            f"idle: the fastest ({name}) needs {show_s(least_s)}",
+            kind="latency",
+            constraint=limit.name,
+            relaxation=f"{limit.name} > {least_s:.6g} s, how much more is unknown",
+        )
 
 
 def build_problem(
@@ -41,8 +61,8 @@ def build_problem(
 ) -> Problem:
     """The question, ready to be searched.
 
-    `request` is what `Asked.of` gave for an earlier one, where the traffic is the same. Raises InputError,
-    and InfeasibleError for what no number of workers could cure.
+    `request` is what `TrafficRequest.of` gave for an earlier one, where the traffic is the same. Raises
+    InputError, and InfeasibleError for what no number of workers could cure.
     """
     llm = catalog.llm(task.llm)
     check_images(llm, trace)
@@ -99,7 +119,7 @@ def build_problem(
         *(() if task.safety is None else scenarios_of(task, trace, seed, len(requests))),
     )
     if broken:
-        raise out_of_reach(problem, broken)
+        raise OutOfReachError(problem, broken)
     return problem
 
 
@@ -114,7 +134,15 @@ def _workers(
         left += others
         if types:
             return types, left
-    raise no_room(llm, left, task.left_out)
+    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left[-4:])
+    raise InfeasibleError(
+        f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
+        "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
+        f"{also_left_out(task.left_out)}",
+        kind="capacity",
+        constraint="memory of one worker",
+        relaxation="a GPU with more memory",
+    )
 
 
 def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:

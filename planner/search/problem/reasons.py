@@ -116,3 +116,8 @@ def left_out_text(gpus: Sequence[str]) -> str:
         f"their price remembered: {', '.join(gpus)}; allow them all with "
         "fleet: {unchecked: true}, or some by naming them under fleet: gpus"
     )
+
+
+def also_left_out(gpus: Sequence[str]) -> str:
+    """What ends a message where GPUs were left out that might cure it; nothing where none were."""
+    return f". {left_out_text(gpus)}" if gpus else ""

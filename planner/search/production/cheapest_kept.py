@@ -24,13 +24,14 @@ import numpy as np
 
 from planner.documents.safety import Safety
 from planner.fleet import Fleet
-from planner.search.level0.one_pool import WAVE, in_time
+from planner.search.level0.one_pool import WAVE
 from planner.search.level0.owned_gpus import owned_beside, owned_first, workers_by_machine
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import Scenario
+from planner.search.oracle.stopping import in_time
 from planner.search.problem.plan_problem import Problem, report_nothing
 from planner.solvers.master import Option
 

@@ -18,7 +18,8 @@ from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import search_level0
-from planner.search.level0.one_pool import StoppedError
+from planner.search.mixed.infeasible import with_relaxation
+from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
@@ -141,9 +142,8 @@ def find_most_traffic(
     def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
         at = task_at_rate(task, trace, rate_rps, seed)
         conditions.progress(f"most traffic: {rate_rps:g} requests/s")
-        problem = _restrict_to_workers(
-            on_all_draws(build_problem(at, trace, catalog, seed=seed, conditions=quiet)), workers_of
-        )
+        at_rate = with_relaxation(lambda: build_problem(at, trace, catalog, seed=seed, conditions=quiet))
+        problem = _restrict_to_workers(on_all_draws(at_rate), workers_of)
         is_exhausted = True
         for policies in task.policy_choices():
             with_policy = with_policies(problem, policies)

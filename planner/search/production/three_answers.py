@@ -33,7 +33,6 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING
-from planner.search.level0.one_pool import StoppedError, in_time
 from planner.search.level0.owned_gpus import (
     objective_paid,
     of_machines,
@@ -59,6 +58,7 @@ from planner.search.oracle.fleet_counts import (
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import Scenarios, drawn_by
+from planner.search.oracle.stopping import StoppedError, in_time
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
 from planner.search.problem.plan_problem import Problem

@@ -1,0 +1,21 @@
+"""How a search ends when its time is over: the oracle raises, whoever began the search catches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
+
+
+class StoppedError(Exception):
+    """The time is over: no further simulation begins. Whoever started the search catches it."""
+
+
+def in_time(find: Callable[[], Result], otherwise: Otherwise) -> Result | Otherwise:
+    """What `find` returns, or `otherwise` where the time ends first."""
+    try:
+        return find()
+    except StoppedError:
+        return otherwise
