@@ -161,6 +161,18 @@ def test_the_files_that_a_comment_names_exist() -> None:
     assert gone == []
 
 
+def test_sentences_use_the_glossary() -> None:
+    """An SLO is no promise, and scenarios are no futures: the words that the glossary took the place of."""
+    wrong = [
+        f"{module}:{node.lineno}: {node.value.strip()[:80]}"
+        for module in SOURCES
+        for node in nodes(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        if re.search(r"\bpromised?\b|\bfutures\b", node.value) and "`" not in node.value
+    ]
+    assert not wrong, wrong
+
+
 def test_no_test_module_imports_another() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
         assert re.findall(r"^\s*(?:from|import) (?:\w+\.)*test_\w+", path.read_text(), re.MULTILINE) == [], (

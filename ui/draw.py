@@ -130,16 +130,16 @@ def plan_tabs(
     question its downloads answer.
     """
     tables = document["tables"]
-    names = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
+    names = ("Fleet", "SLO", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
     place = f"tab_{folder.strip('/')}" if folder else "tab"
-    fleet, promise, runs, binds, others, proof, files = st.tabs(
+    fleet, slo, runs, binds, others, proof, files = st.tabs(
         names, key=place, on_change="rerun", bind=None if folder else "query-params"
     )
     with fleet:
         table(*tables["fleet"])
         st.caption(escaped(document["workers_line"]))
         _power(document)
-    with promise:
+    with slo:
         table(*tables["slo"])
         st.caption(escaped(document["measured_line"]))
         table(*tables["percentiles"])

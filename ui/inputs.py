@@ -68,8 +68,8 @@ def choose(session: Session, form: Form) -> tuple[Form, Any]:
     chosen["llm"] = llm(session)
     st.header("GPUs")
     chosen["gpus"] = gpus(session, form)
-    st.header("Promise")
-    chosen |= promise(session)
+    st.header("SLO")
+    chosen |= slo(session)
     st.header("Safety")
     chosen |= safety()
     with st.expander("Goal and limits"):
@@ -344,7 +344,7 @@ def _terms(row: Mapping[str, Any], place: str) -> Form:
     return terms
 
 
-def promise(session: Session, place: str = "ask") -> Form:
+def slo(session: Session, place: str = "ask") -> Form:
     presets = [question.OWN_LIMITS, *session.catalog.slos]
 
     def take_preset() -> None:
@@ -382,7 +382,7 @@ def promise(session: Session, place: str = "ask") -> Form:
         max_value=100.0,
         step=1.0,
         key=f"{place}_attainment",
-        placeholder="not promised",
+        placeholder="no limit",
         disabled=is_relative,
         on_change=own_limits,
         **EMPTY,
@@ -410,7 +410,7 @@ def _limit(
         step=10.0 / factor,
         on_change=take,
         key=f"{place}_{metric}_{unit}",
-        placeholder="not promised",
+        placeholder="no limit",
         disabled=is_relative,
         **(EMPTY | {"min_value": 0.001 / factor}),
     )
@@ -498,7 +498,7 @@ def policies(place: str = "ask") -> Form:
         min_value=0,
         step=1,
         key=f"{place}_spare",
-        help="The promise holds after losing so many workers of any one pool, or nodes with all on them.",
+        help="The SLO holds after losing so many workers of any one pool, or nodes with all on them.",
     )
     chosen["spare_of"] = of.selectbox(
         "Losses of", (question.WORKERS, question.NODES), key=f"{place}_spare_of"

@@ -103,8 +103,8 @@ export default function ({ data, parentElement }) {
     const others = cheapest(t, s, l)
     const holds = plan.holds[t][s][l]
     const verdict = document.createElement("strong")
-    verdict.textContent = holds ? "The plan keeps its promise on paper." : shares.some(share => share < 0)
-      ? "There was no time to simulate this." : "The plan misses its promise"
+    verdict.textContent = holds ? "The plan keeps its SLO on paper." : shares.some(share => share < 0)
+      ? "There was no time to simulate this." : "The plan misses its SLO"
     verdict.className = holds ? "yes" : "no"
     let more = ""
     if (!holds && shares.every(share => share >= 0)) {

@@ -182,7 +182,7 @@ def _send_first_answer(tell: Tell) -> OnPaper:
         paid = bill_fleet(fleet)
         message = f"{screen.buy_text(fleet, paid)}. {screen.basis_text(fleet)}"
         texts = [screen_page.strip(message, "h3"), screen_page.cards([screen.paper_card(fleet, paid)])]
-        tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.promise_rows(slo, judge(simulation, slo))}
+        tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.limit_rows(slo, judge(simulation, slo))}
         tell({"first": {"html": "\n".join(texts), "tables": tables}})
 
     return heard
@@ -389,12 +389,12 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
         for name, text in request["fleets"].items()
     ]
     tell({"phase": f"simulating {len(trace):,} requests on {len(fleets)} fleets"})
-    promise = None if task.slowdowns is not None else task.slo
+    slo = None if task.slowdowns is not None else task.slo
     traffic = RateRequest(task.rate_rps, task.scale, task.window or "whole")
     comparison = simulating.compare(
-        fleets, trace, promise, traffic=traffic, catalog=known, seed=request["seed"]
+        fleets, trace, slo, traffic=traffic, catalog=known, seed=request["seed"]
     ).comparison
-    limits = promise.limits if promise else ()
+    limits = slo.limits if slo else ()
     pictures = []
     for metric in fleet_comparison.PICTURED:
         curves = {row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.DRAWN]}

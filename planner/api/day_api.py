@@ -150,7 +150,7 @@ def day(
     `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each entry to
     its fleet.
 
-    Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the promise.
+    Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
     began = time.monotonic()
     question = read_task(slo, catalog, **keys)
@@ -176,13 +176,13 @@ def day(
     if standing is None:
         progress("the fleet that stands all day")
         plan = study.ask(task)
-        promise, requests = plan.problem.slo, plan.problem.trace
+        limits, requests = plan.problem.slo, plan.problem.trace
         fleets = {THE_PLAN: plan.fleet}
         if day_section.fleets == ALL_FLEETS:
             until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
             fleets = worth_standing(study, task, plan, until)
     else:
-        fleets, promise = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
+        fleets, limits = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
         if task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
@@ -193,7 +193,7 @@ def day(
 
     def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
         return study_day(
-            _question(fleet, replace(promise, every_s=every_s), requests, task, day_section, facts),
+            _question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts),
             day_section.controllers,
             time_limit_s=left_s,
             optimum=day_section.optimum,
@@ -205,20 +205,20 @@ def day(
 
 def _question(
     fleet: Fleet,
-    promise: Slo,
+    limits: Slo,
     requests: Trace,
     task: PlanQuestion,
     day_section: DaySection,
     facts: StartupFacts,
 ) -> DayQuestion:
-    assert promise.every_s is not None
+    assert limits.every_s is not None
     return DayQuestion(
         fleet=fleet,
         pools=elastic_pools(fleet, day_section, task, facts),
-        slo=promise,
+        slo=limits,
         trace=requests,
         unit_s=day_section.billed_s,
-        step_s=day_section.every_s or promise.every_s,
+        step_s=day_section.every_s or limits.every_s,
         train_frac=day_section.train_frac,
         missed_usd=day_section.missed_usd,
         start_notes=start_notes(fleet, day_section, facts),
@@ -273,8 +273,8 @@ def _day_together(
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(
             spread_stamps(part.trace, seed=seed), seed=seed
         )
-        promise = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
-        questions[part.name] = _question(fleets[part.name], promise, requests, task, day_section, facts)
+        limits = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
+        questions[part.name] = _question(fleets[part.name], limits, requests, task, day_section, facts)
     answer = study_day_together(
         questions,
         day_section.controllers,

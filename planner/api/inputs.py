@@ -1,7 +1,7 @@
 """What every function takes: a path, what such a file says, or what was read from it.
 
 A trace is a file, a pandas DataFrame with the columns of one, or a Trace. A fleet is a file, the folder of a
-plan, keys and values, or a Fleet. A promise is a whole question (slo.yaml), its section `slo`, or an Slo.
+plan, keys and values, or a Fleet. An SLO is a whole question (slo.yaml), its section `slo`, or an Slo.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ def named_fleets(
     return pairs
 
 
-def promise_of(
+def limits_and_rate(
     slo: SloLike, catalog: Catalog, *, traffic: TrafficLike = None, command: str
 ) -> tuple[Slo | None, RateRequest]:
-    """What is promised, and which traffic is meant: `traffic`, else what a whole question says.
+    """The limits, and which traffic is meant: `traffic`, else what a whole question says.
 
-    `command` names who asks where the promise is relative, which only a plan can hold.
+    `command` names who asks where the limits are relative, which only a plan can hold.
     """
     rate_request = None if traffic is None else traffic_of(traffic)
     if slo is None or isinstance(slo, Slo):

@@ -56,7 +56,7 @@ def plan(
     progress: Progress = report_nothing,
     **keys: Unpack[TaskKeys],
 ) -> PlanResult | SharedPlanResult:
-    """The cheapest fleet that keeps a promise on a trace, or on described traffic, with its certificate.
+    """The cheapest fleet that keeps an SLO on a trace, or on described traffic, with its certificate.
 
     `slo` is slo.yaml, its keys and values, or its section `slo` alone; `keys` (llm, fleet, traffic,
     objective, limits, ...) take the place of its own. With `llms` all of them are planned on one stock:
@@ -66,7 +66,7 @@ def plan(
     `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
     fleet of one worker type per pool. `progress` hears of each stage.
 
-    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the promise. After
+    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. After
     `time_limit_s` the best fleet so far is returned, its status "best found".
     """
     if isinstance(slo, SeveralLlmsQuestion):

@@ -202,7 +202,7 @@ class PlanResult(PlanFiles):
     def sentences(self) -> list[str]:
         level0 = words.level0_line(self.plan.certificate)
         kept = [
-            f"{line.limit.name}: {words.value_text(line)}, promised {words.seconds_text(line.limit.limit_s)}"
+            f"{line.limit.name}: {words.value_text(line)}, limit {words.seconds_text(line.limit.limit_s)}"
             for line in self.plan.verdict.lines
         ]
         return [*kept, f"of fleets with one worker type per pool {level0}", *self.warnings]

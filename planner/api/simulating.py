@@ -17,8 +17,8 @@ from planner.api.inputs import (
     SloLike,
     TraceLike,
     TrafficLike,
+    limits_and_rate,
     named_fleets,
-    promise_of,
     read_catalog,
     read_fleet,
     requests_meant,
@@ -52,7 +52,7 @@ Fleets: TypeAlias = "Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, F
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SimulationResult(Result):
-    """One run. `holds` says whether it kept the promise, None where nothing was promised."""
+    """One run. `holds` says whether it kept the SLO, None where none was given."""
 
     fleet: Fleet
     requests: Trace
@@ -77,7 +77,7 @@ class SimulationResult(Result):
         return [
             *([rejected] if rejected else []),
             *[
-                f"{line.limit.name}: {words.value_text(line)}, promised {show_s(line.limit.limit_s)}, "
+                f"{line.limit.name}: {words.value_text(line)}, limit {show_s(line.limit.limit_s)}, "
                 f"{100 * line.kept_frac:.2f} % within"
                 for line in lines
             ],
@@ -116,7 +116,7 @@ class SeedsResult(Result):
 
     @property
     def kept_by(self) -> int | None:
-        """How many of the seeds keep the promise; None where nothing was promised."""
+        """How many of the seeds keep the SLO; None where none was given."""
         slo = self.to_dict()["slo"]
         return None if slo is None else int(slo["kept_by"])
 
@@ -215,7 +215,7 @@ class GoodputResult(Result):
         return rates.goodput_document(self.found)
 
     def to_frame(self) -> pd.DataFrame:
-        """Promised and simulated seconds at that rate, one row per limit."""
+        """The limit and the simulated seconds at that rate, one row per limit."""
         return pd.DataFrame(self.to_dict()["slo"])
 
 
@@ -266,19 +266,19 @@ def simulate(
     """
     known = read_catalog(catalog)
     engines = read_fleet(fleet, known)
-    promise, rate_request = promise_of(slo, known, traffic=traffic, command="simulate")
+    limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="simulate")
     first = seed if isinstance(seed, int) else (*seed, 0)[0]
     read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=first)
     if isinstance(seed, int):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
-        simulation = outcome(engines, requests, promise, seed=seed, closed_loop=closed_loop)
-        return SimulationResult(engines, requests, promise, simulation)
-    question = many_seeds.SeedsQuestion(engines, read, rate_request, promise, closed_loop)
+        simulation = outcome(engines, requests, limits, seed=seed, closed_loop=closed_loop)
+        return SimulationResult(engines, requests, limits, simulation)
+    question = many_seeds.SeedsQuestion(engines, read, rate_request, limits, closed_loop)
     where = _choose_executor(executor, "processes")
     runs = many_seeds.over_seeds(question, seed, executor=where, with_requests=True)
-    return SeedsResult(engines, promise, runs)
+    return SeedsResult(engines, limits, runs)
 
 
 def compare(
@@ -306,13 +306,13 @@ def compare(
         for name, fleet in named_fleets(fleets)
         for label, changed in (policies or {"": None}).items()
     ]
-    promise, rate_request = promise_of(slo, known, traffic=traffic, command="compare")
+    limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="compare")
     read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=seed)
     requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
     where = _choose_executor(executor, "serial")
-    futures = None if promise is None else _scenarios(slo, known, rate_request, read, seed)
+    scenarios = None if limits is None else _scenarios(slo, known, rate_request, read, seed)
     return ComparisonResult(
-        comparisons.compare_fleets(variants, requests, promise, seed=seed, executor=where, scenarios=futures)
+        comparisons.compare_fleets(variants, requests, limits, seed=seed, executor=where, scenarios=scenarios)
     )
 
 
@@ -326,7 +326,7 @@ def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | 
 def _scenarios(
     slo: SloLike, known: Catalog, rate_request: RateRequest, read: Trace, seed: int
 ) -> Scenarios | None:
-    """Those of the question, with the traffic that is meant; None where limits alone are promised."""
+    """Those of the question, with the traffic that is meant; None where limits alone are given."""
     if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
         return None
     task = read_task(slo, known).task()
@@ -360,18 +360,18 @@ def goodput(
     known = read_catalog(catalog)
     engines = read_fleet(fleet, known)
     is_poisson = traffic == "poisson"
-    promise, rate_request = promise_of(
+    limits, rate_request = limits_and_rate(
         slo, known, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
     )
-    if promise is None:
-        raise InputError("slo: missing; say what is promised, such as {'ttft': {'p90': '2 s'}}")
+    if limits is None:
+        raise InputError("slo: missing; say which limits, such as {'ttft': {'p90': '2 s'}}")
     read, rate_request = requests_meant(
         trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
     )
     rates = fleet_goodput(
         engines,
         read,
-        promise,
+        limits,
         None if is_poisson else rate_request,
         seeds=seeds,
         tolerance_frac=tolerance_frac,

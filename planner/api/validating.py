@@ -17,8 +17,8 @@ from planner.api.inputs import (
     SloLike,
     TraceLike,
     TrafficLike,
+    limits_and_rate,
     plan_file,
-    promise_of,
     read_catalog,
     read_fleet,
     read_trace,
@@ -86,7 +86,7 @@ class ValidationResult(Result):
 
     @property
     def slo_holds(self) -> bool | None:
-        """Whether the engines kept the promise; None where nothing was promised."""
+        """Whether the engines kept the SLO; None where none was given."""
         return self.validation.slo_holds if self.validation.wanted.slo.limits else None
 
     def headline(self) -> str:
@@ -135,7 +135,7 @@ def validate(
     endpoint = _endpoint(how)
     known, file = read_catalog(catalog), plan_file(plan)
     fleet = read_fleet(file, known)
-    promise, rate_request = promise_of(
+    limits, rate_request = limits_and_rate(
         slo, known, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )
     read = (
@@ -160,7 +160,7 @@ def validate(
         how,
         fleet=fleet,
         trace=requests,
-        slo=promise or own_slo(file),
+        slo=limits or own_slo(file),
         max_model_len=longest,
         seed=seed,
         notes=notes,
@@ -192,7 +192,7 @@ def traffic_beside_plan(file: Path) -> Path:
 
 
 def own_slo(file: Path) -> Slo:
-    """The plan's own promise; none in a fleet.yaml."""
+    """The plan's own SLO; none in a fleet.yaml."""
     own = read_yaml(file).get("slo")
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
 

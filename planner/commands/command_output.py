@@ -285,7 +285,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def row(*cells: str) -> None:
-        rows.append(dict(zip(("limit", "promised", "simulated", "within", "verdict"), cells, strict=True)))
+        rows.append(dict(zip(("metric", "limit", "simulated", "within", "verdict"), cells, strict=True)))
 
     many = verdict.get("windows", 0)
     for line in verdict["lines"]:

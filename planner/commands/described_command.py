@@ -57,7 +57,7 @@ class Options:
         limits = {name: value for name, value in self.limits.items() if value is not None}
         if not limits:
             raise InputError(
-                "--ttft-p95: no limit of any kind is given; say what is promised, such as --ttft-p95 800ms "
+                "--ttft-p95: no limit of any kind is given; say which, such as --ttft-p95 800ms "
                 "--tpot-p95 50ms"
             )
         slo: dict[str, dict[str, str]] = {}

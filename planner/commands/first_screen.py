@@ -32,7 +32,7 @@ def print_first_screen(plan: Plan) -> None:
 
     why = screen.why(plan)
     rows = [
-        ("Promise", words.promise(plan)),
+        ("SLO", words.slo_sentence(plan)),
         *((each.name, f"{each.value}: {each.note}") for each in screen.glance(plan)),
         *([("Why not cheaper", "; ".join(why))] if why else []),
         *(

@@ -119,8 +119,8 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
         console.print("owned workers that stop are switched off, not sold: their electricity is saved")
     rows = [
         {
-            "limit": line["limit"],
-            "promised": show_s(line["limit_s"]),
+            "metric": line["limit"],
+            "limit": show_s(line["limit_s"]),
             "what runs": "-" if line["running_s"] is None else show_s(line["running_s"]),
             "then": "never" if line["simulated_s"] is None else show_s(line["simulated_s"]),
         }

@@ -127,7 +127,7 @@ def _print_goodput(result: GoodputResult) -> None:
     for sentence in result.sentences():
         print_mapping({"mind": sentence}, "")
     rows = [
-        {"limit": limit.name, "promised": show_s(limit.limit_s), "simulated": show_s(value)}
+        {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
         for limit, value in result.found.values_s.items()
     ]
     print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']} requests")

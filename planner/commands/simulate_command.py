@@ -147,7 +147,7 @@ def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str, rejected: str) -> None:
+def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, rejected: str) -> None:
     from planner.reports.fact_sentences import queue_text
 
     rows = []
@@ -184,7 +184,7 @@ def _print_simulation(summary: dict[str, Any], promise: Slo | None, title: str, 
             f"cost by tenant, of {len(costs)}",
         )
     if summary["slo"]:
-        lines = slo_rows(summary["slo"], promise)
+        lines = slo_rows(summary["slo"], slo)
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
         if not summary["slo"]["is_steady"]:
             slo_summary = summary["slo"]
@@ -200,7 +200,7 @@ def _plain(name: str) -> str:
     return escape(name if name.isprintable() else show_value(name))
 
 
-def _print_seeds(summary: dict[str, Any], promise: Slo | None, title: str) -> None:
+def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
     many = len(summary["seeds"])
     rows = [
         {"metric": name[:-2], **{key: _interval_cell(value) for key, value in summary[name].items()}}
@@ -217,20 +217,20 @@ def _print_seeds(summary: dict[str, Any], promise: Slo | None, title: str) -> No
     if summary["slo"]:
         lines = [
             {
-                "limit": line["limit"],
-                "promised": seconds_cell(line["limit_s"]),
+                "metric": line["limit"],
+                "limit": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
                 "within": f"{100 * line['kept_frac']['mean']:.2f} %",
                 "kept by": f"{line['kept_by']} of {many} seeds",
             }
             for line in summary["slo"]["lines"]
         ]
-        if promise is not None and promise.attainment_frac is not None:
+        if slo is not None and slo.attainment_frac is not None:
             share = summary["slo"]["attainment_frac"]
             lines.append(
                 {
-                    "limit": "attainment",
-                    "promised": f"{100 * promise.attainment_frac:g} %",
+                    "metric": "attainment",
+                    "limit": f"{100 * slo.attainment_frac:g} %",
                     "simulated": f"{100 * share['mean']:.2f} %, {100 * share['least']:.2f} at least",
                     "within": "all limits at once",
                     "kept by": "",

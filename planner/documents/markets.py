@@ -121,7 +121,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     )
     price = {name: section.at_least(name, "usd_per_h", None) for name in PRICES}
     if price["on_demand"] is None and price["reserved"] is None:
-        raise InputError(f"{where}: needs a price on_demand or reserved; spot alone holds no promise")
+        raise InputError(f"{where}: needs a price on_demand or reserved; spot alone keeps no SLO")
     return GpuOffer(
         gpu,
         price["on_demand"],

@@ -277,7 +277,7 @@ def _cache_notes(fleet: Fleet) -> list[str]:
     policies = fleet.policies
     lines = [
         f"- The plan counts on hits of vLLM's prefix caches, found by the routing {policies.routing}. A "
-        "target whose text says that its router does not look at prefixes does not keep the plan's promise."
+        "target whose text says that its router does not look at prefixes does not keep the plan's SLO."
     ]
     row = ROUTING[policies.routing]
     if engine_command.has_cache_rule(policies):

@@ -58,7 +58,7 @@ class FleetGoodput:
 
     @property
     def values_s(self) -> dict[Limit, float]:
-        """What each limit is promised for comes to in that run."""
+        """What the percentile of each limit comes to in that run."""
         return {
             limit: value_s(self.run, limit.metric, limit.percentile_frac) for limit in self.rule.slo.limits
         }
@@ -140,7 +140,7 @@ def _none_kept(goodput: FleetGoodput) -> InfeasibleError:
     return InfeasibleError(
         f"the fleet keeps the SLO at no rate down to {goodput.goodput.fails_rps:.3g} requests/s: "
         f"{worst.name} "
-        f"is {show_s(values[worst])} there, promised {show_s(worst.limit_s)}; relax the SLO, or take other "
+        f"is {show_s(values[worst])} there, limit {show_s(worst.limit_s)}; relax the SLO, or take other "
         "workers",
         kind="latency",
         constraint=worst.name,

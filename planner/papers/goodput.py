@@ -1,13 +1,13 @@
-"""Goodput: the highest rate at which a fleet keeps its promise, by bisection over the rate.
+"""Goodput: the highest rate at which a fleet keeps its SLO, by bisection over the rate.
 
-    carries(r)    the promise holds at r requests/s; taken to be monotone in r
+    carries(r)    the SLO holds at r requests/s; taken to be monotone in r
     goodput       the largest r that carries(r), between one that was seen to hold and one that failed
 
 What "holds" means decides the answer, so it is a rule with a name:
 
     Steady          every seed's run keeps every limit, its warm-up cut, and does not pile up a backlog
                     (metrics.judge); a run shorter than so many mean residences is made longer first, because
-                    an empty fleet keeps any promise until its first requests have aged.
+                    an empty fleet keeps any SLO until its first requests have aged.
     FirstRequests   DistServe's search (arXiv:2401.09670, its simulator): one seed, the first N requests of an
                     empty fleet, every percentile by itself. At N = 300 it overstates up to nine times.
 

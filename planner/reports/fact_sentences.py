@@ -232,10 +232,10 @@ def router_text(under: facts.UnderRouter) -> str:
 
 
 def decided_text(under: facts.UnderRouter) -> str:
-    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 futures" where some were asked."""
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 scenarios" where some were asked."""
     kept_in = under.kept_in
-    futures = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} scenarios"
-    return _written_text(under) + futures
+    scenarios = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} scenarios"
+    return _written_text(under) + scenarios
 
 
 def _written_text(under: facts.UnderRouter) -> str:
@@ -302,7 +302,7 @@ def _(fact: facts.BoundPrice) -> str:
 
 @sentence.register
 def _(fact: facts.PromisedAt) -> str:
-    return f"{fact.limit.name} is {show_s(fact.value_s)} where {show_s(fact.limit.limit_s)} is promised"
+    return f"{fact.limit.name} is {show_s(fact.value_s)} where the limit is {show_s(fact.limit.limit_s)}"
 
 
 @sentence.register

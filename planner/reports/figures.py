@@ -23,12 +23,12 @@ def running(plan: Plan) -> list[Figure]:
 
 
 def beside(plan: Plan) -> list[Figure]:
-    """What the first screen does not show: how late is what was not promised, and how busy pools are."""
-    simulation, promised = plan.simulation, {limit.metric for limit in plan.slo.limits}
+    """What the first screen does not show: the metrics that the SLO has not, and how busy pools are."""
+    simulation, limited = plan.simulation, {limit.metric for limit in plan.slo.limits}
     drawn = [
-        screen_charts.latency(simulation, metric, (), ", of which nothing was promised")
+        screen_charts.latency(simulation, metric, (), ", on which the SLO has no limit")
         for metric in ALWAYS
-        if metric not in promised
+        if metric not in limited
     ]
     values = [figure for figure in drawn if figure is not None]
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:

@@ -515,7 +515,7 @@ def _in_window(worst: InWindow) -> Document:
 
 
 def _attainment(plan: Plan) -> Document:
-    """The simulated share of requests that keep all limits at once, where one is promised (under slo:)."""
+    """The simulated share of requests that keep all limits at once, where the SLO has an attainment."""
     if plan.slo.attainment_frac is None:
         return {}
     return {"simulated_attainment_frac": plan.verdict.attainment_frac}

@@ -53,7 +53,7 @@ def _warnings(plan: Plan) -> list[str]:
 
 def _appendix(plan: Plan) -> str:
     parts = (
-        ("What was promised, and what the simulation says", _slo(plan)),
+        ("The SLO, and what the simulation says", _slo(plan)),
         *((("The three answers", _answers(plan)),) if plan.certificate.answers else ()),
         ("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
         ("How it runs", _running(plan)),

@@ -105,12 +105,12 @@ def fleet_rows(fleet: Fleet) -> Rows:
 
 
 def slo_rows(plan: Plan) -> Rows:
-    """A line per promise of a plan; see `promise_rows`."""
-    return promise_rows(plan.slo, plan.verdict)
+    """A line per limit of a plan; see `limit_rows`."""
+    return limit_rows(plan.slo, plan.verdict)
 
 
-def promise_rows(slo: Slo, verdict: Verdict) -> Rows:
-    """A line per promise: what was asked, what the simulation says, the verdict. Where every window must keep
+def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
+    """A line per limit: what was asked, what the simulation says, the verdict. Where every window must keep
     it one more says what its worst window comes to.
     """
     rows: list[tuple[str, ...]] = []
@@ -156,7 +156,7 @@ def promise_rows(slo: Slo, verdict: Verdict) -> Rows:
             values = percent(worst.kept_frac)
             text = _worst_text(verdict, worst)
             rows.append((text, "", "", values, "", values, _verdict_word(worst.holds)))
-    return ("Promise", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
+    return ("SLO", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
 
 
 def _worst_text(verdict: Verdict, worst: InWindow) -> str:
@@ -175,7 +175,7 @@ def _verdict_word(holds: bool) -> str:
 
 
 def percentile_rows(plan: Plan) -> Rows:
-    """Every metric's spread, whether promised or not."""
+    """Every metric's spread, whether the SLO has it or not."""
     simulation = plan.simulation
     inside = measured(simulation)
     several = inside & (simulation.output_tokens > 1)

@@ -3,7 +3,7 @@ costs, what breaks it, whether it carries more traffic, and what all that rests 
 certificate.
 
 "As written" is the traffic and the step times of the question: to how much more of each the fleet holds. "In
-futures" is what production promises: traffic drawn anew, and other step times. The two never share a word.
+scenarios" is what production promises: traffic drawn anew, and other step times. The two never share a word.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def _price_text(each: screen.Breaks) -> str:
 
 
 def latencies(plan: Plan) -> list[Figure]:
-    """The distribution of what was promised, against its limits."""
+    """The distribution of each metric of the SLO, against its limits."""
     values = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]

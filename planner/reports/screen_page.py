@@ -20,9 +20,9 @@ LEFT_OUT = {
 
 def fragment(plan: Plan) -> str:
     """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/parts.css."""
-    promised = f"<p class=note>{escape(words.promise(plan))}</p>"
+    slo_note = f"<p class=note>{escape(words.slo_sentence(plan))}</p>"
     text = [glance(screen.glance(plan)), cards(screen.cards(plan))]
-    return "\n".join([strip(screen.verdict(plan)), promised, *text, charts(plan)])
+    return "\n".join([strip(screen.verdict(plan)), slo_note, *text, charts(plan)])
 
 
 def strip(text: str, tag: str = "h1") -> str:

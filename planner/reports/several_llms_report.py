@@ -21,14 +21,14 @@ from planner.reports.words import (
     counted,
     describe,
     listed,
-    promise,
+    slo_sentence,
     usd,
 )
 from planner.search.evidence.plan import Plan
 from planner.search.several.several_llms import SharedPlan
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
-PROMISED = (
+OF_EACH_SLO = (
     "Each LLM keeps its own SLO in the share of its scenarios that it asks for; they are drawn apart, and "
     "nothing is said of all LLMs at once. With a loss: the LLMs in turn, each beside the others' fleets."
 )
@@ -301,7 +301,7 @@ def node_rows(plan: SharedPlan) -> Rows:
 
 def render_report(plan: SharedPlan) -> str:
     links = "".join(
-        f'<li><a href="{name}/report.html">{name}</a>: {escape(promise(one))}</li>'
+        f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(one))}</li>'
         for name, one in plan.plans.items()
     )
     nodes = node_rows(plan)
@@ -318,13 +318,13 @@ def render_report(plan: SharedPlan) -> str:
                     "On paper, in production, with a loss",
                     table(*answer_rows(plan), caption="The three answers", numeric=(3,))
                     + bullets(sentences(plan.in_production))
-                    + f"<p class=note>{escape(PROMISED)}</p>",
+                    + f"<p class=note>{escape(OF_EACH_SLO)}</p>",
                 )
             ]
             if plan.in_production
             else []
         ),
-        section("What was promised, with the report of each", f"<ul>{links}</ul>"),
+        section("The SLO of each, with its report", f"<ul>{links}</ul>"),
         section(
             "Shared limits",
             table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))

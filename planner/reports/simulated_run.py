@@ -15,7 +15,7 @@ from planner.traffic.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedOutcome:
-    """`verdict` is None where nothing was promised, `power` where no step ran."""
+    """`verdict` is None without an SLO, `power` where no step ran."""
 
     simulation: Simulation
     verdict: Verdict | None

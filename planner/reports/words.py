@@ -72,7 +72,7 @@ def bill_lines(paid: Bill) -> list[str]:
     return lines
 
 
-def promise(plan: Plan) -> str:
+def slo_sentence(plan: Plan) -> str:
     """Whether the simulated fleet keeps the SLO, in a sentence."""
     limits = listed([limit_text(limit) for limit in plan.slo.limits])
     if plan.slo.attainment_frac is not None:
@@ -80,8 +80,8 @@ def promise(plan: Plan) -> str:
     if plan.slo.every_s is not None:
         limits += f", in every window of {show_span(plan.slo.every_s)} (fixed, one after the other)"
     if plan.verdict.holds:
-        return f"In the simulation of {plan.traffic_note}, it keeps the promise: {limits}."
-    return f"In the simulation of {plan.traffic_note}, it does NOT keep the promise: {limits}."
+        return f"In the simulation of {plan.traffic_note}, it keeps the SLO: {limits}."
+    return f"In the simulation of {plan.traffic_note}, it does NOT keep the SLO: {limits}."
 
 
 def flags(**requested: bool | None) -> list[str]:

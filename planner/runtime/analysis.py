@@ -132,7 +132,7 @@ class Validation:
 
     @property
     def slo_holds(self) -> bool:
-        """Of what was measured; a request that failed kept no promise."""
+        """Of what was measured; a request that failed kept no limit."""
         return self.comparison.measured_verdict.holds
 
 

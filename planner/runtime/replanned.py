@@ -39,7 +39,7 @@ class Replanned:
 
 
 def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
-    """`before` and `after` are the plan's fleet with either fits; None where nothing was promised."""
+    """`before` and `after` are the plan's fleet with either fits; None without an SLO."""
     if not slo.limits:
         return None
     requests, before, after = Requests(trace), _multiply_workers(before, 1), _multiply_workers(after, 1)

@@ -275,7 +275,7 @@ def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
 
 
 def _is_kept_by_client(validation: Validation) -> bool | None:
-    """Whether the SLO was kept by the client's clock; None where nothing was promised."""
+    """Whether the SLO was kept by the client's clock; None where no SLO was given."""
     if not validation.wanted.slo.limits:
         return None
     return (validation.by_client or validation.comparison).measured_verdict.holds

@@ -86,7 +86,7 @@ def _html(validation: Validation) -> str:
             _table(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
         ),
         section("Distributions", drawn(_distributions(validation))),
-        section("The promise", _slo(validation)),
+        section("The SLO", _slo(validation)),
         section("Request by request", _by_request(validation)),
         section("Step by step", _steps(validation)),
         *([section("The endpoint", _endpoint(validation))] if validation.lengths is not None else []),
@@ -301,8 +301,8 @@ def _slo(validation: Validation) -> str:
         return "<p class=note>No SLO was given.</p>"
     lines = [
         {
-            "limit": p.limit.name,
-            "promised": show_s(p.limit.limit_s),
+            "metric": p.limit.name,
+            "limit": show_s(p.limit.limit_s),
             "predicted within": _share(p.kept_frac),
             "measured within": _share(m.kept_frac),
             "measured": _kept(comparison.measured_verdict, k),

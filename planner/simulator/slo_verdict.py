@@ -63,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Does the promise hold?
+    """Does the SLO hold?
 
     `attainment_frac` is the share of measured requests that keep every limit at once (for tbt: in their
     longest gap). `is_steady` is the backlog test: of the requests that arrived in the last tenth of the

@@ -235,7 +235,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         line("USD/h", "cost_usd_per_h", "{:,.2f}".format),
         *([line("USD/h by the GPU", "by_gpu_usd_per_h", "{:,.2f}".format)] if is_by_node else []),
         line("GPUs", "gpus", str),
-        line("promise", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
+        line("SLO", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
         line("requests that keep all limits", "attainment_frac", _percent),
         line("backlog steady", "steady", str),
         ("kept in scenarios", [_kept_text(cells) for cells in every]),
@@ -259,16 +259,16 @@ def comparison_summary(comparison: FleetComparison) -> str:
     rows = comparison.rows
     if comparison.slo is None:
         cheapest = min(rows, key=_by_price)
-        return f"Nothing was promised; {cheapest.variant.name} costs least, {_price(cheapest)}."
+        return f"No SLO was given; {cheapest.variant.name} costs least, {_price(cheapest)}."
     kept = [row for row in rows if row.summary["slo"]["holds"]]
     if not kept:
-        return f"None of {len(rows)} variants keeps the promise."
+        return f"None of {len(rows)} variants keeps the SLO."
     best = min(kept, key=_by_price)
     least = f"the cheapest is {best.variant.name}, {_price(best)}."
     if not any(row.standing is not None and row.standing.kept_in is not None for row in rows):
-        return f"{len(kept)} of {len(rows)} keep the promise; {least}"
+        return f"{len(kept)} of {len(rows)} keep the SLO; {least}"
     sure = [row for row in kept if row.standing is not None and row.standing.is_kept_in_enough]
-    summary = f"{len(kept)} of {len(rows)} keep the promise on this traffic; {least}"
+    summary = f"{len(kept)} of {len(rows)} keep the SLO on this traffic; {least}"
     if not sure:
         return f"{summary} None keeps it in enough scenarios."
     surest = min(sure, key=_by_price)

@@ -32,7 +32,7 @@ SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)  # Factors on the size of the plan's pools; 
 @dataclass(frozen=True, slots=True)
 class SizeVerdicts:
     """A fleet: `kept_frac` (T, S, L, limits) is the share of requests, or gaps, within each limit, `holds`
-    (T, S, L) whether the promise is kept. NaN, and no, where there was no time to simulate.
+    (T, S, L) whether the SLO is kept. NaN, and no, where there was no time to simulate.
     """
 
     text: str

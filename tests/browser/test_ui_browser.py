@@ -48,7 +48,7 @@ need_browser("streamlit")
 SAMPLE = repository_dir("examples") / "traces" / "azure-conversation-sample.csv"
 DATA = Path(__file__).parents[1] / "data"
 PICTURES = DATA / "browser"
-TABS = ("Fleet", "Promise", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
+TABS = ("Fleet", "SLO", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
 PAGES = (
     "What if",
     "Day",
@@ -140,10 +140,10 @@ def test_browser_sliders_answer_without_the_server(browser: Any, address: str) -
                    ms: performance.now() - began }
         }"""
     )
-    assert "keeps its promise on paper" in moved["before"]
-    assert "misses its promise" in moved["after"] and moved["moved"]
+    assert "keeps its SLO on paper" in moved["before"]
+    assert "misses its SLO" in moved["after"] and moved["moved"]
     page.locator(".reset").click()
-    page.get_by_text("The plan keeps its promise on paper.").wait_for()
+    page.get_by_text("The plan keeps its SLO on paper.").wait_for()
 
 
 def test_browser_an_answer_of_earlier_inputs_is_marked_and_so_are_its_downloads(

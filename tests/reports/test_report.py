@@ -154,7 +154,7 @@ def test_a_missed_limit_is_said_in_words() -> None:
     line = replace(plan.verdict.lines[0], holds=False)
     page = report.render(replace(plan, verdict=replace(plan.verdict, lines=(line, *plan.verdict.lines[1:]))))
     assert "✗\u00a0missed" in page
-    assert "it does NOT keep the promise" in page
+    assert "it does NOT keep the SLO" in page
 
 
 def test_what_users_wrote_is_text_in_the_page_and_in_its_charts() -> None:

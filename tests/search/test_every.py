@@ -17,7 +17,7 @@ from planner.domain import Limit, Slo
 from planner.reports.fact_sentences import sentence
 from planner.reports.output import to_json
 from planner.reports.rows import slo_rows
-from planner.reports.words import promise
+from planner.reports.words import slo_sentence
 from planner.search.evidence.certify import plan
 from planner.search.evidence.findings import (
     EvidenceClock,
@@ -91,7 +91,7 @@ def test_every_cheaper_fleet_of_mixed_workers_misses_some_window() -> None:
 
 def test_the_worst_window_is_told() -> None:
     found = planned("10 s")
-    assert "in every window of 10 s" in promise(found)
+    assert "in every window of 10 s" in slo_sentence(found)
     rows = [row[0] for row in slo_rows(found)[1]]
     assert rows[1].startswith(f"in the worst of {found.verdict.windows} windows, from 0:")
     written = to_json(found)["simulation"]["slo"]

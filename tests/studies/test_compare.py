@@ -113,7 +113,7 @@ def test_prices_gpus_and_watts_are_the_fleets() -> None:
     assert found["USD/h"] == [f"{gpus * price:,.2f}" for gpus in (24, 8)]
     assert found["USD/h by the GPU"] == [f"{gpus * price:,.2f}" for gpus in (20, 8)]
     assert found["provisioned power, kW"] == [f"{fleet.power_w / 1e3:,.2f}" for fleet in (pairs(), mixed())]
-    assert "promise" not in found and "requests that keep all limits" not in found
+    assert "SLO" not in found and "requests that keep all limits" not in found
 
 
 def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
@@ -123,10 +123,8 @@ def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
     assert least > 1, "one worker must fail for the test to tell"
     comparison = compare_fleets([Variant(f"n{count}", small(count)) for count in (3, 1, 2)], trace, slo)
     kept = sum(found is not None and found.holds for found in by_count.values())
-    assert comparison_summary(comparison).startswith(
-        f"{kept} of 3 keep the promise; the cheapest is n{least}, "
-    )
-    assert shown(comparison)["promise"] == ["kept" if count >= least else "MISSED" for count in (3, 1, 2)]
+    assert comparison_summary(comparison).startswith(f"{kept} of 3 keep the SLO; the cheapest is n{least}, ")
+    assert shown(comparison)["SLO"] == ["kept" if count >= least else "MISSED" for count in (3, 1, 2)]
 
 
 def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
@@ -265,7 +263,7 @@ def test_the_command_writes_three_files_or_none(here: Path) -> None:
     outcome = plan(*line, "--slo", "slo.yaml")
     assert outcome.exit_code == 0, outcome.output
     assert sorted(path.name for path in (here / "out").iterdir()) == sorted(NAMES)
-    for said in ("TTFT p90", "USD per million output tokens", "one", "more", "keep the promise"):
+    for said in ("TTFT p90", "USD per million output tokens", "one", "more", "keep the SLO"):
         assert said in outcome.stdout
     assert plan(*line, "--png").exit_code == 0
     assert {path.name for path in (here / "out" / "charts").iterdir()} == {"ttft.png", "tbt.png"}

@@ -211,7 +211,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     task = question()
     before = study.ask(task)
     said = sentences(explain_limits(study, task, before.fleet))
-    assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where 1.00 s is promised"
+    assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where the limit is 1.00 s"
     moved = said[len(before.verdict.lines) :]
     assert [line.split(":")[0] for line in moved] == [
         "ttft p90 100 ms tighter",

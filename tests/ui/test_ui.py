@@ -471,7 +471,7 @@ def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     assert "Buy " in first_screen(at) and "USD per month" in first_screen(at)
     assert [tab.label for tab in at.tabs] == [
         "Fleet",
-        "Promise",
+        "SLO",
         "How it runs",
         "What binds",
         "Alternatives",
@@ -686,7 +686,7 @@ def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
     assert len(at.multiselect(key="saved_chosen").value) == 2
     at.button(key="compare_start").click().run()
     assert not at.exception and not at.error
-    assert any("keep the promise" in line.value for line in at.subheader)
+    assert any("keep the SLO" in line.value for line in at.subheader)
     at.text_input[0].set_value("the small one").run()
     assert Store(folder).plans(owner)[0].name == "the small one"
     at.button(key="saved_delete").click().run()
@@ -1135,7 +1135,7 @@ def test_a_validation_is_read_and_anything_else_refused() -> None:
     at = opened("validation")
     content = (Path(__file__).parents[1] / "data" / "validation.json").read_bytes()
     at.file_uploader(key="validation").upload("validation.json", content).run()
-    assert not at.exception and at.subheader[0].value.startswith("The promise was kept; the prediction")
+    assert not at.exception and at.subheader[0].value.startswith("The SLO was kept; the prediction")
     assert {"ttft p50", "tbt p99"} <= {row[0] for row in tables(at)[0]}
     at.file_uploader(key="validation").set_value(("x.json", b'{"a": 1}', "application/json")).run()
     assert "expected the validation.json" in shown(at.error)[0]

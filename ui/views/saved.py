@@ -63,7 +63,7 @@ def _figures(session: Session, plans: list[SavedPlan]) -> None:
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
         "GPUs": [str(document["gpus"]) for _, document in columns],
         "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],
-        "promise": ["✓ kept" if d["simulation"]["slo"]["holds"] else "✗ missed" for _, d in columns],
+        "SLO": ["✓ kept" if d["simulation"]["slo"]["holds"] else "✗ missed" for _, d in columns],
         "limits": ["; ".join(row[0] for row in d["tables"]["slo"][1]) for _, d in columns],
         "traffic": [document["traffic"] for _, document in columns],
     }

@@ -106,7 +106,7 @@ def _inputs(base: Document) -> Document:
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
     capacity = [_worker(row, f"{k}_{key}") for k, row in enumerate(base["capacity"])]
     st.caption(
-        "What one worker sustains within the promise is here a plan's traffic over its workers (or over the "
+        "What one worker sustains within the SLO is here a plan's traffic over its workers (or over the "
         "equal parts of its pools). A part alone was not simulated and may sustain less, as bursts weigh "
         "more on few workers: measure it with plan goodput. A start takes 5 min where it is empty. More GPUs "
         "and workers: in the text below."

@@ -111,8 +111,8 @@ def _one(session: Session, form: Form, k: int, count: int) -> Form:
                 placeholder="all rows",
                 help="The value of that column; empty: every row is for this LLM.",
             )
-        with st.expander("Promise"):
-            chosen |= inputs.promise(session, place) | inputs.safety(place)
+        with st.expander("SLO"):
+            chosen |= inputs.slo(session, place) | inputs.safety(place)
         with st.expander("Policies and safety"):
             chosen |= inputs.policies(place)
         st.caption(draw.escaped(question.slo_summary(chosen)))

@@ -94,7 +94,7 @@ def _show(document: Document) -> None:
             }
         )
     if document["slo"]:
-        st.header("The promise")
+        st.header("The SLO")
         lines = [
             (
                 row["limit"],
@@ -105,7 +105,7 @@ def _show(document: Document) -> None:
             )
             for row in document["slo"]
         ]
-        draw.table(("limit", "promised", "predicted within", "measured within", "measured"), lines)
+        draw.table(("metric", "limit", "predicted within", "measured within", "measured"), lines)
     if document["steps"]:
         st.header("Steps of the engines")
         steps = [
@@ -118,13 +118,13 @@ def _show(document: Document) -> None:
 def _headline(agrees: bool | None, kept: bool | None) -> str:
     """What users saw first, then how far the prediction was from it."""
     if kept is None:
-        promise = "No promise was checked"
+        verdict = "No SLO was checked"
     else:
-        promise = "The promise was " + ("kept" if kept else "MISSED, as the client saw it")
+        verdict = "The SLO was " + ("kept" if kept else "MISSED, as the client saw it")
     if agrees is None:
-        return f"{promise}."
+        return f"{verdict}."
     near = "as near the measurement as is wanted" if agrees else "further off than is allowed"
-    return f"{promise}; the prediction of the engines is {near}."
+    return f"{verdict}; the prediction of the engines is {near}."
 
 
 def _percent(frac: Any) -> str:

@@ -218,7 +218,7 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
         before, after = old[figure], new[figure]
         rows.append((name, form.format(before), form.format(after), draw.signed_percent(after / before - 1)))
     rows.append(("fleet", _fleet(old), _fleet(new), "the same" if _fleet(old) == _fleet(new) else "another"))
-    rows.append(("promise", _kept(old), _kept(new), ""))
+    rows.append(("SLO", _kept(old), _kept(new), ""))
     st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.table(head, rows)
     columns = []
