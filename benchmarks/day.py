@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.api.day_api import day
 from planner.api.inputs import read_trace
-from planner.controllers.deployment import Deployment
-from planner.controllers.table import parse_controller
+from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.table import parse_controller
+from planner.day.day_api import day
+from planner.day.day_study import DayAnswer
 from planner.simulator.elastic import simulate_elastic
-from planner.studies.day_study import DayAnswer
 from planner.traffic.trace import Trace
 
 SLO = {

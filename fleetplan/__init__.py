@@ -14,7 +14,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from planner import __version__ as __version__
-    from planner.api.day_api import day as day
     from planner.api.inputs import read_catalog as read_catalog
     from planner.api.inputs import read_fleet as read_fleet
     from planner.api.inputs import read_trace as read_trace
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from planner.api.validating import validate as validate
     from planner.api.watch_api import watch as watch
     from planner.api.working import working_on as working_on
+    from planner.day.day_api import day as day
     from planner.errors import CatalogError as CatalogError
     from planner.errors import ExtrapolationError as ExtrapolationError
     from planner.errors import InfeasibleError as InfeasibleError
@@ -47,7 +47,7 @@ _HOME = {
     "TraceError": "planner.errors",
     "__version__": "planner",
     "compare": "planner.api.simulating",
-    "day": "planner.api.day_api",
+    "day": "planner.day.day_api",
     "goodput": "planner.api.simulating",
     "plan": "planner.api.planning",
     "read_catalog": "planner.api.inputs",

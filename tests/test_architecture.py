@@ -99,6 +99,19 @@ def test_the_folders_of_the_search_import_downwards_alone() -> None:
     assert not upwards, upwards
 
 
+def test_the_day_is_a_wing_that_commands_and_pages_alone_import() -> None:
+    """The spine does without it: only the registry of commands and what a user starts name it."""
+    doors = ("ui", "fleetplan", "planner.cli", "planner.commands", "planner.day")
+    inside = [
+        f"{module} imports {name}, line {line}"
+        for module in SOURCES
+        if room_of(module) not in doors
+        for name, line in imported(module)
+        if room_of(name) == "planner.day"
+    ]
+    assert not inside, inside
+
+
 def test_no_two_modules_of_a_room_import_each_other() -> None:
     """Nor around a longer way: what may be loaded alone may be read alone."""
     imports = {module: {name for name, _ in imported(module)} for module in SOURCES}

@@ -13,15 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.controllers.table import CONTROLLERS
-from planner.documents.day_settings import (
-    ALL_FLEETS,
-    BILLED_S,
-    USUAL_IMAGE,
-    USUAL_STORAGE,
-    DaySection,
-    parse_day,
-)
+from planner.day.controllers.table import CONTROLLERS
+from planner.day.day_settings import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
 from ui.question import Form
 from ui.store import Document
 

@@ -27,11 +27,13 @@ import numpy as np
 from altair.utils.schemapi import debug_mode
 
 from planner.api import simulating, watch_api
-from planner.api.day_api import DayResult, day
 from planner.api.inputs import requests_of
 from planner.api.planning import beside_each_gpu, plan
 from planner.api.results import SharedPlanResult
 from planner.api.scheduling import not_simulated, schedule
+from planner.day import day_manifests, day_page
+from planner.day.day_api import DayResult, day
+from planner.day.search.day_optimum import SAME_FRAC
 from planner.documents import markets
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet_file import read_fleet
@@ -60,7 +62,6 @@ from planner.reports import (
 from planner.reports import schedule_page as schedules
 from planner.reports.curves import distribution
 from planner.reports.fact_sentences import sentences
-from planner.search.day.day_optimum import SAME_FRAC
 from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import requested_traffic
@@ -69,16 +70,7 @@ from planner.search.problem.plan_problem import OnPaper, Problem, SearchProgress
 from planner.simulator.replay import Simulation, simulate
 from planner.simulator.slo_verdict import judge
 from planner.slo_metrics import METRICS
-from planner.studies import (
-    day_manifests,
-    day_page,
-    fleet_comparison,
-    pareto_frontier,
-    pareto_page,
-    prefix_study,
-    sliders,
-    what_if,
-)
+from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if
 from planner.studies.what_if import Study
 from planner.traffic.described import Description
 from planner.traffic.scaling import RateRequest

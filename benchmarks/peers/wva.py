@@ -4,8 +4,8 @@
 
 FILE holds a list of cases, each with `params` (below), `rate_range`, what its model says at some rates
 (`analyze`: per rate [requests/s] the figures [ms]) and the rates it sizes for an `slo` (`size`). The model of
-our controller (planner/controllers/wva_queue.py) must give each figure within 1e-6 of its value, rates within
-1e-4 (theirs come out of a bisection that stops there). Exit code 1 if one does not.
+our controller (planner/day/controllers/wva_queue.py) must give each figure within 1e-6 of its value, rates
+within 1e-4 (theirs come out of a bisection that stops there). Exit code 1 if one does not.
 
 Data   N  most requests in service      Q  most that wait        tin, tout  tokens of a request
        alpha + beta n     [ms]  a decode step of n requests
@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
-from planner.controllers.wva_queue import QueueModel, QueueTimes
+from planner.day.controllers.wva_queue import QueueModel, QueueTimes
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.foreign_forms import DistServeSteps
 from planner.simulator import simulate

@@ -27,8 +27,8 @@ from planner.commands.what_if_command import SloArgument
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.studies.day_study import DayAnswer
-    from planner.studies.several_llms_day import JointAnswer
+    from planner.day.day_study import DayAnswer
+    from planner.day.several_llms_day import JointAnswer
 
 
 StorageOption = Annotated[
@@ -93,9 +93,9 @@ def day(
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
     no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
-    from planner.api.day_api import DayResult, day
+    from planner.day.day_api import DayResult, day
+    from planner.day.day_page import NAMES
     from planner.files.checked_files import check_output_directory
-    from planner.studies.day_page import NAMES
 
     if out is not None:
         check_output_directory(out)
@@ -144,7 +144,7 @@ def run_controller(
     as_json: bool,
 ) -> None:
     """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
-    from planner.api.day_api import DayResult, day
+    from planner.day.day_api import DayResult, day
     from planner.files.checked_files import write_file
     from planner.reports.output import requests_csv
 
@@ -173,7 +173,7 @@ def run_controller(
 
 
 def print_answer(answer: DayAnswer) -> None:
-    from planner.studies import day_page
+    from planner.day import day_page
 
     console = stdout_console(soft_wrap=True)
     console.print(day_page.recommendation(answer), style="bold", markup=False)
@@ -189,7 +189,7 @@ def print_answer(answer: DayAnswer) -> None:
 
 
 def print_joint_answer(answer: JointAnswer) -> None:
-    from planner.studies import day_page, several_llms_day_page
+    from planner.day import day_page, several_llms_day_page
 
     console = stdout_console(soft_wrap=True)
     console.print(several_llms_day_page.joint_recommendation(answer), style="bold", markup=False)

@@ -14,7 +14,7 @@
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
-    day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day_settings.py
+    day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day/day_settings.py
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
 is quietly dropped would certify the wrong fleet. Several LLMs on one stock:
@@ -28,6 +28,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -91,6 +92,8 @@ SPOT_RESTART_S = 600.0  # until an interrupted worker has a new machine and its 
 SAME_AS_COST = (
     "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
 )
+# Who checks the section `day:`. It is loaded by name, because the day is a wing that imports this module.
+_DAY_SETTINGS = "planner.day.day_settings"
 _USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 EACH_TARGET = "each"  # in place of a target: plan for the routers of each one
@@ -431,9 +434,8 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
 def _check_day(question: Section) -> None:
     """Check `day:`, if there; only then, because its controllers load the compiled simulator."""
     if "day" in question:
-        from planner.documents.day_settings import parse_day
-
-        parse_day(question.get("day"), question.path_of("day"))
+        parse = import_module(_DAY_SETTINGS).parse_day
+        parse(question.get("day"), question.path_of("day"))
 
 
 def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) -> None:

@@ -1,4 +1,4 @@
-"""What any controller pays at least, by hand; against runs in tests/search/test_day.py."""
+"""What any controller pays at least, by hand; against runs in tests/day/test_day.py."""
 
 from __future__ import annotations
 

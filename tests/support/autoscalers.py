@@ -10,9 +10,9 @@ from manifest_commands import EXAMPLES, documents
 from plans import a_pool, mixed
 
 from planner import manifests
+from planner.day import autoscaling
+from planner.day.autoscaling import Autoscaler, ScaledPool
 from planner.fleet import Fleet
-from planner.manifests import autoscaling
-from planner.manifests.autoscaling import Autoscaler, ScaledPool
 
 TIMETABLE = ((0, 2), (6 * 3600 + 1800, 4), (22 * 3600, 2))
 PAIRS = Fleet(

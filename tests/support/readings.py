@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.controllers.deployment import CapacityTable, Deployment, EngineProfile, Role
+from planner.day.controllers.deployment import CapacityTable, Deployment, EngineProfile, Role
 from planner.simulator.elastic import ElasticPool, MetricsReading
 
 # 20 ms and 0.1 ms per prompt token; a step of 10 ms, 0.1 ms per sequence and 0.1 us per token of context

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from simulations import LLM, make_latency, make_pool, make_trace
 
-from planner.controllers.timetable import Timetable
+from planner.day.search.day_runs import slo_edges_s
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Role
-from planner.search.day.day_runs import slo_edges_s
 from planner.simulator.elastic import ElasticPool, ElasticRun, Span, simulate_elastic
 from planner.simulator.slo_verdict import judge
+from planner.simulator.timetable import Timetable
 from planner.traffic.trace import Trace
 
 Ints = npt.NDArray[np.int64]

@@ -29,9 +29,9 @@ from streamlit.testing.v1 import AppTest
 
 from planner.cli import app as cli
 from planner.commands import ui_command
+from planner.day.day_settings import parse_day
 from planner.documents import planned_market
 from planner.documents.catalog import read_catalog
-from planner.documents.day_settings import parse_day
 from planner.documents.markets import parse_market
 from planner.documents.plan_folder import read_written
 from planner.documents.several_llms_question import parse_entries
@@ -1044,7 +1044,7 @@ def test_a_day_begins_with_the_plan_whose_fleet_stands(folder: Path, monkeypatch
     at.number_input(key="day_most").set_value(1)
     at.button(key="day_start").click().run()
     assert "stand all day; widen them" in shown(at.error)[0]
-    monkeypatch.setattr("planner.studies.day_study.LEAST_OPTIMUM_S", 0.1)
+    monkeypatch.setattr("planner.day.day_study.LEAST_OPTIMUM_S", 0.1)
     at.number_input(key="day_most").set_value(None)
     at.number_input(key="day_rate").set_value(None)
     at.number_input(key="day_time_limit").set_value(1)

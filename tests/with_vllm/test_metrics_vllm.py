@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from planner.manifests.autoscaling import prometheus_queries
+from planner.day.autoscaling import prometheus_queries
 
 pytest.importorskip("vllm")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from planner.documents.day_settings import ALL_FLEETS, BILLED_S, PLAN_ALONE, USUAL_EVERY_S
+from planner.day.day_settings import ALL_FLEETS, BILLED_S, PLAN_ALONE, USUAL_EVERY_S
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import parse_task
 from planner.errors import InputError, PlannerError

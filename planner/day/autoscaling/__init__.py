@@ -1,0 +1,255 @@
+"""The manifests that run a controller: a target's own files, its pools without a fixed size, and who decides.
+
+Which controller can be written for which target is a table, `PAIRS`; what is not in it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner import manifests
+from planner.day.autoscaling import (
+    cronjobs,
+    dynamo_planner,
+    hpa_object,
+    keda_object,
+    knative_object,
+    prometheus_queries,
+    ray_serve_autoscaler,
+    recording_rules,
+    scalable_pools,
+    variants,
+)
+from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
+from planner.day.autoscaling.controller_choice import of_chosen
+from planner.day.autoscaling.scale_targets import (
+    MEASURED,
+    SCALED,
+    ScaleTarget,
+    find_scale_targets,
+    with_all_pools,
+)
+from planner.errors import InputError
+from planner.files.checked_files import to_yaml
+from planner.fleet import Fleet
+from planner.manifests import engine_command
+
+__all__ = ["OUTDATED", "PAIRS", "Autoscaler", "ScaledPool", "of_chosen", "refusal", "render", "timetable_of"]
+
+_OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
+_DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
+# controller -> target -> what is written beside the target's own files
+PAIRS: dict[str, dict[str, str]] = {
+    "static": dict.fromkeys(manifests.TARGETS, "nothing: the counts are the target's own"),
+    "cron": dict.fromkeys(SCALED, "KEDA ScaledObject (cron), or CronJob"),
+    "hpa": {
+        **dict.fromkeys(MEASURED, "HorizontalPodAutoscaler, prometheus-adapter rule"),
+        "ray-serve": "autoscaling_config",
+    },
+    "keda": {
+        **dict.fromkeys(MEASURED, "KEDA ScaledObject (Prometheus, cron)"),
+        "ray-serve": "autoscaling_config",
+    },
+    "knative": {"kserve": "InferenceService in Knative mode", "ray-serve": "autoscaling_config"},
+    "wva": {
+        **dict.fromkeys(
+            ("kubernetes", "llm-d", "production-stack"), "VariantAutoscaling, HorizontalPodAutoscaler"
+        ),
+        "kserve": "scaling of LLMInferenceService",
+    },
+    "dynamo": _DYNAMO,
+    "dynamo-sla": _DYNAMO,
+    "aladdin": _OURS,
+    "forecast": _OURS,
+    "fleetplan": _OURS,
+}
+
+# of an earlier answer, that this one may not need: someone would apply them
+OUTDATED = (
+    prometheus_queries.ADAPTER_FILE,
+    prometheus_queries.MONITORS_FILE,
+    prometheus_queries.RULES_FILE,
+    cronjobs.FILE,
+    hpa_object.FILE,
+    keda_object.FILE,
+    knative_object.FILE,
+    variants.FILE,
+    variants.VALUES_FILE,
+)
+
+
+def find_refusal(controller: str, target: str) -> str:
+    """Why no manifest of `controller` is written for `target`, and what there is; empty where one is."""
+    if target not in manifests.TARGETS:
+        return f"target: must be one of {', '.join(manifests.TARGETS)}, found {target[:200]!r}"
+    if controller not in PAIRS:
+        return f"controller: no manifest is written of {controller[:100]!r}; there is {', '.join(PAIRS)}"
+    if target in PAIRS[controller]:
+        return ""
+    others = [name for name, targets in PAIRS.items() if target in targets]
+    return (
+        f"{target}: no manifest of the controller {controller} is written for it: {controller} is for "
+        f"{', '.join(PAIRS[controller])}; {target} has {', '.join(others)}"
+    )
+
+
+def render(
+    fleet: Fleet,
+    max_model_len: int,
+    target: str,
+    autoscaler: Autoscaler,
+    under: Sequence[manifests.Under] = (),
+) -> dict[str, str]:
+    """Path relative to the manifests folder -> content: the target's own files, the controller's, README.md.
+
+    Raises InputError where there is no such pair, or a parameter that its manifest cannot hold.
+    """
+    if why := find_refusal(autoscaler.controller, target):
+        raise InputError(why)
+    if autoscaler.controller == "static":
+        fleet = at_beginning(fleet, autoscaler)
+        return manifests.render(fleet, max_model_len, target, under).files
+    if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
+        ray_serve_autoscaler.check(autoscaler)
+    fleet = with_all_pools(fleet, autoscaler)
+    files = dict(manifests.render(fleet, max_model_len, target, under).files)
+    readme = files.pop("README.md")
+    scale_targets = find_scale_targets(fleet, target, autoscaler) if target in SCALED else []
+    if autoscaler.controller == "knative" and target == "kserve":  # other objects, and another router
+        files, readme = {}, _without(readme, "kserve", "Under each router")
+    else:
+        files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
+    written = _write_beside_target(fleet, max_model_len, target, autoscaler, scale_targets)
+    about = f"# {autoscaler.controller}, for {engine_command.one_line(fleet.llm.name)}.\n"
+    for path, documents in written.files.items():
+        files[path] = about + "---\n".join(map(to_yaml, documents))
+    return {"README.md": readme + _write_readme(target, autoscaler, scale_targets, written), **files}
+
+
+def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
+    """The fleet with the counts at the beginning; InputError where the pools are not the same."""
+    with_all_pools(fleet, autoscaler)
+    sizes = {pool.name: pool.size for pool in autoscaler.pools}
+    return replace(fleet, pools=tuple(replace(pool, count=sizes[pool.name]) for pool in fleet.pools))
+
+
+def _write_beside_target(
+    fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
+) -> Written:
+    """What stands beside the target's own files."""
+    controller, app = autoscaler.controller, engine_command.llm_label(fleet)
+    if target == "ray-serve":
+        return Written({}, (), ray_serve_autoscaler.LIMITS)
+    if controller == "cron":
+        jobs, objects = (
+            cronjobs.write_cronjobs(scale_targets, app),
+            keda_object.write_timetable(scale_targets, autoscaler),
+        )
+        return Written(objects.files | jobs.files, objects.steps + jobs.steps, objects.limits)
+    if controller == "hpa":
+        return hpa_object.write_hpas(scale_targets, autoscaler)
+    if controller == "keda":
+        return keda_object.write_scaled_objects(scale_targets, autoscaler)
+    if controller == "knative":
+        return knative_object.write_services(scale_targets, autoscaler, fleet, max_model_len)
+    if controller == "wva" and target == "kserve":
+        return variants.write_kserve(scale_targets, autoscaler)
+    if controller == "wva":
+        return variants.write_variants(scale_targets, autoscaler, fleet)
+    if target == "dynamo":
+        return Written({}, (), dynamo_planner.limit_lines(autoscaler))
+    return recording_rules.write_recording_rules(scale_targets, autoscaler, app)
+
+
+def _write_readme(
+    target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget], written: Written
+) -> str:
+    """What follows the target's own README."""
+    lines = [
+        "",
+        "## Sizes that change",
+        "",
+        f"The controller {autoscaler.controller} decides how many workers there are: "
+        f"{PAIRS[autoscaler.controller][target]}.",
+        "",
+        "| pool | role | least | most | at the beginning |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {engine_command.label(pool.name)} | {pool.role} | {pool.least} | {pool.most} | {pool.size} |"
+            for pool in autoscaler.pools
+        ),
+    ]
+    if written.steps:
+        lines += [
+            "",
+            "After the target's own:"
+            if target != "kserve" or "kserve-knative.yaml" not in written.files
+            else "In place of the target's own:",
+            "",
+            *written.steps,
+        ]
+    if begin := _initial_count_lines(target, scale_targets, autoscaler):
+        lines += ["", "Once, for the sizes at the beginning:", "", *begin]
+    lines += [
+        "",
+        "What it does not do:",
+        "",
+        *(
+            f"- {each}"
+            for each in (*written.limits, *_limit_lines(target, autoscaler.controller, scale_targets))
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _without(readme: str, *headings: str) -> str:
+    first, *sections = readme.split("\n## ")
+    kept = [section for section in sections if section.split("\n", 1)[0] not in headings]
+    return "\n## ".join([first, *kept]).rstrip("\n") + "\n"
+
+
+def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
+    """Objects without a count of their own begin with one worker."""
+    if target in ("llm-d", "production-stack", "dynamo") or autoscaler.controller == "knative":
+        return []
+    return [
+        f"    kubectl scale {place.kind.lower()}.{place.api_version.rpartition('/')[0]}/{place.object_name} "
+        f"--replicas={place.scaled.size}"
+        for place in scale_targets
+    ]
+
+
+def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget]) -> list[str]:
+    """Of scaling on that target, whoever decides."""
+    lines = [
+        "Sizes are bounded by least and most, not by the GPUs that there are: a pod that finds no node "
+        "waits, and counts."
+    ]
+    if target in ("kubernetes", "lws", "disaggregatedset", "llm-d"):
+        drains = ", ".join(sorted({f"{place.scaled.drain_s:g} s" for place in scale_targets}))
+        lines.append(
+            f"A worker that is given up ends its requests for {drains} (`--shutdown-timeout`) and is then "
+            "killed. Kubernetes chooses which one: pods that are not ready, then those that were ready for "
+            "the shortest time, whatever they have in flight."
+        )
+    elif target in ("kserve", "production-stack", "dynamo", "ray-serve"):
+        lines.append(
+            "How a worker ends what it has is the target's own matter: vLLM by default aborts its requests "
+            "when it is told to stop."
+        )
+    if target in ("llm-d", "production-stack"):
+        lines.append(
+            "`helm upgrade` sets the chart's count again, until the autoscaler's next decision; the values "
+            "have those of the beginning."
+        )
+    if target == "disaggregatedset":
+        lines.append("`scaling: {mode: External}` and its DisaggregatedSetRoleScaler need LWS 0.10 or newer.")
+    if target == "kserve" and controller != "knative":
+        lines.append("Applying the service again leaves the Deployments' counts: the spec has none.")
+    lines.append(
+        "Prefill and decode pools are scaled apart: nothing here keeps their ratio."
+        if any(place.pool.role != "mixed" for place in scale_targets)
+        else "Prefix caches of new workers are empty, and nothing warms them."
+    )
+    return lines

@@ -1,0 +1,146 @@
+"""What a plan says of pools that change: who decides, between which sizes, by which parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.day.controllers.windows import Window
+from planner.errors import InputError
+from planner.fleet import Role
+from planner.manifests import engine_command
+
+Document = dict[str, Any]
+DAY_S = 86_400
+DAYS = 7
+MINUTE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPool:
+    """How one pool of the fleet may change: workers at least, at most and at the beginning.
+
+    `timetable` has pairs (second of the day, workers from then on), in order; the last one holds on until the
+    first of the next day. A worker is ready `start_s` after it is asked for; one that is given up ends what
+    it has within `drain_s`.
+    """
+
+    name: str
+    role: Role
+    least: int
+    most: int
+    size: int
+    timetable: tuple[tuple[int, int], ...] = ()
+    start_s: float = 0.0
+    drain_s: float = 90.0
+
+    def __post_init__(self) -> None:
+        label = f"pool {engine_command.one_line(self.name)[:100]}"
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise InputError(
+                f"{label}: least {self.least} and most {self.most}: must be 0 <= least <= most, and most >= 1"
+            )
+        if not self.least <= self.size <= self.most:
+            raise InputError(f"{label}: begins with {self.size} workers, must be {self.least} to {self.most}")
+        starts = [start_s for start_s, _ in self.timetable]
+        if starts != sorted(set(starts)) or any(not 0 <= start_s < DAY_S for start_s in starts):
+            raise InputError(
+                f"{label}: timetable: expected seconds of the day that rise, 0 to {DAY_S - 1}, found {starts}"
+            )
+        if wrong := [size for _, size in self.timetable if not self.least <= size <= self.most]:
+            raise InputError(f"{label}: timetable: {wrong[0]} workers, must be {self.least} to {self.most}")
+        for name, value_s in (("start_s", self.start_s), ("drain_s", self.drain_s)):
+            if not (value_s >= 0 and math.isfinite(value_s)):
+                raise InputError(f"{label}: {name} is {value_s:g}, must be finite and >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """A controller by its name in the table of controllers, its parameters in SI units, and its pools.
+
+    Parameters are named as the fields of the controller's settings; `prefill` and `decode` may hold some of
+    those roles alone. Beside them: rates_rps (R,) and sizes (R, P) of the plan's capacity table (fleetplan,
+    forecast, aladdin), ttft_s and tpot_s of the SLO (dynamo-sla), `rules` (by_load.PoolRule) and `nodes`
+    (nodes.Node, or None) per pool of fleetplan.
+    """
+
+    controller: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    pools: tuple[ScaledPool, ...] = ()
+
+    def of_role(self, role: Role) -> Autoscaler:
+        """The same, with what its parameters say of that role alone."""
+        own = self.parameters.get(role)
+        if own is None:
+            return self
+        if not isinstance(own, Mapping):
+            raise InputError(f"{self.controller}: {role}: expected parameters, found {own!r}")
+        return Autoscaler(self.controller, {**self.parameters, **own}, self.pools)
+
+    def read_number(self, name: str, default: float) -> float:
+        """The parameter `name`, finite; InputError where it is no number."""
+        value = self.parameters.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise InputError(f"{self.controller}: {name}: expected a finite number, found {value!r}")
+        return float(value)
+
+    def read_text(self, name: str, default: str) -> str:
+        """The parameter `name`; InputError where it is no text."""
+        value = self.parameters.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise InputError(f"{self.controller}: {name}: expected text, found {value!r}")
+        return value
+
+    def read_seconds(self, name: str, default: float, *, least: int, most: int) -> int:
+        """The parameter `name` in whole seconds, up, for a field that holds `least` to `most`."""
+        value_s = math.ceil(self.read_number(name, default))
+        if not least <= value_s <= most:
+            raise InputError(
+                f"{self.controller}: {name}: {value_s} s, and its manifest holds {least} to {most} s"
+            )
+        return value_s
+
+
+def timetable_of(
+    windows: Sequence[Window], pool: int, *, least: int, most: int
+) -> tuple[tuple[int, int], ...]:
+    """What windows of every day say of pool number `pool`, for `ScaledPool`: the most of those that hold.
+
+    Raises InputError for windows of some days of the week: what is written here is the same every day.
+    """
+    if some := next((each for each in windows if len(set(each.days)) < DAYS), None):
+        raise InputError(
+            f"windows: {format_clock(some.begin_s)} to {format_clock(some.end_s)} is of "
+            f"{len(set(some.days))} days of the "
+            "week; manifests are written of daily windows alone"
+        )
+    times_s = sorted({int(each) % DAY_S for w in windows for each in (w.begin_s, w.end_s)} or {0})
+    sizes = [max((w.workers_of(pool) for w in windows if w.holds(time_s)), default=0) for time_s in times_s]
+    return tuple((time_s, min(max(size, least), most)) for time_s, size in zip(times_s, sizes, strict=True))
+
+
+def format_clock(second: float) -> str:
+    """A second of the day as 06:30."""
+    minutes = int(second) % (DAY_S + 1) // MINUTE_S
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
+def format_quantity(value: float, what: str) -> str:
+    """A number as Kubernetes writes it: whole, or in thousandths."""
+    if value <= 0 or value * 1000 < 1:
+        raise InputError(f"{what}: {value:g}, must be at least 0.001")
+    thousandths = round(value * 1000)
+    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`files`: path -> YAML documents; `steps` and `limits`: lines of Markdown for the README."""
+
+    files: dict[str, list[Document]]
+    steps: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()

@@ -1,0 +1,220 @@
+"""The rules by load of our controller (controllers.planned), in PromQL: workers for work per second.
+
+prompt, output   tokens of a request: means over the window of the rules
+token_work       what an output token adds to the steps of a worker of the pool            [s]
+request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
+work             what the tokens of the last span added                                    [s/s]
+growth           the highest rate expected up to `ahead_s` from now, through that expected of now; 1 to 3
+load             the 95th percentile of work over the window, a value per span, times growth and
+                 1 + headroom, and the work of what serves the prompts that wait within `drain_s`
+asked            LoadRule.workers of the load
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.day.autoscaling import prometheus_queries
+from planner.day.autoscaling.autoscaler import Autoscaler
+from planner.day.autoscaling.records import MOST_STEPS, ROUNDING, of_llm, of_pool
+from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.deployment import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule, Role
+from planner.day.controllers.planned import MOST_GROWTH
+from planner.errors import InputError
+
+PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
+TOKEN_WORK, REQUEST_WORK, WORK, NOW, GROWTH, LOAD = (
+    f"fleetplan:pool_{name}"
+    for name in ("token_work_s", "request_work_s", "work", "now_rps", "growth", "load")
+)
+EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRule:
+    """A pool's LoadRule, and the seconds of a worker's steps that a prompt token and an output token add; an
+    output token `context_token_s` more per token of its context.
+    """
+
+    edges: tuple[float, ...]
+    highest: float
+    span_s: float
+    window_s: float
+    prompt_token_s: float
+    output_token_s: float
+    context_token_s: float
+
+    def __post_init__(self) -> None:
+        numbers = (self.prompt_token_s, self.output_token_s, self.context_token_s)
+        if not all(math.isfinite(each) and each >= 0 for each in numbers) or not any(numbers):
+            raise InputError(
+                f"fleetplan: rules: work of tokens must be finite, >= 0 and not all 0: {numbers}"
+            )
+        if not (math.isfinite(self.highest) and self.highest > 0):
+            raise InputError(f"fleetplan: rules: highest is {self.highest:g}, must be finite and > 0")
+        if any(not 0 <= before <= after for before, after in pairwise((0.0, *self.edges))):
+            raise InputError(f"fleetplan: rules: edges must rise from 0, found {self.edges[:8]}")
+        if not 0 < self.span_s <= self.window_s < math.inf:
+            raise InputError(
+                f"fleetplan: rules: spans of {self.span_s:g} s in a window of {self.window_s:g} s: must be "
+                "0 < span_s <= window_s"
+            )
+
+
+def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
+    """What is exported of a rule and of the workers that it counts."""
+    decodes = 0.0 if role == PREFILL else 1.0
+    return PoolRule(
+        rule.edges,
+        rule.highest,
+        rule.span_s,
+        rule.window_s,
+        0.0 if role == DECODE else engine.prefill_s_per_token,
+        decodes * engine.decode_s_per_sequence,
+        decodes * engine.decode_s_per_token,
+    )
+
+
+def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
+    """One per pool; none where it goes by rate."""
+    rules_setting = autoscaler.parameters.get("rules")
+    if (
+        autoscaler.controller != "fleetplan"
+        or autoscaler.read_text("by", "load") != "load"
+        or not rules_setting
+    ):
+        return ()
+    if not isinstance(rules_setting, Sequence) or not all(
+        isinstance(each, PoolRule) for each in rules_setting
+    ):
+        raise InputError(
+            f"{autoscaler.controller}: rules: expected a rule by load per pool, found {rules_setting!r}"
+        )
+    if len(rules_setting) != pools:
+        raise InputError(
+            f"{autoscaler.controller}: rules: {len(rules_setting)} rules of {pools} pools, one for each"
+        )
+    return tuple(rules_setting)
+
+
+def length_rules(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence[str]) -> Mapping[str, str]:
+    """Recording rules of the LLM; `front` are pools that take prompts, `back` pools that decode."""
+    window_s = math.ceil(max(rule.window_s for rule in rules))
+    expr_by_record = {}
+    for name, tokens, pools in (
+        (PROMPT, prometheus_queries.PROMPT_TOKENS, front),
+        (OUTPUT, prometheus_queries.OUTPUT_TOKENS, back),
+    ):
+        requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, front, window_s)
+        expr_by_record[name] = (
+            f"{prometheus_queries.per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
+        )
+    return expr_by_record
+
+
+def load_rules(
+    autoscaler: Autoscaler,
+    app: str,
+    place: ScaleTarget,
+    rule: PoolRule,
+    forecast: tuple[str, str],
+    pools: tuple[Sequence[str], Sequence[str]],
+) -> dict[str, str]:
+    """Recording rules of one pool up to its load.
+
+    `forecast`: the highest rate expected up to `ahead_s` from now, and that of now; `pools`: those that take
+    prompts, those that decode.
+    """
+    expected, now = forecast
+    front, back = pools
+    span_s = math.ceil(span_of(autoscaler, rule))
+    window_s = max(math.ceil(rule.window_s), span_s)
+    prompt, output = (f"sum({of_llm(name, app)})" for name in (PROMPT, OUTPUT))
+    token_work, request_work, growth = (
+        f"sum({of_pool(name, app, place)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
+    )
+    # two scrapes a span apart are in a span and a scrape
+    range_s = max(span_s, prometheus_queries.SCRAPE_S) + prometheus_queries.SCRAPE_S
+    expr_by_record, of_request, of_tokens = {}, [], []
+    if rule.prompt_token_s:
+        of_request.append(f"{rule.prompt_token_s!r} * {prompt}")
+        of_tokens.append(
+            f"{rule.prompt_token_s!r} * "
+            f"{prometheus_queries.per_s(prometheus_queries.PROMPT_TOKENS, front, range_s)}"
+        )
+    if rule.output_token_s or rule.context_token_s:
+        expr_by_record[TOKEN_WORK] = (
+            f"{rule.output_token_s!r} + {rule.context_token_s!r} * ({prompt} + {output} / 2)"
+        )
+        of_request.append(f"{output} * {token_work}")
+        of_tokens.append(
+            f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, back, range_s)} * {token_work}"
+        )
+    expr_by_record |= {
+        REQUEST_WORK: " + ".join(of_request),
+        WORK: " + ".join(of_tokens),
+        NOW: now,
+        GROWTH: f"clamp({expected} / (sum({of_pool(NOW, app, place)}) > 0), 1, {MOST_GROWTH:.12g})"
+        " or vector(1)",
+    }
+    headroom = headroom_of(autoscaler)
+    spans = f"{of_pool(WORK, app, place)}[{window_s}s:{span_s}s]"
+    expr_by_record[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
+    if drain_s := drain_of(autoscaler):
+        expr_by_record[LOAD] += (
+            f" + clamp_min({prometheus_queries.waiting_beyond_one(front)}, 0) / {drain_s} * {request_work}"
+        )
+    return expr_by_record
+
+
+def worker_steps_expr(rule: PoolRule, load: str) -> str:
+    """LoadRule.workers of `load`, a vector without labels."""
+    own = Counter(edge for edge in rule.edges if edge < rule.highest)
+    if len(own) > MOST_STEPS:
+        raise InputError(f"fleetplan: rules: {len(own)} edges, a rule holds {MOST_STEPS}")
+    last = 1 + own.total()
+    terms = [f"{1 + own.pop(0.0, 0)} * ({load} > bool 0)"]
+    terms += [f"{more} * ({load} > bool {edge!r})" for edge, more in own.items()]
+    beyond = f"(ceil({load} * {last / rule.highest!r} - {ROUNDING}) - {last})"
+    return " + ".join([*terms, f"({load} > bool {rule.highest!r}) * {beyond}"])
+
+
+def span_of(autoscaler: Autoscaler, rule: PoolRule) -> float:
+    """Of whole looks, as the controller's spans are [s]."""
+    every_s = autoscaler.read_number("every_s", EVERY_S)
+    return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
+
+
+def headroom_of(autoscaler: Autoscaler) -> float:
+    """1 + headroom."""
+    headroom = 1 + autoscaler.read_number("headroom_frac", HEADROOM)
+    if headroom <= 0:
+        raise InputError(
+            f"{autoscaler.controller}: headroom: {100 * (headroom - 1):g} %, must be above -100 %"
+        )
+    return headroom
+
+
+def drain_of(autoscaler: Autoscaler) -> int:
+    """Seconds in which waiting prompts are served; 0: they do not count."""
+    return autoscaler.read_seconds("drain_s", DRAIN_S, least=0, most=3600)
+
+
+def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:
+    """Where the rules differ from what was simulated."""
+    spans = ", ".join(f"{span_s:g} s" for span_s in sorted({span_of(autoscaler, rule) for rule in rules}))
+    return (
+        f"It goes by load, in spans of {spans}. Work was counted as requests came; vLLM counts a prompt with "
+        "its first token and an output token when it is made. What comes beyond what the workers serve shows "
+        "as prompts that wait. Tokens of prompts that were cached count, as they did there.",
+        "Seconds of work per prompt token and per output token are written into the rules; the context of an "
+        "output token is the mean of the last window, there it was that of each span. Another GPU, model or "
+        "engine setting needs other rules: plan again.",
+        f"Metrics come every {prometheus_queries.SCRAPE_S} s, so a span as short lies between two "
+        "scrapes: a worker "
+        "of which one is lost is missing from that span.",
+    )

@@ -1,0 +1,95 @@
+"""From a controller as it was simulated to the one that is deployed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, timetable_of
+from planner.day.autoscaling.by_load import pool_rule
+from planner.day.autoscaling.node_filling import RentedNode
+from planner.day.controllers.cron import Cron
+from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.keda import KedaSettings
+from planner.day.controllers.planned import FleetplanSettings
+from planner.day.controllers.settings import ControllerSettings
+from planner.day.controllers.static import Static, StaticSettings
+from planner.day.controllers.table import Chosen
+from planner.day.controllers.windows import Window
+from planner.errors import InputError
+
+DRAIN_S = 3600.0  # where the simulation set no limit
+
+
+def of_chosen(
+    chosen: Chosen, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
+) -> Autoscaler:
+    """The controller with its settings and what it knows of the deployment; `names` and `sizes` at the
+    beginning (P,) are of the fleet's pools.
+
+    Raises InputError where the controller lacks what it needs, or has windows of some days of the week.
+    """
+    if not len(names) == len(sizes) == len(deployment.pools):
+        raise InputError(
+            f"{chosen.row.name}: {len(names)} names and {len(sizes)} sizes of {len(deployment.pools)} pools"
+        )
+    if isinstance(chosen.settings, StaticSettings):  # who begins with what it asks for
+        controller = chosen(deployment)
+        controller.start(sizes)
+        sizes = controller.wanted if isinstance(controller, Static) else sizes
+    windows = _timetable_windows(chosen, deployment)
+    pools = tuple(
+        ScaledPool(
+            name=names[i],
+            role=deployment.roles[i],
+            least=pool.least,
+            most=pool.most,
+            size=int(sizes[i]),
+            timetable=timetable_of(windows, i, least=pool.least, most=pool.most) if windows else (),
+            start_s=pool.start_s,
+            drain_s=pool.drain_limit_s if math.isfinite(pool.drain_limit_s) else DRAIN_S,
+        )
+        for i, pool in enumerate(deployment.pools)
+    )
+    parameter_values: dict[str, Any] = _parameter_values(chosen.settings)
+    parameter_values |= {role: _parameter_values(settings) for role, settings in chosen.by_role.items()}
+    if deployment.capacity is not None:
+        parameter_values |= {
+            "rates_rps": deployment.capacity.rates_rps.tolist(),
+            "sizes": deployment.capacity.sizes.tolist(),
+        }
+    if isinstance(chosen.settings, FleetplanSettings):
+        parameter_values |= _fleetplan_values(deployment)
+    parameter_values |= {
+        name: value for name in ("ttft_s", "tpot_s") if (value := getattr(deployment, name)) is not None
+    }
+    return Autoscaler(chosen.row.name, parameter_values, pools)
+
+
+def _parameter_values(settings: ControllerSettings) -> dict[str, Any]:
+    return {each.name: getattr(settings, each.name) for each in fields(settings)}
+
+
+def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
+    """Rules by load, and nodes that are sold whole, where it has them."""
+    parameter_values: dict[str, Any] = {}
+    if deployment.rules and deployment.engines:
+        parameter_values["rules"] = tuple(
+            map(pool_rule, deployment.rules, deployment.engines, deployment.roles)
+        )
+    if deployment.nodes:
+        parameter_values["nodes"] = tuple(
+            None if node is None else RentedNode(*node, gpus)
+            for node, gpus in zip(deployment.nodes, deployment.gpus, strict=True)
+        )
+    return parameter_values
+
+
+def _timetable_windows(chosen: Chosen, deployment: Deployment) -> tuple[Window, ...]:
+    """Those of a timetable, made of earlier days where none were given."""
+    if isinstance(chosen.settings, KedaSettings):
+        return chosen.settings.cron
+    controller = chosen(deployment)
+    return controller.windows if isinstance(controller, Cron) else ()

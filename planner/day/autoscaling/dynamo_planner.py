@@ -1,0 +1,164 @@
+"""The planner of NVIDIA Dynamo 1.6.1: a component of the graph, told everything by `--config`.
+
+Keys, ranges and what excludes what: dynamo/planner/config/planner_config.py and defaults.py of ai-dynamo
+1.6.1 from PyPI. The component: ai-dynamo/dynamo, examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at
+04521f4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from planner.day.autoscaling.autoscaler import Autoscaler, Document
+from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.dynamo_load import THRESHOLDS
+from planner.errors import InputError
+from planner.manifests import dynamo
+
+IMAGE = f"nvcr.io/nvidia/ai-dynamo/dynamo-planner:{dynamo.DYNAMO_VERSION}"
+NAME = "planner"
+BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
+CONTROLLERS = (BY_LOAD, BY_SLA)
+PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # ours -> its own
+_THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
+
+
+def planner_component(places: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
+    """The planner of one graph. InputError where it could not tell components apart."""
+    roles = sorted(place.pool.role for place in places)
+    if roles not in (["mixed"], ["decode", "prefill"]):
+        raise InputError(
+            f"{autoscaler.controller}: Dynamo's planner scales one prefill and one decode pool, or one mixed "
+            f"pool, found {', '.join(roles)}"
+        )
+    name = NAME if all(not place.object_name.endswith(f"-{NAME}") for place in places) else f"{NAME}-0"
+    main = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["python3", "-m", "dynamo.planner"],
+        "args": ["--config", json.dumps(planner_config(places, autoscaler, longest_tokens))],
+    }
+    return {"name": name, "type": "planner", "replicas": 1, "podTemplate": {"spec": {"containers": [main]}}}
+
+
+def planner_config(places: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
+    """PlannerConfig of one graph; `longest_tokens` is the longest request."""
+    is_pair = len(places) == 2
+    planner_config: Document = {
+        "environment": "kubernetes",
+        "backend": "vllm",
+        "mode": "disagg" if is_pair else "agg",
+        "pre_deployment_sweeping_mode": "none",
+        "max_gpu_budget": sum(place.scaled.most * place.pool.type.gpus for place in places),
+        **_least(places),
+    }
+    for place in places:
+        side = "prefill" if place.pool.role == "prefill" else "decode"
+        planner_config[f"{side}_engine_num_gpu"] = place.pool.type.gpus
+    if autoscaler.controller == BY_SLA:
+        return planner_config | _sla(autoscaler)
+    return planner_config | _load(autoscaler, longest_tokens, is_pair=is_pair)
+
+
+def _least(places: Sequence[ScaleTarget]) -> Document:
+    least = {place.pool.role: place.scaled.least for place in places}
+    if len(set(least.values())) == 1 or "mixed" in least:
+        return {"min_endpoint": next(iter(least.values()))}
+    if 0 in least.values():
+        raise InputError(
+            "dynamo: its planner lets prefill and decode pools be empty together or not at all, found least "
+            f"{least['prefill']} and {least['decode']}"
+        )
+    return {f"{role}_min_endpoint": count for role, count in sorted(least.items())}
+
+
+def _sla(autoscaler: Autoscaler) -> Document:
+    predictor = autoscaler.read_text("predictor", "constant")
+    if predictor not in PREDICTORS:
+        raise InputError(
+            f"{autoscaler.controller}: predictor: must be one of {', '.join(PREDICTORS)}, found "
+            f"{predictor[:100]!r}"
+        )
+    targets = {name: autoscaler.read_number(name, 0.0) for name in ("ttft_s", "tpot_s")}
+    if missing := [name for name, value_s in targets.items() if value_s <= 0]:
+        raise InputError(
+            f"{autoscaler.controller}: {missing[0]}: expected the SLO's target in seconds, above 0, found "
+            f"{targets[missing[0]]:g}"
+        )
+    return {
+        "optimization_target": "sla",
+        "ttft_ms": 1000 * targets["ttft_s"],
+        "itl_ms": 1000 * targets["tpot_s"],
+        "enable_throughput_scaling": True,
+        "enable_load_scaling": False,
+        "throughput_adjustment_interval_seconds": autoscaler.read_seconds(
+            "every_s", 180, least=1, most=86_400
+        ),
+        "load_predictor": PREDICTORS[predictor],
+    }
+
+
+def _load(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
+    """One of its own two targets, or `load` where a threshold is told."""
+    optimize = autoscaler.read_text("optimize", "throughput")
+    if optimize not in THRESHOLDS:
+        raise InputError(
+            f"{autoscaler.controller}: optimize: must be one of {', '.join(THRESHOLDS)}, found "
+            f"{optimize[:100]!r}"
+        )
+    load_config: Document = {
+        "optimization_target": optimize,
+        "enable_throughput_scaling": False,
+        "enable_load_scaling": True,
+        "load_adjustment_interval_seconds": autoscaler.read_seconds("every_s", 5, least=1, most=86_400),
+    }
+    if all(autoscaler.parameters.get(name) is None for name in _THRESHOLDS):
+        return load_config
+    queue_up, queue_down, kv_up, kv_down = (
+        autoscaler.read_number(name, usual)
+        for name, usual in zip(_THRESHOLDS, THRESHOLDS[optimize], strict=True)
+    )
+    if not 0 <= kv_down < kv_up <= 1:
+        raise InputError(
+            f"{autoscaler.controller}: kv_up and kv_down: Dynamo takes 0 <= down < up <= 100 %, found "
+            f"{100 * kv_down:g} % and {100 * kv_up:g} %"
+        )
+    load_config |= {
+        "optimization_target": "load",
+        "decode_scale_up_kv_rate": 100 * kv_up,
+        "decode_scale_down_kv_rate": 100 * kv_down,
+    }
+    if is_pair:
+        up, down = round(queue_up * longest_tokens), round(queue_down * longest_tokens)
+        if not 0 <= down < up:
+            raise InputError(
+                f"{autoscaler.controller}: prefill_up and prefill_down: expected 0 <= down < up, found "
+                f"{100 * queue_down:g} % and {100 * queue_up:g} %"
+            )
+        load_config |= {"prefill_scale_up_queue_tokens": up, "prefill_scale_down_queue_tokens": down}
+    return load_config
+
+
+def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
+    """What Dynamo's planner does not do, and which settings it has no field for."""
+    if autoscaler.controller == BY_SLA:
+        limit_lines = [
+            "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "
+            "plan's step times, and has no correction factors any more."
+        ]
+        if autoscaler.read_text("predictor", "constant") == "seasonal":
+            limit_lines.append(
+                "For the seasonal predictor it has Prophet, which learns the season by itself."
+            )
+        return (*limit_lines, *_LIMITS)
+    if autoscaler.read_number("grace_s", 0.0):
+        return ("It has no time of grace after a change, with which the plan was made.", *_LIMITS)
+    return _LIMITS
+
+
+_LIMITS = (
+    "It knows the GPUs of all pools together (max_gpu_budget) and the least of each, no most of each.",
+    "It reads the frontend's metrics from Prometheus: PROMETHEUS_ENDPOINT of the component where that is not "
+    "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local:9090.",
+)

@@ -1,0 +1,138 @@
+"""HorizontalPodAutoscaler autoscaling/v2, one per pool, over metrics of its pods by prometheus-adapter.
+
+Fields and their ranges: Kubernetes' API, k8s.io/api/autoscaling/v2. `tolerance` came with 1.33 behind the
+gate HPAConfigurableTolerance, which is on from 1.35.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.day.autoscaling import prometheus_queries
+from planner.day.autoscaling.autoscaler import Autoscaler, Document, Written, format_quantity
+from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.errors import InputError
+
+FILE = "horizontal-pod-autoscalers.yaml"
+TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # of kube-controller-manager
+UP_WINDOW_S, DOWN_WINDOW_S = 0, 300
+MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
+UP_PODS, UP_PERCENT, DOWN_PERCENT, PERIOD_S = 4, 100, 100, 15
+NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing would start it again"
+
+
+def write_hpas(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written:
+    """HPAs, PodMonitors and the adapter's rule."""
+    refuse_zero(autoscaler, "take cron, or least 1")
+    metric_by_place = {
+        place.name: prometheus_queries.find_metric(autoscaler.of_role(place.pool.role)) for place in places
+    }
+    rules = [prometheus_queries.adapter_rule(each) for each in dict.fromkeys(metric_by_place.values())]
+    files = {
+        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(place) for place in places],
+        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(custom=rules)],
+        FILE: [_of_pods(place, autoscaler, metric_by_place[place.name]) for place in places],
+    }
+    steps = (*prometheus_queries.monitors_step(), adapter_step(), f"    kubectl apply -f {FILE}")
+    return Written(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines(autoscaler)))
+
+
+def _of_pods(
+    place: ScaleTarget, autoscaler: Autoscaler, pod_metric: prometheus_queries.PrometheusMetric
+) -> Document:
+    own = autoscaler.of_role(place.pool.role)
+    target = format_quantity(own.read_number("target", pod_metric.usual), f"{own.controller}: target")
+    source: Document = {
+        "type": "Pods",
+        "pods": {
+            "metric": {"name": pod_metric.name},
+            "target": {"type": "AverageValue", "averageValue": target},
+        },
+    }
+    return hpa_document(place, own, source)
+
+
+def adapter_step() -> str:
+    return (
+        "    helm upgrade --install prometheus-adapter prometheus-community/prometheus-adapter "
+        f"-n monitoring -f {prometheus_queries.ADAPTER_FILE}"
+    )
+
+
+def refuse_zero(autoscaler: Autoscaler, instead: str) -> None:
+    """Raise InputError where a pool may have no worker, and the controller reads vLLM's metrics alone."""
+    if empty := [pool.name for pool in autoscaler.pools if pool.least == 0]:
+        raise InputError(
+            f"{autoscaler.controller}: pool {empty[0]!r}: least is 0: {NO_METRIC_AT_ZERO}; {instead}"
+        )
+
+
+def hpa_document(place: ScaleTarget, autoscaler: Autoscaler, source: Document) -> Document:
+    """The HPA of one pool with one metric."""
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": place.name},
+        "spec": {
+            "scaleTargetRef": place.reference,
+            "minReplicas": place.scaled.least,
+            "maxReplicas": place.scaled.most,
+            "metrics": [source],
+            "behavior": scaling_behavior(autoscaler, most=place.scaled.most),
+        },
+    }
+
+
+def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
+    """How fast it may go, up and down; what is not told, at Kubernetes' own defaults, written out.
+
+    Where there is no limit (0 pods and 0 percent), all of `most` may come or go at once.
+    """
+    defaults = {"up": (UP_WINDOW_S, UP_PODS, UP_PERCENT), "down": (DOWN_WINDOW_S, 0, DOWN_PERCENT)}
+    rules: Document = {}
+    for way, (window_s, pods, percent) in defaults.items():
+        period_s = autoscaler.read_seconds(f"{way}_period_s", PERIOD_S, least=1, most=MOST_PERIOD_S)
+        limits = {
+            "Pods": _whole(autoscaler, f"{way}_pods", pods),
+            "Percent": _whole(autoscaler, f"{way}_percent", percent),
+        }
+        rate_by_kind = {kind: value for kind, value in limits.items() if value} or {"Pods": most}
+        rules["scaleUp" if way == "up" else "scaleDown"] = {
+            "stabilizationWindowSeconds": autoscaler.read_seconds(
+                f"{way}_window_s", window_s, least=0, most=MOST_WINDOW_S
+            ),
+            "selectPolicy": "Max",
+            "policies": [{"type": k, "value": v, "periodSeconds": period_s} for k, v in rate_by_kind.items()],
+        }
+    if (tolerance_frac := autoscaler.read_number("tolerance_frac", TOLERANCE_FRAC)) != TOLERANCE_FRAC:
+        if tolerance_frac < 0:
+            raise InputError(f"{autoscaler.controller}: tolerance: {tolerance_frac:g}, must be >= 0")
+        for rule in rules.values():
+            rule["tolerance"] = f"{tolerance_frac:g}"
+    return rules
+
+
+def _whole(autoscaler: Autoscaler, name: str, default: int) -> int:
+    value = autoscaler.read_number(name, default)
+    if value < 0 or value != int(value):
+        raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be whole and >= 0")
+    return int(value)
+
+
+def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
+    """Where an HPA differs from the controller in the plan, a line of Markdown each."""
+    limit_lines = []
+    if (sync_s := autoscaler.read_number("every_s", SYNC_S)) != SYNC_S:
+        limit_lines.append(
+            f"The plan decides every {sync_s:g} s: that is kube-controller-manager's "
+            "`--horizontal-pod-autoscaler-sync-period`, for all HPAs of the cluster at once."
+        )
+    if autoscaler.read_number("tolerance_frac", TOLERANCE_FRAC) != TOLERANCE_FRAC:
+        limit_lines.append(
+            "`tolerance` needs Kubernetes 1.35, or 1.33 with the gate HPAConfigurableTolerance."
+        )
+    limit_lines.append(
+        "It counts workers that are not ready as if they had nothing to do while it scales up, and knows "
+        "nothing of the time a worker takes to start."
+    )
+    return tuple(limit_lines)

@@ -1,0 +1,149 @@
+"""KServe's Knative mode: an InferenceService (serving.kserve.io/v1beta1) per pool with Knative's settings.
+
+An LLMInferenceService knows no Knative, so these services stand in the place of kserve.yaml, each with an
+address of its own and Knative's activator before it. Annotations and their ranges: knative/serving v1.20,
+pkg/apis/autoscaling/register.go; what holds for a whole cluster: config/core/configmaps/autoscaler.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from planner.day.autoscaling.autoscaler import Autoscaler, Document, Written
+from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.manifests import engine_command, kubernetes
+
+FILE = "kserve-knative.yaml"
+PREFIX = "autoscaling.knative.dev"
+TARGET, UTILIZATION, WINDOW_S, PANIC_WINDOW, PANIC_THRESHOLD = 100.0, 0.7, 60, 0.1, 2.0
+UP_RATE, DOWN_RATE, GRACE_S, TICK_S = 1000.0, 2.0, 30.0, 2.0
+TIMEOUT_S = 600  # of Knative's own configuration, the most it lets a revision ask for
+FEATURES = ("nodeselector", "tolerations", "affinity")
+
+
+def write_services(
+    places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet, max_model_len: int
+) -> Written:
+    """The services. InputError for pairs: no prefill worker is told of a decode worker there."""
+    if any(place.pool.role != "mixed" for place in places):
+        raise InputError(
+            f"{autoscaler.controller}: Knative's services know no pairs of prefill and decode workers; take "
+            "keda or hpa"
+        )
+    engine_command.on_one_node(fleet, "kserve")
+    engine_command.without_offload(fleet, "kserve")
+    services = [
+        _service(place, autoscaler.of_role(place.pool.role), fleet, max_model_len) for place in places
+    ]
+    patch = ", ".join(f'"kubernetes.podspec-{name}": "enabled"' for name in FEATURES)
+    steps = (
+        f"    {kubernetes.SECRET}",
+        "    kubectl patch configmap/config-features -n knative-serving --type merge "
+        f"-p '{{\"data\": {{{patch}}}}}'",
+        f"    kubectl apply -f {FILE}",
+    )
+    return Written({FILE: services}, steps, _limits(autoscaler))
+
+
+def _service(place: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
+    pool, scaled = place.pool, place.scaled
+    args = kubernetes.expanded(
+        [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(engine_command.HTTP_PORT)]
+    )
+    container = {
+        "name": "kserve-container",
+        "image": engine_command.image(pool.type),
+        "command": ["vllm", "serve"],
+        "args": args,
+        "env": kubernetes.environment(pool),
+        "ports": [{"containerPort": engine_command.HTTP_PORT, "protocol": "TCP"}],
+        "resources": kubernetes.resources(pool),
+        "readinessProbe": {
+            "httpGet": {"path": "/health", "port": engine_command.HTTP_PORT},
+            "periodSeconds": 5,
+        },
+        "volumeMounts": [kubernetes.SHM_MOUNT],
+    }
+    target = autoscaler.read_number("target", TARGET)
+    annotations = _annotations(autoscaler, scaled.size)
+    predictor: Document = {
+        "minReplicas": scaled.least,
+        "maxReplicas": scaled.most,
+        "scaleMetric": "concurrency",
+    }
+    if target == int(target):
+        predictor["scaleTarget"] = int(target)
+    else:
+        annotations[f"{PREFIX}/target"] = f"{target:.12g}"
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": place.name, "annotations": {"serving.kserve.io/deploymentMode": "Knative"}},
+        "spec": {
+            "predictor": {
+                **predictor,
+                "timeout": TIMEOUT_S,
+                "annotations": annotations,
+                **kubernetes.placement(fleet, pool),
+                "containers": [container],
+                "volumes": [kubernetes.shared_memory(fleet, pool)],
+            }
+        },
+    }
+
+
+def _annotations(autoscaler: Autoscaler, size: int) -> Document:
+    window_s = autoscaler.read_seconds("window_s", WINDOW_S, least=6, most=3600)
+    panic_window = _percent(autoscaler, "panic_window_frac", PANIC_WINDOW, 1, 100)
+    return {
+        f"{PREFIX}/class": "kpa.autoscaling.knative.dev",
+        f"{PREFIX}/metric": "concurrency",
+        f"{PREFIX}/target-utilization-percentage": _percent(
+            autoscaler, "utilization_frac", UTILIZATION, 1, 100
+        ),
+        f"{PREFIX}/window": f"{window_s}s",
+        f"{PREFIX}/panic-window-percentage": panic_window,
+        f"{PREFIX}/panic-threshold-percentage": _percent(
+            autoscaler, "panic_threshold_frac", PANIC_THRESHOLD, 110, 1000
+        ),
+        f"{PREFIX}/scale-down-delay": f"{autoscaler.read_seconds('down_delay_s', 0, least=0, most=3600)}s",
+        f"{PREFIX}/initial-scale": str(max(size, 1)),
+        "serving.knative.dev/progress-deadline": f"{engine_command.START_S}s",
+    }
+
+
+def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, most: float) -> str:
+    percent = 100 * autoscaler.read_number(name, default)
+    if not least <= percent <= most or math.isnan(percent):
+        raise InputError(
+            f"{autoscaler.controller}: {name}: {percent:g} %, and Knative takes {least:g} to {most:g} %"
+        )
+    return f"{percent:.6g}"
+
+
+def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
+    set_parameters = {
+        "max-scale-up-rate": (autoscaler.read_number("max_up_rate", UP_RATE), UP_RATE, ""),
+        "max-scale-down-rate": (autoscaler.read_number("max_down_rate", DOWN_RATE), DOWN_RATE, ""),
+        "scale-to-zero-grace-period": (autoscaler.read_number("grace_s", GRACE_S), GRACE_S, "s"),
+    }
+    changed = [
+        f"{key}: {value:g}{unit}" for key, (value, usual, unit) in set_parameters.items() if value != usual
+    ]
+    limit_lines = [
+        "It stands in the place of kserve.yaml. Knative routes by its own rule, each service "
+        "with an address of its own; the plan's routing is not kept.",
+        "Requests longer than "
+        f"{TIMEOUT_S} s need a larger max-revision-timeout-seconds in config-defaults, and `timeout` here.",
+        "Every request in flight counts, wherever it waits; nothing is known of KV blocks or of lengths.",
+    ]
+    if changed:
+        limit_lines.append(
+            f"For all of the cluster, in config-autoscaler: {', '.join(changed)}. No service says so itself."
+        )
+    if autoscaler.read_number("every_s", TICK_S) != TICK_S:
+        limit_lines.append(f"Knative decides every {TICK_S:g} s; the plan was made with another interval.")
+    return tuple(limit_lines)

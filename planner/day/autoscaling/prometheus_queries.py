@@ -1,0 +1,166 @@
+"""What Prometheus is asked: vLLM's metrics per pool, and how they come to Kubernetes' API of metrics.
+
+A PodMonitor per pool puts the label `fleetplan_pool` on what its workers export. vLLM (0.32, v1/metrics)
+exports gauges of requests that wait and run, of the share of the KV blocks in use, and counts what has
+finished; nothing counts what arrives, so the rate of arrivals is that of ends plus the growth of what is in
+flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.autoscaling.autoscaler import Autoscaler, Document
+from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers import scaler_metrics
+from planner.errors import InputError
+
+POOL = "fleetplan_pool"
+SCRAPE_S = 15
+# of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`
+HOST = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local"
+PORT = 9090
+ADDRESS = f"{HOST}:{PORT}"
+ADAPTER_FILE, MONITORS_FILE, RULES_FILE = (
+    "prometheus-adapter.values.yaml",
+    "pod-monitors.yaml",
+    "prometheus-rules.yaml",
+)
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+ENDED = "vllm:request_success_total"
+PROMPT_TOKENS, OUTPUT_TOKENS = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
+FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # rises with PROMPT_TOKENS, by one per prompt
+RATE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusMetric:
+    """`name`: in Kubernetes' API; `series`: what vLLM exports; `usual`: a target per worker where none is
+    told; over the ranks of a pod by `over_ranks`.
+    """
+
+    name: str
+    series: tuple[str, ...]
+    usual: float
+    over_ranks: str = "sum"
+
+
+_NAMES = {"concurrency": "vllm_requests_in_flight"}  # of what is no series of its own
+METRICS = {
+    row.name: PrometheusMetric(
+        _NAMES.get(row.name, row.exported[0].replace(":", "_")),
+        row.exported,
+        row.target,
+        "avg" if row.is_share else "sum",
+    )
+    for row in scaler_metrics.METRICS.values()
+}
+
+
+def find_metric(autoscaler: Autoscaler) -> PrometheusMetric:
+    """The row of METRICS that it follows; InputError where vLLM exports no such thing."""
+    metric_name, controller = autoscaler.read_text("metric", "queue"), autoscaler.controller
+    if metric_name not in METRICS:
+        raise InputError(
+            f"{controller}: metric: must be one of {', '.join(METRICS)}, as vLLM exports, found "
+            f"{metric_name[:100]!r}"
+        )
+    return METRICS[metric_name]
+
+
+def instant_vector(series: Sequence[str], matchers: str) -> str:
+    """An instant vector of one or several series."""
+    if len(series) == 1:
+        return f"{series[0]}{{{matchers}}}"
+    return f'{{__name__=~"{"|".join(series)}",{matchers}}}'
+
+
+def of_pool(pool_metric: PrometheusMetric, place: ScaleTarget) -> str:
+    """The sum over the workers of a pool; None of them: no value."""
+    vector = instant_vector(pool_metric.series, _only(place.name))
+    return (
+        f"sum({vector})"
+        if pool_metric.over_ranks == "sum"
+        else f"sum({pool_metric.over_ranks} by (pod) ({vector}))"
+    )
+
+
+def arrivals_rps(pools: Sequence[str]) -> str:
+    """Requests that arrive at these pools per second, over the last minute."""
+    only = _only(*pools)
+    in_flight = f"sum({instant_vector((_RUNNING, _WAITING), only)})"
+    before = f"sum({instant_vector((_RUNNING, _WAITING), only)} offset {RATE_S}s)"
+    ended = f"sum(rate({ENDED}{{{only}}}[{RATE_S}s]))"
+    return f"clamp_min({ended} + ({in_flight} - {before}) / {RATE_S}, 0)"
+
+
+def per_s(counter: str, pools: Sequence[str], range_s: int) -> str:
+    """What a counter of these pools rose by per second, over `range_s`."""
+    return f"sum(rate({counter}{{{_only(*pools)}}}[{range_s}s]))"
+
+
+def waiting_beyond_one(pools: Sequence[str]) -> str:
+    """Prompts that wait at these pools, but for one per worker."""
+    waiting = f"{_WAITING}{{{_only(*pools)}}}"
+    return f"sum({waiting}) - count(count by (pod) ({waiting}))"
+
+
+def _only(*pools: str) -> str:
+    """Names of pools are labels, so that nothing in them ends the string."""
+    return f'{POOL}="{pools[0]}"' if len(pools) == 1 else f'{POOL}=~"{"|".join(pools)}"'
+
+
+def pod_monitor(place: ScaleTarget) -> Document:
+    """A PodMonitor (monitoring.coreos.com/v1) of one pool."""
+    endpoint: Document = {
+        ("port" if isinstance(place.port, str) else "portNumber"): place.port,
+        "path": "/metrics",
+        "interval": f"{SCRAPE_S}s",
+        "relabelings": [{"targetLabel": POOL, "replacement": place.name}],
+    }
+    if place.scheme == "https":  # by a certificate that the service made for itself
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": place.name},
+        "spec": {"selector": {"matchLabels": dict(place.pods)}, "podMetricsEndpoints": [endpoint]},
+    }
+
+
+def adapter_rule(pod_metric: PrometheusMetric) -> Document:
+    """A rule of prometheus-adapter that gives pods the metric."""
+    matchers = "<<.LabelMatchers>>"
+    return {
+        "seriesQuery": f'{pod_metric.series[0]}{{{POOL}!="",namespace!="",pod!=""}}',
+        "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
+        "name": {"matches": "", "as": pod_metric.name},
+        "metricsQuery": f"{pod_metric.over_ranks}({instant_vector(pod_metric.series, matchers)}) by "
+        "(<<.GroupBy>>)",
+    }
+
+
+def adapter_values(*, custom: Sequence[Document] = (), external: Sequence[Document] = ()) -> Document:
+    """Values of the chart prometheus-adapter."""
+    rules: Document = {"default": False}
+    rules |= {"custom": list(custom)} if custom else {}
+    rules |= {"external": list(external)} if external else {}
+    return {"prometheus": {"url": HOST, "port": PORT}, "rules": rules}
+
+
+def monitors_step() -> tuple[str, ...]:
+    """How Prometheus comes to scrape the workers."""
+    return (f"    kubectl apply -f {MONITORS_FILE}   # the Prometheus operator's PodMonitors",)
+
+
+def monitors_limits() -> tuple[str, ...]:
+    """What holds for everyone that reads these metrics."""
+    return (
+        f"Metrics are read every {SCRAPE_S} s by a Prometheus that looks at PodMonitors everywhere: "
+        "kube-prometheus-stack does with "
+        "`prometheus.prometheusSpec.podMonitorSelectorNilUsesHelmValues=false` (and `rule` for `podMonitor` "
+        f"where there are rules). Its address is taken to be {ADDRESS}: change it where yours is another.",
+        f"Queries know pools by the label {POOL} alone, in every namespace that this Prometheus looks at: "
+        "where two namespaces have the same LLM, add `namespace` to the queries.",
+    )

@@ -1,0 +1,79 @@
+"""Ray Serve's own autoscaler: `autoscaling_config` of a deployment (ray/serve/config.py, Ray 2.60.0).
+
+It follows requests in flight per replica, averaged over a time, with delays up and down. Of the controllers,
+those that follow concurrency come nearest.
+"""
+
+from __future__ import annotations
+
+from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.manifests import engine_command
+
+USUAL = 32.0
+LOOK_BACK_S = 30.0
+
+
+def check(autoscaler: Autoscaler) -> None:
+    """Raise InputError for a controller that follows anything but concurrency."""
+    if (
+        autoscaler.controller != "knative"
+        and (metric_name := autoscaler.read_text("metric", "queue")) != "concurrency"
+    ):
+        raise InputError(
+            f"{autoscaler.controller}: metric: Ray Serve follows requests in flight alone: expected "
+            f"concurrency, found {metric_name[:100]!r}"
+        )
+
+
+def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) -> None:
+    """Write the autoscaling settings into a serve config, in place."""
+    scaled = {pool.name: pool for pool in autoscaler.pools}
+    for application, (pool, prefill) in zip(
+        document["applications"], engine_command.services(fleet, "ray-serve").values(), strict=True
+    ):
+        args = application["args"]
+        own = args["decode_config"] if prefill is not None else args["llm_configs"][0]
+        _replace(own, autoscaler.of_role(pool.role), scaled[pool.name])
+        if prefill is not None:
+            _replace(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
+
+
+def _replace(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
+    deployment = config["deployment_config"]
+    del deployment["num_replicas"]
+    deployment["autoscaling_config"] = _config(autoscaler, pool)
+
+
+def _config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
+    if autoscaler.controller == "knative":
+        target = autoscaler.read_number("target", 100.0) * autoscaler.read_number("utilization_frac", 0.7)
+        look_back_s = autoscaler.read_number("window_s", 60.0)
+        up_s, down_s = 0.0, autoscaler.read_number("down_delay_s", 0.0)
+    else:
+        name = "threshold" if autoscaler.controller == "keda" else "target"
+        target = autoscaler.read_number(name, USUAL)
+        look_back_s = LOOK_BACK_S
+        up_s, down_s = (
+            autoscaler.read_number("up_window_s", 0.0),
+            autoscaler.read_number("down_window_s", 300.0),
+        )
+    if target <= 0:
+        raise InputError(f"{autoscaler.controller}: target: {target:g}, must be > 0")
+    return {
+        "min_replicas": pool.least,
+        "initial_replicas": pool.size,
+        "max_replicas": pool.most,
+        "target_ongoing_requests": target,
+        "look_back_period_s": look_back_s,
+        "upscale_delay_s": up_s,
+        "downscale_delay_s": down_s,
+    }
+
+
+LIMITS = (
+    "Ray Serve decides by its own rule: the mean of the requests in flight by the target, up to the next "
+    "whole replica, once it has said so for as long as the delay. That is not what was simulated.",
+    "Replicas need nodes: the Ray cluster's own autoscaler, or `ray start` on more nodes.",
+)

@@ -1,0 +1,82 @@
+"""Aladdin's rule for the number of workers, with change points.
+
+N = ceil(k5 r + c5) above a rate R (eq. 7 of arXiv:2405.06856, section 5), fitted here on the plan's capacity
+table, per pool. The paper reconfigures at heartbeats "using change point detection" and does not say which:
+here the arrival rate is the mean of its present level, which a change point begins anew (CUSUM,
+planner/solvers/worker_rule.py), and a shift of requests' mean length scales k5 by new through old length. The
+paper leaves out start-up times and what switching costs, and so does the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import Deployment, is_blank, mean_of
+from planner.day.controllers.settings import NUMBER, SECONDS, WHOLE, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
+from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLevel, WorkerRule, fit_worker_rule
+
+
+@dataclass(frozen=True, slots=True)
+class AladdinSettings(ControllerSettings):
+    every_s: float = settings_field(60.0, SECONDS, "heartbeat", least=1.0, most=3600.0)
+    learn: int = settings_field(5, WHOLE, "heartbeats that make a level", least=2, most=1000)
+    drift: float = settings_field(DRIFT_SIGMA, NUMBER, "of the CUSUM, in standard deviations", most=10.0)
+    threshold: float = settings_field(
+        THRESHOLD_SIGMA, NUMBER, "of the CUSUM, in standard deviations", least=0.1, most=100.0
+    )
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
+
+
+class Aladdin:
+    def __init__(self, settings: AladdinSettings, deployment: Deployment) -> None:
+        deployment.require_facts("aladdin", "capacity")
+        assert deployment.capacity is not None
+        self.settings, self.deployment = settings, deployment
+        self.every_s, self.lag_s = settings.every_s, settings.lag_s
+        table = deployment.capacity
+        self.rules = [
+            fit_worker_rule(table.rates_rps, column, covers=True) for column in table.sizes.T.tolist()
+        ]
+        self.start([])
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self.rate, self.length = self._level(), self._level()
+        self.usual = math.nan  # mean tokens of a request in the first level
+        self.first = list(sizes)
+
+    def _level(self) -> SeriesLevel:
+        return SeriesLevel(self.settings.learn, self.settings.drift, self.settings.threshold)
+
+    def _seen(self, level: SeriesLevel, value: float) -> SeriesLevel:
+        """The level with this value, or a new one that begins with it."""
+        if level.add(value) is None:
+            return level
+        anew = self._level()
+        anew.add(value)
+        return anew
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        if is_blank(reading):
+            return list(self.first)
+        self.rate = self._seen(self.rate, self.deployment.rate_rps(reading))
+        every = range(len(self.deployment.pools))
+        tokens = mean_of(reading.input_tokens, every) + mean_of(reading.output_tokens, every)
+        if not math.isnan(tokens):
+            before = self.length
+            self.length = self._seen(before, tokens)
+            self.usual = before.mean if math.isnan(self.usual) and before is not self.length else self.usual
+        longer = 1.0 if math.isnan(self.usual) else self.length.mean / self.usual
+        return self.deployment.bounded_sizes([self._workers(rule, longer) for rule in self.rules])
+
+    def _workers(self, rule: WorkerRule, longer: float) -> int:
+        if self.rate.mean <= 0:
+            return 0
+        scaled = WorkerRule(rule.slope_workers_per_rps * longer, rule.offset_workers, rule.least_rps)
+        return int(scaled.workers([self.rate.mean])[0])
+
+
+def build(settings: Sequence[AladdinSettings], deployment: Deployment) -> Aladdin:
+    return Aladdin(settings[0], deployment)

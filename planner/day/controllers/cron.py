@@ -1,0 +1,80 @@
+"""A timetable of sizes per time of day.
+
+As CronHPA (AliyunContainerService/kubernetes-cronhpa-controller) sets sizes at times of day, and as KEDA's
+cron trigger holds a number of workers within a window; the latter without its HPA, which would keep a size
+for five minutes more (controller "keda" has that).
+
+Without windows the timetable is made of the arrivals of earlier days: for every hour (`step`) of the day the
+sizes that the plan's capacity table gives for its highest bucket of any day, and `headroom` more. An hour
+that none of them shows has the sizes of the highest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
+from planner.day.controllers.settings import LIST, SECONDS, SHARE, ControllerSettings, settings_field
+from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
+from planner.errors import InputError
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class CronSettings(ControllerSettings):
+    windows: tuple[Window, ...] = settings_field(
+        (), LIST, "{from, to, workers, days}; none: made of earlier days", parse=read_windows
+    )
+    step_s: float = settings_field(3600.0, SECONDS, "length of the windows it makes", least=60.0, most=DAY_S)
+    headroom_frac: float = settings_field(0.0, SHARE, "more traffic than on earlier days", most=10.0)
+    lead_s: float = settings_field(600.0, SECONDS, "windows that it makes begin so much earlier", most=7200.0)
+    every_s: float = settings_field(60.0, SECONDS, "time between looks", least=1.0, most=3600.0)
+
+    def check(self) -> None:
+        if DAY_S % self.step_s:
+            raise InputError(f"step: {self.step_s:g} s is no whole part of a day; 1 h and 30 min are")
+
+
+def made_windows(
+    settings: CronSettings, history: History, capacity: CapacityTable, end_s: float
+) -> tuple[Window, ...]:
+    """A window per step of the day, from `lead` before it on; the history ends at `end_s` of the week."""
+    rates = history.rates_rps
+    begins_s = end_s - history.bucket_s * np.arange(len(rates), 0, -1)
+    steps = np.floor_divide(begins_s % DAY_S, settings.step_s).astype(int)
+    windows = []
+    for step in range(round(DAY_S / settings.step_s)):
+        seen = rates[steps == step]
+        highest_rps = float((seen if len(seen) else rates).max())
+        sizes = capacity.sizes_for_rate(highest_rps * (1 + settings.headroom_frac))
+        begin_s = (step * settings.step_s - settings.lead_s) % DAY_S
+        end = ((step + 1) * settings.step_s) % DAY_S
+        windows.append(Window(begin_s, end, tuple(int(size) for size in sizes)))
+    return tuple(windows)
+
+
+class Cron:
+    """Asks for the most of the windows that hold; the least sizes outside of them."""
+
+    lag_s = 0.0
+
+    def __init__(self, settings: CronSettings, deployment: Deployment) -> None:
+        self.every_s, self.deployment, self.windows = settings.every_s, deployment, settings.windows
+        check_windows(settings.windows, deployment)
+        if not settings.windows:
+            deployment.require_facts("cron", "history", "capacity")
+            assert deployment.history is not None and deployment.capacity is not None
+            self.windows = made_windows(settings, deployment.history, deployment.capacity, deployment.clock_s)
+
+    def start(self, sizes: Sequence[int]) -> None:
+        pass
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        return self.deployment.bounded_sizes(workers_at(self.windows, self.deployment, reading.time_s))
+
+
+def build(settings: Sequence[CronSettings], deployment: Deployment) -> Cron:
+    return Cron(settings[0], deployment)

@@ -1,0 +1,120 @@
+"""Dynamo's planner by load: a worker more or fewer by queued prompt tokens and KV cache in use.
+
+Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e (2026; the modes
+`optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the tests of those modes.
+
+Every `every` (5 s), and only while no worker starts: prefill workers gain one where queued prompt tokens per
+worker reach `prefill_up` of the longest context, and lose one below `prefill_down`; decode workers where the
+KV cache in use, with what queues for it, is above `kv_up`, or below `kv_down`. Mixed workers go by the KV
+cache, queued prompts counted as KV. The original goes by the fullest worker for one more and needs all of
+them to be idle for one fewer; the means of a reading stand for both. Queued tokens are waiting prompts of the
+mean length of those that finished last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import MIXED, PREFILL, Deployment, is_blank, mean_of
+from planner.day.controllers.settings import NAME, SECONDS, SHARE, ControllerSettings, settings_field
+from planner.errors import InputError
+from planner.simulator.elastic import MetricsReading
+
+# queued prompt tokens of the longest context, up and down; KV in use, up and down
+THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1)}
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoSettings(ControllerSettings):
+    optimize: str = settings_field(
+        "throughput", NAME, "what the thresholds are for", choices=tuple(THRESHOLDS)
+    )
+    prefill_up_frac: float | None = settings_field(
+        None, SHARE, "queued prompt tokens of the longest context", most=100.0
+    )
+    prefill_down_frac: float | None = settings_field(None, SHARE, "the same, for one fewer", most=100.0)
+    kv_up_frac: float | None = settings_field(None, SHARE, "KV in use and queued for", most=10.0)
+    kv_down_frac: float | None = settings_field(None, SHARE, "the same, for one fewer", most=10.0)
+    grace_s: float = settings_field(0.0, SECONDS, "no decision so long after a change", most=3600.0)
+    every_s: float = settings_field(5.0, SECONDS, "load_adjustment_interval", least=1.0, most=600.0)
+    lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
+
+    def check(self) -> None:
+        prefill_up, prefill_down, kv_up, kv_down = self.scaling_thresholds
+        if prefill_up <= prefill_down or kv_up <= kv_down:
+            raise InputError(
+                f"up thresholds must be above down thresholds: prefill {prefill_up:g} and {prefill_down:g}, "
+                f"kv {kv_up:g} and {kv_down:g}"
+            )
+
+    @property
+    def scaling_thresholds(self) -> tuple[float, float, float, float]:
+        """Prefill up and down, KV up and down."""
+        given = (self.prefill_up_frac, self.prefill_down_frac, self.kv_up_frac, self.kv_down_frac)
+        usual = THRESHOLDS[self.optimize]
+        prefill_up, prefill_down, kv_up, kv_down = (
+            each if own is None else own for own, each in zip(given, usual, strict=True)
+        )
+        return prefill_up, prefill_down, kv_up, kv_down
+
+
+def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
+    """For queued prompt tokens per worker, as a share of the longest context."""
+    up, down, _, _ = settings.scaling_thresholds
+    if queued_share >= up:
+        return workers + 1
+    is_idle = queued_share < down or queued_share == down == 0
+    return workers - 1 if workers > 1 and is_idle else workers
+
+
+def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> int:
+    """For the share of the KV cache in use and queued for."""
+    _, _, up, down = settings.scaling_thresholds
+    if kv_share > up:
+        return workers + 1
+    return workers - 1 if workers > 1 and kv_share < down else workers
+
+
+class Dynamo:
+    def __init__(self, settings: DynamoSettings, deployment: Deployment) -> None:
+        deployment.require_facts("dynamo", "engines")
+        self.settings, self.deployment = settings, deployment
+        self.every_s, self.lag_s = settings.every_s, settings.lag_s
+        self.start([0] * len(deployment.pools))
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self.current = [int(size) for size in sizes]
+        self.changed_s = -math.inf
+        self.input_tokens = math.nan
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        tokens = mean_of(reading.input_tokens, range(len(self.current)))
+        self.input_tokens = self.input_tokens if math.isnan(tokens) else tokens
+        if is_blank(reading):
+            return list(self.current)
+        is_settled = all(int(reading.ready[i]) == size for i, size in enumerate(self.current))
+        if is_settled and reading.time_s - self.changed_s >= self.settings.grace_s:
+            sizes = self.deployment.bounded_sizes([self._one(reading, i) for i in range(len(self.current))])
+            self.changed_s = reading.time_s if sizes != self.current else self.changed_s
+            self.current = sizes
+        return list(self.current)
+
+    def _one(self, reading: MetricsReading, pool: int) -> int:
+        workers, engine = self.current[pool], self.deployment.engines[pool]
+        if not workers:
+            return 1 if self.deployment.limbo_of(reading, pool) else 0
+        waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
+        if waiting and math.isnan(self.input_tokens):
+            return workers  # no lengths seen yet
+        queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
+        if self.deployment.roles[pool] == PREFILL:
+            return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)
+        return decode_workers(self.settings, kv_share + queued_tokens / engine.kv_tokens, workers)
+
+
+def build(settings: Sequence[DynamoSettings], deployment: Deployment) -> Dynamo:
+    if deployment.roles.count(MIXED) not in (0, len(deployment.roles)):
+        raise InputError("controller 'dynamo': the fleet has mixed workers beside prefill or decode workers")
+    return Dynamo(settings[0], deployment)

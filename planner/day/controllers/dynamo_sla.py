@@ -1,0 +1,176 @@
+"""Dynamo's planner by SLA: the next interval's load forecast, corrected by what TTFT and ITL really were.
+
+Read in ai-dynamo/dynamo: components/planner/src/dynamo/planner/utils/planner_core.py at 0761925 (2025; with
+correction factors), components/src/dynamo/planner/core/throughput_scaling.py at 0c9050c (2026; mixed workers,
+no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_calculation.py at 002a7c3.
+
+    prefill workers = ceil(requests in / interval x min(1, p) / prompt tokens/s of a worker)
+    decode workers  = ceil(requests out / interval / tokens/s of a worker whose ITL is target / d)
+    p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
+
+`in` and `out` are the mean lengths forecast, as the number of requests is: constant (the last interval) or
+seasonal (the original has ARIMA, Kalman and Prophet). Its throughputs are interpolated in profiling runs;
+here they follow from the plan's step times: a prompt alone, and the largest batch that keeps the ITL. No step
+is taken after an interval without a finished request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import (
+    DECODE,
+    PREFILL,
+    Deployment,
+    EngineProfile,
+    is_blank,
+    least_whole,
+    mean_of,
+)
+from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.settings import FLAG, NAME, SECONDS, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoSlaSettings(ControllerSettings):
+    predictor: str = settings_field(
+        "constant", NAME, "of the next interval", choices=("constant", "seasonal")
+    )
+    corrected: bool = settings_field(True, FLAG, "correction factors; later versions have none")
+    season_s: float = settings_field(86400.0, SECONDS, "period of the seasonal predictor", least=600.0)
+    every_s: float = settings_field(180.0, SECONDS, "throughput_adjustment_interval", least=10.0, most=7200.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastLoad:
+    """What is expected of the next interval."""
+
+    rate_rps: float
+    input_tokens: float
+    output_tokens: float
+
+    @property
+    def context_tokens(self) -> float:
+        return self.input_tokens + self.output_tokens / 2
+
+
+def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
+    """Requests/s of a worker that computes so many prompt tokens/s; queueing, a correction below 1, adds."""
+    return tokens_per_s / (load.input_tokens * min(1.0, correction))
+
+
+def decode_rps(load: ForecastLoad, tokens_per_s: float) -> float:
+    """Requests/s of a worker that generates so many tokens/s within the target."""
+    return tokens_per_s / max(load.output_tokens, 1.0)
+
+
+def count_replicas(rate_rps: float, worker_rps: float) -> int:
+    """At least one (min_endpoint)."""
+    return max(least_whole(rate_rps / worker_rps), 1)
+
+
+def prefill_tokens_per_s(engine: EngineProfile, input_tokens: float) -> float:
+    """One prompt after the other, as the profiler measures it."""
+    return input_tokens / engine.ttft_s(input_tokens)
+
+
+def decode_tokens_per_s(engine: EngineProfile, context_tokens: float, itl_s: float) -> float:
+    """Of the largest batch that keeps the ITL; of one request where none does."""
+    most = engine.most_sequences(context_tokens)
+    per_sequence = engine.itl_s(1, context_tokens) - engine.decode_s
+    fits = (itl_s - engine.decode_s) / per_sequence if per_sequence > 0 else float(most)
+    batch = max(min(math.floor(fits + 1e-9), most), 1)
+    return batch / engine.itl_s(batch, context_tokens)
+
+
+def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
+    """Requests/s of a worker that does both: the largest batch n whose steps, with n / out prompts each, keep
+    the ITL, and no faster than prompts are computed."""
+    out = max(load.output_tokens, 1.0)
+    prompts_s = engine.ttft_s(load.input_tokens) / out
+    per_sequence = engine.itl_s(1, load.context_tokens) - engine.decode_s + prompts_s
+    most = engine.most_sequences(load.context_tokens)
+    batch = max(min(math.floor((itl_s - engine.decode_s) / per_sequence + 1e-9), most), 1)
+    return batch / (out * (engine.decode_s + per_sequence * batch))
+
+
+class DynamoSla:
+    def __init__(self, settings: DynamoSlaSettings, deployment: Deployment) -> None:
+        deployment.require_facts("dynamo-sla", "engines", "tpot_s")
+        self.settings, self.deployment = settings, deployment
+        self.every_s, self.lag_s = settings.every_s, settings.lag_s
+        self.forecast = RateForecast(settings.every_s, settings.season_s, deployment)
+        self.back = [i for i, role in enumerate(deployment.roles) if role != PREFILL]
+        self.start([0] * len(deployment.pools))
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self.current = [int(size) for size in sizes]
+        self.forecast.start()
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        if is_blank(reading):
+            return list(self.current)
+        rate_rps = self.deployment.rate_rps(reading)
+        self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
+        every = range(len(self.current))
+        seen = ForecastLoad(
+            rate_rps, mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every)
+        )
+        ttft_s, itl_s = mean_of(reading.ttft_s, every), mean_of(reading.tpot_s, self.back)
+        if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
+            if reading.limbo:
+                self.current = self.deployment.bounded_sizes([max(size, 1) for size in self.current])
+            return list(self.current)
+        if self.settings.predictor == "seasonal":
+            at_s = reading.time_s + self.every_s
+            seen = ForecastLoad(self.forecast.rate_at(at_s), seen.input_tokens, seen.output_tokens)
+        self.current = self.deployment.bounded_sizes(self._replicas(reading, seen, ttft_s, itl_s))
+        return list(self.current)
+
+    def _replicas(
+        self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
+    ) -> list[int]:
+        """(P,): of pools with the same role, the first is sized beside the others as they are."""
+        own = self.deployment
+        assert own.tpot_s is not None
+        sizes = list(self.current)
+        for role in dict.fromkeys(own.roles):
+            pools = own.with_role(role)
+            carried = []  # requests/s of a worker of each
+            for i in pools:
+                engine = own.engines[i]
+                if role == PREFILL:
+                    correction = self._prefill_correction(engine, load, ttft_s)
+                    tokens_per_s = prefill_tokens_per_s(engine, load.input_tokens)
+                    carried.append(prefill_rps(load, tokens_per_s, correction))
+                elif role == DECODE:
+                    target_s = own.tpot_s / self._decode_correction(reading, i, load, ttft_s, itl_s)
+                    tokens_per_s = decode_tokens_per_s(engine, load.context_tokens, target_s)
+                    carried.append(decode_rps(load, tokens_per_s))
+                else:
+                    carried.append(mixed_rps(engine, load, own.tpot_s))
+            others = sum(rate * sizes[i] for rate, i in zip(carried[1:], pools[1:], strict=True))
+            sizes[pools[0]] = count_replicas(max(load.rate_rps - others, 0.0), carried[0])
+        return sizes
+
+    def _prefill_correction(self, engine: EngineProfile, load: ForecastLoad, ttft_s: float) -> float:
+        return ttft_s / engine.ttft_s(load.input_tokens) if self.settings.corrected else 1.0
+
+    def _decode_correction(
+        self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
+    ) -> float:
+        if not self.settings.corrected:
+            return 1.0
+        workers = max(int(reading.ready[pool]), 1)
+        duration_s = ttft_s + itl_s * max(load.output_tokens - 1, 0.0)
+        batch = float(reading.arrived[pool]) / reading.interval_s * duration_s / workers
+        factor = itl_s / self.deployment.engines[pool].itl_s(batch, load.context_tokens)
+        return factor if factor > 0 else 1.0
+
+
+def build(settings: Sequence[DynamoSlaSettings], deployment: Deployment) -> DynamoSla:
+    return DynamoSla(settings[0], deployment)

@@ -1,0 +1,79 @@
+"""Predictive scaling as clouds sell it: the rate forecast for some time ahead, through what a worker carries.
+
+The forecast is planner/day/controllers/forecasting.py. What a worker carries is given, or it is the largest
+rate of the plan's capacity table through the workers of a pool at it. Sizes fall once no forecast of the last
+`hold` asked for more, as an HPA's do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import Deployment, is_blank, least_whole
+from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.settings import NUMBER, SECONDS, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastSettings(ControllerSettings):
+    per_worker_rps: float | None = settings_field(
+        None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
+    )
+    ahead_s: float = settings_field(300.0, SECONDS, "how far ahead it looks", most=86400.0)
+    hold_s: float = settings_field(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
+    season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
+    bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
+    every_s: float = settings_field(60.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
+
+
+class RecentMaximum:
+    """The most of each pool that was asked for during the last `hold_s`."""
+
+    def __init__(self, hold_s: float) -> None:
+        self.hold_s = hold_s
+        self.asked: deque[tuple[float, list[int]]] = deque()
+
+    def add(self, time_s: float, sizes: list[int]) -> list[int]:
+        self.asked.append((time_s, sizes))
+        while self.asked[0][0] <= time_s - self.hold_s and len(self.asked) > 1:
+            self.asked.popleft()
+        return [max(each) for each in zip(*(sizes for _, sizes in self.asked), strict=True)]
+
+
+class Forecast:
+    def __init__(self, settings: ForecastSettings, deployment: Deployment) -> None:
+        self.settings, self.deployment = settings, deployment
+        self.every_s, self.lag_s = settings.every_s, settings.lag_s
+        if settings.per_worker_rps is None:
+            deployment.require_facts("forecast", "capacity")
+        self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
+        self.start([])
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self.forecast.start()
+        self.held = RecentMaximum(self.settings.hold_s)
+        self.first = list(sizes)
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        if is_blank(reading):
+            return list(self.first)
+        own, rate_rps = self.settings, self.deployment.rate_rps(reading)
+        self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
+        ahead_rps = self.forecast.rate_at(reading.time_s + own.ahead_s)
+        sizes = [least_whole(ahead_rps * need) for need in self._workers_per_rps()]
+        return self.deployment.bounded_sizes(self.held.add(reading.time_s, sizes))
+
+    def _workers_per_rps(self) -> list[float]:
+        if self.settings.per_worker_rps is not None:
+            return [1 / self.settings.per_worker_rps] * len(self.deployment.pools)
+        table = self.deployment.capacity
+        assert table is not None
+        return [float(size / table.rates_rps[-1]) for size in table.sizes[-1]]
+
+
+def build(settings: Sequence[ForecastSettings], deployment: Deployment) -> Forecast:
+    return Forecast(settings[0], deployment)

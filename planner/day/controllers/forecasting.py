@@ -1,0 +1,100 @@
+"""What the request rate will be: as a season ago, scaled to how today compares; else the last value and its
+drift.
+
+    with a season:  y(t + h) = s(t + h) x (mean of y over the last buckets / mean of s over them)
+    without one:    y(t + h) = y(t) + h x (y(t) - y(t - b)) / b
+
+s is the mean of earlier days at that time of day. Seasonal naive and drift of Hyndman and Athanasopoulos,
+Forecasting: Principles and Practice, 5.2. statsforecast 2.1.1 has them too; it brings 130 MB of wheels
+(statsmodels, fugue, pyarrow; `pip download statsforecast`, 2026-11-21) and asks for pandas < 3, where 3.1 is
+installed. Ten lines of arithmetic need no library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+from planner.day.controllers.deployment import Deployment
+
+LAST_BUCKETS = 3  # over which today is held against the season
+UNLIKE = 3.0  # today is at most so many times the season, at least this part of it
+
+
+class RateForecast:
+    """Fed with the rates that were seen; `at` says what the rate will be at a time of the run."""
+
+    def __init__(self, bucket_s: float, season_s: float, deployment: Deployment) -> None:
+        self.bucket_s, self.season_s = bucket_s, season_s
+        self.deployment = deployment
+        self.buckets = max(round(season_s / bucket_s), 1)
+        self.start()
+
+    def start(self) -> None:
+        self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
+        self._recent: deque[tuple[float, float, float]] = deque()  # time, interval, rate
+        self._open: tuple[int, float, float] | None = None  # bucket, seconds, requests
+        self._past: deque[tuple[int, float]] = deque(maxlen=LAST_BUCKETS)
+        history = self.deployment.history
+        if history is None:
+            return
+        for k, rate in enumerate(history.rates_rps.tolist()):
+            begin_s = (k - len(history.rates_rps)) * history.bucket_s
+            steps = max(round(history.bucket_s / self.bucket_s), 1)
+            for step in range(steps):
+                self._learn(self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps), rate)
+
+    @property
+    def has_season(self) -> bool:
+        """Whether something is known of earlier days."""
+        return bool(self._counts.any())
+
+    def _bucket(self, time_s: float) -> int:
+        return int((self.deployment.clock_s + time_s) % self.season_s // self.bucket_s) % self.buckets
+
+    def _learn(self, bucket: int, rate_rps: float) -> None:
+        self._sums[bucket] += rate_rps
+        self._counts[bucket] += 1
+
+    def add(self, time_s: float, interval_s: float, rate_rps: float) -> None:
+        """The rate of the `interval_s` before `time_s`."""
+        self._recent.append((time_s, interval_s, rate_rps))
+        while self._recent[0][0] <= time_s - 2 * self.bucket_s and len(self._recent) > 2:
+            self._recent.popleft()
+        bucket = self._bucket(time_s - interval_s / 2)
+        if self._open is not None and self._open[0] != bucket:
+            before, seconds, requests = self._open
+            self._past.append((before, requests / seconds))
+            self._open = None
+        _, seconds, requests = self._open or (bucket, 0.0, 0.0)
+        self._open = (bucket, seconds + interval_s, requests + rate_rps * interval_s)
+
+    def mean_rps(self, over_s: float, ago_s: float = 0.0) -> float:
+        """Of the rates seen in the `over_s` that ended `ago_s` ago; NaN where there were none."""
+        if not self._recent:
+            return math.nan
+        end_s = self._recent[-1][0] - ago_s
+        spans = [(span, rate) for at, span, rate in self._recent if end_s - over_s < at <= end_s]
+        total_s = sum(span for span, _ in spans)
+        return sum(span * rate for span, rate in spans) / total_s if total_s else math.nan
+
+    def rate_at(self, time_s: float) -> float:
+        """The rate at that time [requests/s]; before anything was seen that of the season, 0 without one."""
+        season = self._season(self._bucket(time_s))
+        if not self._recent:
+            return 0.0 if math.isnan(season) else season
+        recent = [(self._season(bucket), rate) for bucket, rate in self._past]
+        recent += [(self._season(self._open[0]), self._open[2] / self._open[1])] if self._open else []
+        rate_pairs = [(was, now) for was, now in recent if was > 0]
+        if rate_pairs and not math.isnan(season):
+            share = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)
+            return season * min(max(share, 1 / UNLIKE), UNLIKE)
+        last, before = self.mean_rps(self.bucket_s), self.mean_rps(self.bucket_s, self.bucket_s)
+        ahead_s = max(time_s - self._recent[-1][0], 0.0)
+        drift = 0.0 if math.isnan(before) else (last - before) / self.bucket_s
+        return max(last + drift * ahead_s, 0.0)
+
+    def _season(self, bucket: int) -> float:
+        return float(self._sums[bucket] / self._counts[bucket]) if self._counts[bucket] else math.nan

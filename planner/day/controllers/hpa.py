@@ -1,0 +1,249 @@
+"""Kubernetes' HorizontalPodAutoscaler, autoscaling/v2.
+
+Read in kubernetes/kubernetes, pkg/controller/podautoscaler: replica_calculator.go at 00067268 (metrics of
+pods and external ones, tolerance, rounding up, pods that are not ready or send no metrics), horizontal.go
+of v1.27 to v1.33 (stabilisation and rates of change under `behavior`), and their tests at 003e8629.
+
+    usage    = mean metric of the pods that send it / target
+    desired  = ceil(usage x those pods), no change where |usage - 1| <= tolerance
+    pods without metrics (starting ones) count as at the target where usage < 1 and as idle where
+    usage > 1; if that turns the direction, nothing changes
+    then     within the stabilisation windows (the least of the last `up_window` going up, the most of the
+             last `down_window` going down), then within the rates of change, then within least and most
+
+An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends; this one keeps one worker at
+least, and leaves a pool that begins empty as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from planner.day.controllers.deployment import Deployment, least_whole
+from planner.day.controllers.pools import PerPool
+from planner.day.controllers.scaler_metrics import METRICS, read_metric
+from planner.day.controllers.settings import (
+    NAME,
+    NUMBER,
+    SECONDS,
+    SHARE,
+    WHOLE,
+    ControllerSettings,
+    settings_field,
+)
+from planner.files import document_values
+from planner.simulator.elastic import ElasticPool, MetricsReading
+
+
+def read_target(value: object, where: str) -> float:
+    """A number above 0, or a share such as "70 %"."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        value = document_values.read_share(value, where)
+    return document_values.check_number(value, where, above=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules(ControllerSettings):
+    """`behavior` of an HPA and how often it looks; the defaults are those of autoscaling/v2."""
+
+    tolerance_frac: float = settings_field(
+        0.1, SHARE, "no change while usage is this near the target", most=1.0
+    )
+    up_window_s: float = settings_field(
+        0.0, SECONDS, "the least asked for during it counts, going up", most=3600.0
+    )
+    up_pods: int = settings_field(4, WHOLE, "most pods that are added per period; 0: no such limit")
+    up_percent: float = settings_field(
+        100.0, NUMBER, "most percent that are added per period; 0: no such limit"
+    )
+    up_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    down_window_s: float = settings_field(
+        300.0, SECONDS, "the most asked for during it counts, going down", most=3600.0
+    )
+    down_pods: int = settings_field(0, WHOLE, "most pods that are taken away per period; 0: no such limit")
+    down_percent: float = settings_field(
+        100.0, NUMBER, "most percent that are taken away per period; 0: no such limit"
+    )
+    down_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics: scraping and the adapter", most=600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class HpaSettings(ScalingRules):
+    metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
+    target: float | None = settings_field(
+        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
+    )
+
+    def check(self) -> None:
+        check_target(self.metric, self.target)
+
+    @property
+    def per_worker(self) -> float:
+        return METRICS[self.metric].target if self.target is None else self.target
+
+
+def check_target(metric: str, target: float | None) -> None:
+    """Raise InputError for a share above 1."""
+    if target is not None and METRICS[metric].is_share and target > 1:
+        raise document_values.refused_value(
+            "target", f"{metric} is a share: expected at most 1 or 100 %", target
+        )
+
+
+def pods_replicas(
+    values_of_ready: Sequence[float], missing: int, current: int, target: float, tolerance_frac: float = 0.1
+) -> int:
+    """Replicas for a metric that every ready pod sends; `missing` pods send none yet."""
+    ready, total = len(values_of_ready), sum(values_of_ready)
+    if not ready:
+        return current
+    usage = total / (ready * target)
+    if not missing:
+        return current if abs(usage - 1) <= tolerance_frac else least_whole(usage * ready)
+    counted = ready + missing
+    filled = (total + (missing * target if usage < 1 else 0.0)) / (counted * target)
+    if abs(filled - 1) <= tolerance_frac or (filled - 1) * (usage - 1) < 0:
+        return current
+    wanted = least_whole(filled * counted)
+    return current if (wanted - current) * (filled - 1) < 0 else wanted
+
+
+def external_replicas(total: float, current: int, target: float, tolerance_frac: float = 0.1) -> int:
+    """Replicas for one number of the whole pool and a target per replica (AverageValue)."""
+    if current and abs(total / (target * current) - 1) <= tolerance_frac:
+        return current
+    return least_whole(total / target)
+
+
+Kind = Literal["pods", "percent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """`scaleUp` or `scaleDown`: stabilisation and policies (kind, value, period in s), of which the one that
+    changes most (`is_least`: least) counts."""
+
+    window_s: float
+    policies: tuple[tuple[Kind, float, float], ...]
+    is_least: bool = False
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What an HPA remembers of its own recommendations and changes."""
+
+    up: Direction
+    down: Direction
+    recommended: list[tuple[float, int]] = field(default_factory=list)  # time_s, before stabilisation
+    added: list[tuple[float, int]] = field(default_factory=list)
+    removed: list[tuple[float, int]] = field(default_factory=list)
+
+    @classmethod
+    def from_rules(cls, rules: ScalingRules) -> Behaviour:
+        def policies(pods: int, percent: float, period_s: float) -> tuple[tuple[Kind, float, float], ...]:
+            both: tuple[tuple[Kind, float, float], ...] = (
+                ("pods", float(pods), period_s),
+                ("percent", percent, period_s),
+            )
+            return tuple(each for each in both if each[1])
+
+        return cls(
+            Direction(rules.up_window_s, policies(rules.up_pods, rules.up_percent, rules.up_period_s)),
+            Direction(
+                rules.down_window_s, policies(rules.down_pods, rules.down_percent, rules.down_period_s)
+            ),
+        )
+
+    def start(self, size: int) -> None:
+        """At time zero, with what is there as its first recommendation."""
+        self.recommended, self.added, self.removed = [(0.0, size)], [], []
+
+    def decide(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
+        """The size that follows from `desired` now. The recommendation is remembered for later windows."""
+        size = self.limited(time_s, current, self.stabilise(time_s, current, desired), pool)
+        if size > current:
+            self.added.append((time_s, size - current))
+        elif size < current:
+            self.removed.append((time_s, current - size))
+        return size
+
+    def stabilise(self, time_s: float, current: int, desired: int) -> int:
+        longest_s = max(self.up.window_s, self.down.window_s)
+        self.recommended = [each for each in self.recommended if each[0] > time_s - longest_s]
+        least = most = desired
+        for at_s, recommended in self.recommended:
+            if at_s > time_s - self.up.window_s:
+                least = min(least, recommended)
+            if at_s > time_s - self.down.window_s:
+                most = max(most, recommended)
+        self.recommended.append((time_s, desired))
+        return min(max(current, least), most)
+
+    def limited(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
+        """Within the rates of change, then within least and most of the pool."""
+        if desired > current and self.up.policies:
+            limits = []
+            for kind, value, period_s in self.up.policies:
+                began = current - self._changed(time_s, period_s)
+                limits.append(began + value if kind == "pods" else math.ceil(began * (1 + value / 100)))
+            limit = int(min(limits) if self.up.is_least else max(limits))
+            desired = min(desired, max(limit, current))
+        elif desired < current and self.down.policies:
+            limits = []
+            for kind, value, period_s in self.down.policies:
+                began = current - self._changed(time_s, period_s)
+                limits.append(began - value if kind == "pods" else int(began * (1 - value / 100)))
+            limit = int(max(limits) if self.down.is_least else min(limits))
+            desired = max(desired, min(limit, current))
+        return min(max(desired, pool.least), pool.most)
+
+    def _changed(self, time_s: float, period_s: float) -> int:
+        """Pods added less pods removed during the last period."""
+        longest_s = max(each[2] for each in (*self.up.policies, *self.down.policies))
+        for events in (self.added, self.removed):
+            while events and events[0][0] <= time_s - longest_s:
+                events.pop(0)
+        since_s = time_s - period_s
+        return sum(n for at_s, n in self.added if at_s > since_s) - sum(
+            n for at_s, n in self.removed if at_s > since_s
+        )
+
+
+class Hpa:
+    """The HPA of one pool."""
+
+    def __init__(self, settings: HpaSettings, deployment: Deployment, pool: int) -> None:
+        self.settings, self.pool = settings, pool
+        self.limits = replace(deployment.pools[pool], least=max(deployment.pools[pool].least, 1))
+        self.metric = METRICS[settings.metric]
+        self.behaviour = Behaviour.from_rules(settings)
+        self.size = 0
+
+    def start(self, size: int) -> None:
+        self.size = size
+        self.behaviour.start(size)
+
+    def decide(self, reading: MetricsReading) -> int:
+        if not self.size:
+            return 0
+        ready = int(reading.ready[self.pool])
+        each = self.metric.total(reading, self.pool) / max(ready, 1)
+        desired = pods_replicas(
+            [each] * ready,
+            int(reading.starting[self.pool]),
+            self.size,
+            self.settings.per_worker,
+            self.settings.tolerance_frac,
+        )
+        return self.behaviour.decide(reading.time_s, self.size, desired, self.limits)
+
+
+def build(settings: Sequence[HpaSettings], deployment: Deployment) -> PerPool:
+    """One HPA per pool."""
+    scalers = [Hpa(each, deployment, pool) for pool, each in enumerate(settings)]
+    return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

@@ -1,0 +1,96 @@
+"""KEDA's ScaledObject: a Prometheus trigger and cron triggers, through an HPA.
+
+Read in kedacore/keda at 8b4f083 (2026-08-20): pkg/scaling/executor/scale_scaledobjects.go (to and from
+zero), pkg/scalers/prometheus_scaler.go (activation threshold), pkg/scalers/cron_scaler.go, defaults in
+apis/keda/v1alpha1/withtriggers_types.go.
+
+The metric of the whole pool is an external metric of an HPA with a target per worker (`threshold`); the HPA
+asks for it live at every sync. A cron trigger is a metric too: its number of workers, with target 1; the HPA
+takes the trigger that asks for most. KEDA itself looks every `poll` and only decides about zero: the pool
+wakes with one worker when a trigger is active (the metric above `activation`, or within a cron window), and
+goes to zero `cooldown` after it was last active.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.hpa import Behaviour, ScalingRules, check_target, external_replicas, read_target
+from planner.day.controllers.pools import PerPool
+from planner.day.controllers.scaler_metrics import METRICS, read_metric
+from planner.day.controllers.settings import LIST, NAME, NUMBER, SECONDS, settings_field
+from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class KedaSettings(ScalingRules):
+    metric: str = settings_field(
+        "queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric
+    )
+    threshold: float | None = settings_field(
+        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
+    )
+    activation: float = settings_field(0.0, NUMBER, "an empty pool wakes where the metric is above")
+    poll_s: float = settings_field(30.0, SECONDS, "pollingInterval: time between looks at zero", least=1.0)
+    cooldown_s: float = settings_field(300.0, SECONDS, "cooldownPeriod: idle so long before zero")
+    cron: tuple[Window, ...] = settings_field((), LIST, "windows with workers", parse=read_windows)
+
+    def check(self) -> None:
+        check_target(self.metric, self.threshold)
+
+    @property
+    def per_worker(self) -> float:
+        return METRICS[self.metric].target if self.threshold is None else self.threshold
+
+
+class Keda:
+    """The ScaledObject of one pool and its HPA."""
+
+    def __init__(self, settings: KedaSettings, deployment: Deployment, pool: int) -> None:
+        self.settings, self.deployment, self.pool = settings, deployment, pool
+        check_windows(settings.cron, deployment)
+        self.limits = deployment.pools[pool]
+        self.metric = METRICS[settings.metric]
+        self.behaviour = Behaviour.from_rules(settings)
+        self.start(0)
+
+    def start(self, size: int) -> None:
+        self.size = size
+        self.behaviour.start(size)
+        self.polled_s = -math.inf
+        self.active_s = 0.0 if size else -math.inf  # when a trigger was last active
+
+    def decide(self, reading: MetricsReading) -> int:
+        total = self.metric.total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
+        cron = workers_at(self.settings.cron, self.deployment, reading.time_s)[self.pool]
+        if reading.time_s - self.polled_s >= self.settings.poll_s:
+            self.polled_s, before = reading.time_s, self.size
+            self._zero_or_not(reading.time_s, total > self.settings.activation or cron > 0)
+            if self.size != before:
+                return self.size
+        if not self.size:
+            return 0
+        replica_counts = [
+            external_replicas(total, self.size, self.settings.per_worker, self.settings.tolerance_frac)
+        ]
+        if self.settings.cron:
+            replica_counts.append(external_replicas(cron, self.size, 1.0, self.settings.tolerance_frac))
+        size = self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.limits)
+        return max(size, 1)  # an HPA's minReplicas; zero is KEDA's
+
+    def _zero_or_not(self, time_s: float, is_active: bool) -> None:
+        if is_active:
+            self.active_s = time_s
+            self.size = self.size or max(self.limits.least, 1)
+        elif self.size and not self.limits.least and time_s - self.active_s > self.settings.cooldown_s:
+            self.size = 0
+
+
+def build(settings: Sequence[KedaSettings], deployment: Deployment) -> PerPool:
+    """One ScaledObject per pool."""
+    scalers = [Keda(each, deployment, pool) for pool, each in enumerate(settings)]
+    return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

@@ -1,0 +1,139 @@
+"""Knative's pod autoscaler (KPA) on concurrency.
+
+Read in knative/serving at 98e5ef9 (2026-08-21): pkg/autoscaler/scaling/autoscaler.go (stable and panic
+windows, rates of change, delay of scaling down), pkg/reconciler/autoscaling/kpa/scaler.go (to zero),
+defaults in pkg/autoscaler/config/config.go.
+
+Every `every` (2 s) the mean concurrency of the pool (requests at its workers and those that wait without any)
+over the stable window and over the panic window, a share of it, is divided by the target per worker. Panic
+begins where the panic window asks for `panic_threshold` times the ready workers; until a whole stable window
+has passed below that, nothing is taken away. Zero: `grace` after a stable window without any request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.pools import PerPool
+from planner.day.controllers.scaler_metrics import METRICS
+from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, ControllerSettings, settings_field
+from planner.errors import InputError
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class KnativeSettings(ControllerSettings):
+    target: float = settings_field(
+        100.0, NUMBER, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01
+    )
+    utilization_frac: float = settings_field(0.7, SHARE, "share of it that is aimed at", least=0.01, most=1.0)
+    window_s: float = settings_field(60.0, SECONDS, "stable window", least=6.0, most=3600.0)
+    panic_window_frac: float = settings_field(
+        0.1, SHARE, "panic window, of the stable one", least=0.01, most=1.0
+    )
+    panic_threshold_frac: float = settings_field(
+        2.0, SHARE, "panic where the panic window asks for so much of the ready workers", least=1.1, most=10.0
+    )
+    max_up_rate: float = settings_field(1000.0, NUMBER, "most times the ready workers", least=1.01)
+    max_down_rate: float = settings_field(2.0, NUMBER, "least: the ready workers through this", least=1.01)
+    down_delay_s: float = settings_field(0.0, SECONDS, "the most asked for during it counts", most=3600.0)
+    grace_s: float = settings_field(30.0, SECONDS, "idle so much longer before zero", most=3600.0)
+    every_s: float = settings_field(2.0, SECONDS, "time between decisions", least=1.0, most=60.0)
+    lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
+
+    def check(self) -> None:
+        if self.window_s * self.panic_window_frac < 1:
+            raise InputError(
+                f"panic_window: {self.panic_window_frac:.3g} of a window of {self.window_s:g} s is shorter "
+                f"than 1 s; make either longer"
+            )
+
+
+class Mean:
+    """Of the values of the last `window_s`."""
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self.seen: deque[tuple[float, float]] = deque()
+        self.total = 0.0
+
+    def add(self, time_s: float, value: float) -> float:
+        """The mean with this value."""
+        self.seen.append((time_s, value))
+        self.total += value
+        while self.seen[0][0] <= time_s - self.window_s:
+            self.total -= self.seen.popleft()[1]
+        return self.total / len(self.seen)
+
+
+class Knative:
+    """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds windows and zero."""
+
+    def __init__(self, settings: KnativeSettings, deployment: Deployment, pool: int) -> None:
+        self.settings, self.deployment, self.pool = settings, deployment, pool
+        self.limits = deployment.pools[pool]
+        self.start(0)
+
+    def start(self, size: int) -> None:
+        own = self.settings
+        self.size = size
+        self.stable, self.panic = Mean(own.window_s), Mean(own.window_s * own.panic_window_frac)
+        # a new autoscaler panics where there is more than one worker: it keeps them until it has seen enough
+        self.panic_s: float | None = 0.0 if size > 1 else None
+        self.panic_size = size if size > 1 else 0
+        self.asked: deque[tuple[float, int]] = deque()
+        self.woken_s = 0.0
+        self.idle_s: float | None = None
+
+    def decide(self, reading: MetricsReading) -> int:
+        time_s = reading.time_s
+        now = METRICS["concurrency"].total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
+        stable, panic = self.stable.add(time_s, now), self.panic.add(time_s, now)
+        wanted = self.workers_for_means(time_s, int(reading.ready[self.pool]), stable, panic)
+        return max(self._zero(time_s, wanted), self.limits.least)
+
+    def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
+        """Workers for the mean concurrencies of both windows."""
+        own, workers = self.settings, max(ready, 1)
+        target = own.target * own.utilization_frac
+        most, least = math.ceil(own.max_up_rate * workers), math.floor(workers / own.max_down_rate)
+        for_stable, for_panic = math.ceil(stable / target - 1e-9), math.ceil(panic / target - 1e-9)
+        size = min(max(for_stable, least), most)
+        if for_panic / workers >= own.panic_threshold_frac:
+            self.panic_s = time_s
+        elif self.panic_s is not None and time_s > self.panic_s + own.window_s:
+            self.panic_s, self.panic_size = None, 0
+        if self.panic_s is not None:
+            size = self.panic_size = max(size, min(max(for_panic, least), most), self.panic_size)
+        return self._delayed(time_s, size)
+
+    def _delayed(self, time_s: float, size: int) -> int:
+        if not self.settings.down_delay_s:
+            return size
+        self.asked.append((time_s, size))
+        while self.asked[0][0] <= time_s - self.settings.down_delay_s:
+            self.asked.popleft()
+        return max(each for _, each in self.asked)
+
+    def _zero(self, time_s: float, wanted: int) -> int:
+        if wanted:
+            if not self.size:
+                self.woken_s = time_s
+            self.idle_s = None
+            return wanted
+        if not self.size or self.limits.least:
+            return 0
+        if time_s - self.woken_s < self.settings.window_s:
+            return 1
+        self.idle_s = time_s if self.idle_s is None else self.idle_s
+        return 0 if time_s - self.idle_s >= self.settings.grace_s else self.size
+
+
+def build(settings: Sequence[KnativeSettings], deployment: Deployment) -> PerPool:
+    """One autoscaler per pool."""
+    scalers = [Knative(each, deployment, pool) for pool, each in enumerate(settings)]
+    return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

@@ -1,0 +1,147 @@
+"""Ours: what the plan found to be enough for such traffic, at the load forecast for when a worker is ready.
+
+By load, where the plan has its rules (deployment.LoadRule): the workers of a pool grow with the load of the
+last window, the 95th percentile of the work that arrived in spans of some seconds. It counts a long request
+as more than a short one and a burst as more than the mean. A rule is fitted on windows of earlier traffic
+whose least sizes were simulated (planner/day/search/load_rules.py). By rate: the least sizes that the
+capacity table has for the rate of the last look or of the last bucket, if that is more.
+
+Either is multiplied by what the forecast (planner/day/controllers/forecasting.py) says of the time up to
+`start-up + every` from now, if that is more than now, and by 1 + `headroom`; waiting prompts add what serves
+them within `drain`. A size falls once nothing within `hold` asked for more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.day.controllers.deployment import Deployment, LoadRule, is_blank, mean_of, peak_load
+from planner.day.controllers.forecast import RecentMaximum
+from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.settings import FLAG, NAME, SECONDS, SHARE, ControllerSettings, settings_field
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class FleetplanSettings(ControllerSettings):
+    headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
+    hold_s: float = settings_field(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
+    drain_s: float = settings_field(
+        10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
+    )
+    by: str = settings_field(
+        "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")
+    )
+    fill: bool = settings_field(True, FLAG, "use the idle GPUs of nodes that are sold whole")
+    ahead_s: float | None = settings_field(
+        None, SECONDS, "how far ahead; none: start-up + every", most=86400.0
+    )
+    season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
+    bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
+    every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
+
+
+MOST_GROWTH = 3.0  # of the forecast over the present, that is believed
+
+
+class Fleetplan:
+    def __init__(self, settings: FleetplanSettings, deployment: Deployment) -> None:
+        self.by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
+        if not self.by_load:
+            deployment.require_facts("fleetplan", "capacity")
+        self.settings, self.deployment = settings, deployment
+        self.every_s, self.lag_s = settings.every_s, settings.lag_s
+        self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
+        self.start([])
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self.forecast.start()
+        self.recent_maximum = RecentMaximum(self.settings.hold_s)
+        self.first = list(sizes)
+        self.lengths = (math.nan, math.nan)
+        pools = self.deployment.pools
+        self.work = [Work(self.deployment.rules[i] if self.by_load else None) for i in range(len(pools))]
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        own, now_rps = self.settings, self.deployment.rate_rps(reading)
+        if is_blank(reading):
+            if self.by_load or not self.forecast.has_season:
+                return list(self.first)
+            present_rps = self.forecast.rate_at(0.0)
+        else:
+            self.forecast.add(reading.time_s, reading.interval_s, now_rps)
+            present_rps = max(now_rps, self.forecast.mean_rps(own.bucket_s))
+        every = range(len(self.deployment.pools))
+        seen = (mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every))
+        self.lengths = seen if not math.isnan(sum(seen)) else self.lengths
+        backlog_rps = self._backlog_rps(reading)
+        sizes = []
+        for i, pool in enumerate(self.deployment.pools):
+            ahead_s = pool.start_s + own.every_s if own.ahead_s is None else own.ahead_s
+            more = self._growth(reading.time_s, ahead_s) * (1 + own.headroom_frac)
+            if self.by_load:
+                sizes.append(self._by_load(reading, i, now_rps, more, backlog_rps))
+            else:
+                assert self.deployment.capacity is not None
+                sizes.append(
+                    int(self.deployment.capacity.sizes_for_rate(present_rps * more + backlog_rps)[i])
+                )
+        bounded_sizes = self.deployment.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
+        return self.deployment.fill_nodes(bounded_sizes) if own.fill else bounded_sizes
+
+    def _by_load(
+        self, reading: MetricsReading, pool: int, now_rps: float, more: float, backlog_rps: float
+    ) -> int:
+        own = self.deployment
+        if math.isnan(sum(self.lengths)):
+            return int(self.first[pool])
+        work_s = own.engines[pool].work_s(own.roles[pool], *self.lengths)
+        load = self.work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
+        return own.rules[pool].workers_for_load(load * more + backlog_rps * work_s)
+
+    def _growth(self, time_s: float, ahead_s: float) -> float:
+        """The highest forecast up to `ahead_s` from now through what it says of now; at least 1."""
+        looks = max(round(ahead_s / self.settings.bucket_s), 1)
+        highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
+        now = self.forecast.rate_at(time_s)
+        return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
+
+    def _backlog_rps(self, reading: MetricsReading) -> float:
+        """Requests/s more that serve what waits at the front, but for one prompt per worker, in `drain`."""
+        if not self.settings.drain_s:
+            return 0.0
+        front = self.deployment.front
+        waiting = sum(int(reading.waiting[i]) - int(reading.ready[i]) for i in front) + reading.limbo
+        return max(waiting, 0) / self.settings.drain_s
+
+
+class Work:
+    """The work that arrived at a pool during the last window of a rule."""
+
+    def __init__(self, rule: LoadRule | None) -> None:
+        self.rule = rule
+        self.spans: deque[tuple[float, float]] = deque()  # their end, work per second
+        self.open_s, self.open_work = 0.0, 0.0
+
+    def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
+        """The load with the work of the last interval."""
+        assert self.rule is not None
+        self.open_s += interval_s
+        self.open_work += interval_s * work_per_s
+        if self.open_s >= self.rule.span_s - 1e-9:
+            self.spans.append((time_s, self.open_work / self.open_s))
+            self.open_s = self.open_work = 0.0
+        while self.spans and self.spans[0][0] <= time_s - self.rule.window_s:
+            self.spans.popleft()
+        recent_work = [work for _, work in self.spans] or [work_per_s]
+        return peak_load(np.array(recent_work))
+
+
+def build(settings: Sequence[FleetplanSettings], deployment: Deployment) -> Fleetplan:
+    return Fleetplan(settings[0], deployment)

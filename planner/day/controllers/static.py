@@ -1,0 +1,48 @@
+"""Sizes that never change: what a plan without autoscaling deploys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.settings import LIST, SECONDS, ControllerSettings, settings_field
+from planner.day.controllers.windows import read_workers
+from planner.errors import InputError
+from planner.simulator.elastic import MetricsReading
+
+
+@dataclass(frozen=True, slots=True)
+class StaticSettings(ControllerSettings):
+    workers: tuple[int, ...] = settings_field(
+        (), LIST, "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers
+    )
+    every_s: float = settings_field(3600.0, SECONDS, "time between looks", least=1.0)
+
+
+class Static:
+    """Asks for the same sizes at every look."""
+
+    lag_s = 0.0
+
+    def __init__(self, settings: StaticSettings, deployment: Deployment) -> None:
+        pools = len(deployment.pools)
+        if len(settings.workers) not in (0, 1, pools):
+            raise InputError(
+                f"workers: {list(settings.workers)} are {len(settings.workers)} numbers, "
+                f"the fleet has {pools} pools; give one number, or one for each pool"
+            )
+        self.settings, self.deployment, self.every_s = settings, deployment, settings.every_s
+        self.wanted: list[int] = []
+
+    def start(self, sizes: Sequence[int]) -> None:
+        given = self.settings.workers
+        wanted = given * len(sizes) if len(given) == 1 else given or sizes
+        self.wanted = self.deployment.bounded_sizes(wanted)
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        return self.wanted
+
+
+def build(settings: Sequence[StaticSettings], deployment: Deployment) -> Static:
+    return Static(settings[0], deployment)

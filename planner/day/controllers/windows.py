@@ -1,0 +1,97 @@
+"""Timetables: so many workers from one time of day to another, on some days of the week."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import DAY_S, Deployment
+from planner.errors import InputError
+from planner.files import document_values
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From `begin_s` to `end_s` of the days `days` (0: Monday); over midnight where it ends before it begins.
+
+    `workers` are of all pools alike, or one number for each.
+    """
+
+    begin_s: float
+    end_s: float
+    workers: tuple[int, ...]
+    days: tuple[int, ...] = tuple(range(7))
+
+    def holds(self, week_s: float) -> bool:
+        """Whether it is within at this time of the week (seconds since Monday 0:00)."""
+        day, time_s = int(week_s // DAY_S) % 7, week_s % DAY_S
+        if self.begin_s < self.end_s:
+            return day in self.days and self.begin_s <= time_s < self.end_s
+        return (day in self.days and time_s >= self.begin_s) or (
+            (day - 1) % 7 in self.days and time_s < self.end_s
+        )
+
+    def workers_of(self, pool: int) -> int:
+        return self.workers[pool] if len(self.workers) > 1 else self.workers[0]
+
+
+def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:
+    """The most of all windows that hold then, 0 outside of them; (P,)."""
+    now = [each for each in windows if each.holds(deployment.clock_s + time_s)]
+    return [max((each.workers_of(i) for each in now), default=0) for i in range(len(deployment.pools))]
+
+
+def check_windows(windows: tuple[Window, ...], deployment: Deployment) -> None:
+    """Raise InputError for a window with workers of other pools than there are."""
+    for each in windows:
+        if len(each.workers) not in (1, len(deployment.pools)):
+            raise InputError(
+                f"windows: {list(each.workers)} are workers of {len(each.workers)} pools, "
+                f"the fleet has {len(deployment.pools)}; give one number, or one for each pool"
+            )
+
+
+def read_windows(value: object, where: str) -> tuple[Window, ...]:
+    """A list of {from: "08:00", to: "20:00", workers: 6, days: [mon, tue]}; raises InputError."""
+    return tuple(
+        _window(each, f"{where}: window {i}")
+        for i, each in enumerate(document_values.check_rows(value, where, "windows", least=1), start=1)
+    )
+
+
+def _window(value: object, where: str) -> Window:
+    section = document_values.Section.from_document(
+        value, where, ("from", "to", "workers", "days"), such_as='from: "08:00", to: "20:00", workers: 6'
+    )
+    begin_s = _clock(section.get_required("from"), section.path_of("from"))
+    end_s = _clock(section.get_required("to"), section.path_of("to"))
+    if begin_s == end_s:
+        raise InputError(f"{where}: from and to are the same time; a whole day is from 0:00 to 24:00")
+    named = section.get("days", list(DAYS))
+    days = document_values.check_rows(named, section.path_of("days"), "days", least=1)
+    read = tuple(DAYS.index(document_values.check_one_of(day, DAYS, section.path_of("days"))) for day in days)
+    return Window(
+        begin_s, end_s, read_workers(section.get_required("workers"), section.path_of("workers")), read
+    )
+
+
+def _clock(value: object, where: str) -> float:
+    # YAML 1.1 reads 08:30 as the base-60 number 510: minutes
+    text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
+    clock_match = _CLOCK.match(text)
+    if clock_match is None or (seconds := int(clock_match[1]) * 3600 + int(clock_match[2]) * 60) > DAY_S:
+        raise document_values.refused_value(where, 'expected a time of day such as "08:30"', value)
+    return float(seconds)
+
+
+def read_workers(value: object, where: str) -> tuple[int, ...]:
+    """A number of workers for every pool, or a list with one for each."""
+    entries = value if isinstance(value, list) and value else [value]
+    if not all(type(each) is int and each >= 0 for each in entries):
+        raise document_values.refused_value(
+            where, "expected a number of workers, or a list with one for each pool", value
+        )
+    return tuple(entries)

@@ -1,0 +1,167 @@
+"""llm-d's workload-variant-autoscaler by saturation: KV cache and queue, one worker at a time.
+
+Read in llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (2026-02-19, v0.5.1): internal/saturation/
+analyzer.go (its default, the analyzer by percentages) and its tests; thresholds of
+config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
+
+Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
+`queue_threshold` waiting prompts; of the others the spare KV and the spare queue are averaged. Below
+`kv_spare` or `queue_spare` the cheapest pool gets a worker more; where one worker fewer would leave both, and
+two workers are not saturated, the dearest pool loses one. While workers start nothing is decided. What it
+wants is a metric that an HPA follows, with that chart's windows of four minutes.
+
+The metrics here are means of a pool: its workers are saturated all together or not at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.day.controllers.deployment import Deployment, Role, is_blank
+from planner.day.controllers.hpa import Behaviour, ScalingRules, external_replicas
+from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, settings_field
+from planner.errors import InputError
+from planner.simulator.elastic import MetricsReading
+
+LEAST_UNSATURATED = 2  # workers, for one to be taken away
+
+
+@dataclass(frozen=True, slots=True)
+class WvaRules(ScalingRules):
+    """The HPA behind it, with the chart's `behavior`."""
+
+    up_window_s: float = settings_field(240.0, SECONDS, "the least asked for during it counts", most=3600.0)
+    up_pods: int = settings_field(10, WHOLE, "most pods that are added per period")
+    up_percent: float = settings_field(
+        0.0, NUMBER, "most percent that are added per period; 0: no such limit"
+    )
+    up_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    down_window_s: float = settings_field(240.0, SECONDS, "the most asked for during it counts", most=3600.0)
+    down_pods: int = settings_field(10, WHOLE, "most pods that are taken away per period")
+    down_percent: float = settings_field(0.0, NUMBER, "most percent taken away per period; 0: no such limit")
+    down_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    optimize_s: float = settings_field(
+        60.0, SECONDS, "GLOBAL_OPT_INTERVAL: time between its decisions", least=1.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WvaSettings(WvaRules):
+    kv_threshold_frac: float = settings_field(
+        0.8, SHARE, "a worker with so much KV in use is saturated", most=1.0
+    )
+    queue_threshold: float = settings_field(5.0, NUMBER, "a worker with so many waiting is saturated")
+    kv_spare_frac: float = settings_field(0.1, SHARE, "one more below so much spare KV", most=1.0)
+    queue_spare: float = settings_field(3.0, NUMBER, "one more below so many spare places in the queue")
+
+    def check(self) -> None:
+        for of, spare, threshold in (
+            ("kv", self.kv_spare_frac, self.kv_threshold_frac),
+            ("queue", self.queue_spare, self.queue_threshold),
+        ):
+            if spare > threshold:
+                raise InputError(f"{of}_spare: {spare:g} is above {of}_threshold, {threshold:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker's share of its KV cache in use, and the prompts that wait at it."""
+
+    kv_frac: float
+    waiting: float
+
+
+def scaling_direction(settings: WvaSettings, workers: Sequence[WorkerLoad]) -> int:
+    """+1, 0 or -1 worker for a model with these workers."""
+    if not workers:
+        return 0
+    kv, queue = settings.kv_threshold_frac, settings.queue_threshold
+    free = [each for each in workers if each.kv_frac < kv and each.waiting < queue]
+    count = max(len(free), 1)
+    kv_load = sum(each.kv_frac for each in free) / count if free else kv
+    queue_load = sum(each.waiting for each in free) / count if free else queue
+
+    def is_short(share: float) -> bool:
+        spare_kv, spare_queue = kv - kv_load * share, queue - queue_load * share
+        return spare_kv < settings.kv_spare_frac - 1e-12 or spare_queue < settings.queue_spare - 1e-12
+
+    if is_short(1.0):
+        return 1
+    return -1 if len(free) >= LEAST_UNSATURATED and not is_short(count / (count - 1)) else 0
+
+
+class Actuated(ABC):
+    """Wanted sizes as a metric, and the HPAs that follow it."""
+
+    def __init__(self, rules: WvaRules, deployment: Deployment) -> None:
+        self.rules, self.deployment = rules, deployment
+        self.every_s, self.lag_s = rules.every_s, rules.lag_s
+        self.behaviours = [Behaviour.from_rules(rules) for _ in deployment.pools]
+        self.start([0] * len(deployment.pools))
+
+    def start(self, sizes: Sequence[int]) -> None:
+        self.current = [int(size) for size in sizes]
+        self.wanted = list(self.current)
+        self.due_s = 0.0
+        for behaviour, size in zip(self.behaviours, self.current, strict=True):
+            behaviour.start(size)
+
+    @abstractmethod
+    def optimised(self, reading: MetricsReading) -> list[int]:
+        """What the autoscaler wants; it looks every `optimize`."""
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        if is_blank(reading):
+            return list(self.current)
+        if reading.time_s >= self.due_s:
+            self.due_s = reading.time_s + self.rules.optimize_s
+            self.wanted = self.deployment.bounded_sizes(self.optimised(reading))
+        desired_sizes = []
+        for i, behaviour in enumerate(self.behaviours):
+            now, limits = self.current[i], self.deployment.pools[i]
+            follows = external_replicas(self.wanted[i], now, 1.0, self.rules.tolerance_frac)
+            if now:
+                desired_sizes.append(behaviour.decide(reading.time_s, now, follows, limits))
+            else:  # from zero without an HPA
+                desired_sizes.append(self.wanted[i])
+        self.current = self.deployment.bounded_sizes(desired_sizes)
+        return list(self.current)
+
+
+class Wva(Actuated):
+    def __init__(self, settings: WvaSettings, deployment: Deployment) -> None:
+        self.settings = settings
+        super().__init__(settings, deployment)
+
+    def optimised(self, reading: MetricsReading) -> list[int]:
+        wanted = list(self.current)
+        for role in dict.fromkeys(self.deployment.roles):
+            self._one_more_or_less(reading, role, wanted)
+        return wanted
+
+    def _one_more_or_less(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
+        pools = self.deployment.with_role(role)
+        if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(wanted[i] for i in pools):
+            wanted[min(pools, key=self.deployment.price_of)] = 1  # its scale-from-zero engine
+            return
+        # desired, spec and pods with metrics must agree
+        if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
+            for i in pools:
+                wanted[i] = self.wanted[i]
+            return
+        loads = []
+        for i in pools:
+            ready = int(reading.ready[i])
+            loads += [WorkerLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
+        change = scaling_direction(self.settings, loads)
+        limits = self.deployment.pools
+        if change > 0 and (room := [i for i in pools if wanted[i] < limits[i].most]):
+            wanted[min(room, key=self.deployment.price_of)] += 1
+        elif change < 0 and (more := [i for i in pools if wanted[i] > max(limits[i].least, 1)]):
+            wanted[max(more, key=self.deployment.price_of)] -= 1
+
+
+def build(settings: Sequence[WvaSettings], deployment: Deployment) -> Wva:
+    return Wva(settings[0], deployment)

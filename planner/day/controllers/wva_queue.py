@@ -1,0 +1,222 @@
+"""The queue model that llm-d's workload-variant-autoscaler began with ("inferno"), and replicas by it.
+
+Read in llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/analyzer/queueanalyzer.go,
+mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batch of at most N:
+
+    prefill(n) = gamma + delta in n          decode(n) = alpha + beta n
+    mu(n)      = n / (prefill(n) + (out - 1) decode(n)), mu(N) beyond N, at most N + Q requests
+
+The chain's stationary distribution gives throughput X and the mean time in service S. The batch n* whose
+service takes S gives TTFT = wait + prefill(n*) and the gap between tokens decode(n*). A worker carries the
+largest rate that keeps the targets of both; replicas = ceil(rate / that rate).
+
+`wva-queue` sizes every pool with the mean lengths of the last interval and the rate that arrives; a pool of
+prefill or decode workers keeps its own phase only (the original has no such pools).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import brentq
+
+from planner.day.controllers.deployment import (
+    DECODE,
+    PREFILL,
+    Deployment,
+    EngineProfile,
+    Role,
+    is_blank,
+    least_whole,
+    mean_of,
+)
+from planner.day.controllers.settings import NUMBER, settings_field
+from planner.day.controllers.wva import Actuated, WvaRules
+from planner.simulator.elastic import Floats, MetricsReading
+
+EDGE = 0.001  # the rates looked at lie so far within those of one request and of a full batch
+QUEUE_PER_SEAT = 10
+SURE = 1e-6  # relative, of a rate
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimes:
+    """A worker as the queue model sees it; times in ms, as its documents give them."""
+
+    seats: int  # N
+    queue: int  # Q
+    alpha: float
+    beta: float
+    gamma: float
+    delta: float
+    input_tokens: float
+    output_tokens: float
+
+    @property
+    def decodes(self) -> float:
+        """Decode steps of a request; one for a single token without a prompt."""
+        return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
+
+    def prefill_ms(self, batch: float) -> float:
+        return self.gamma + self.delta * self.input_tokens * batch if self.input_tokens else 0.0
+
+    def decode_ms(self, batch: float) -> float:
+        return self.alpha + self.beta * batch
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The chain at one rate; times in ms."""
+
+    throughput_rps: float
+    wait_ms: float
+    serve_ms: float
+    in_service: float
+    batch: float  # n*
+    ttft_ms: float
+    itl_ms: float
+
+
+class QueueModel:
+    """The chain of one worker: `queue_state_at` a rate, and the `largest_rate_rps` rate within targets."""
+
+    def __init__(self, times: QueueTimes) -> None:
+        self.times = times
+        n = np.arange(1, times.seats + 1, dtype=float)
+        per_prompt = times.gamma + times.delta * times.input_tokens * n if times.input_tokens else 0.0
+        rates = n / (per_prompt + times.decodes * (times.alpha + times.beta * n))
+        self.least_rps = float(rates[0]) * EDGE * 1000
+        self.most_rps = float(rates[-1]) * (1 - EDGE) * 1000
+        served = np.concatenate([np.log(rates), np.full(times.queue, math.log(rates[-1]))])
+        self._states: Floats = np.arange(len(served) + 1, dtype=float)
+        self._log_served: Floats = np.concatenate([[0.0], np.cumsum(served)])
+
+    def queue_state_at(self, rate_rps: float) -> QueueState:
+        rate = rate_rps / 1000
+        log_weight = self._states * math.log(rate) - self._log_served
+        weight = np.exp(log_weight - log_weight.max())
+        total, seats = float(weight.sum()), self.times.seats
+        in_system = float(self._states @ weight) / total
+        beyond = float(weight[seats + 1 :].sum())
+        in_service = (float(self._states[: seats + 1] @ weight[: seats + 1]) + beyond * seats) / total
+        throughput = rate * (1 - float(weight[-1]) / total)
+        serve_ms = in_service / throughput
+        wait_ms = max(in_system / throughput - serve_ms, 0.0)
+        batch = self._batch(serve_ms)
+        ttft_ms = wait_ms + self.times.prefill_ms(batch)
+        return QueueState(
+            throughput * 1000, wait_ms, serve_ms, in_service, batch, ttft_ms, self.times.decode_ms(batch)
+        )
+
+    def _batch(self, serve_ms: float) -> float:
+        """n*, whose service takes so long; between 0 and N."""
+        own = self.times
+        fixed = own.alpha * own.decodes + (own.gamma if own.input_tokens else 0.0)
+        slope = own.beta * own.decodes + own.delta * own.input_tokens
+        return min(max((serve_ms - fixed) / slope, 0.0), float(own.seats)) if slope else float(own.seats)
+
+    def largest_rate_rps(self, of: Callable[[QueueState], float], target_ms: float) -> float:
+        """The largest rate [requests/s] at which `of` is within its target; 0 where none is."""
+        if of(self.queue_state_at(self.least_rps)) > target_ms:
+            return 0.0
+        if of(self.queue_state_at(self.most_rps)) <= target_ms:
+            return self.most_rps
+        return float(
+            brentq(
+                lambda rate: of(self.queue_state_at(rate)) - target_ms,
+                self.least_rps,
+                self.most_rps,
+                rtol=SURE,
+            )
+        )
+
+
+def largest_rate_rps(times: QueueTimes, ttft_ms: float | None, itl_ms: float | None) -> float:
+    """That a worker carries within both targets; 0 where not even one request is within them."""
+    model = QueueModel(times)
+    rates = [model.most_rps]
+    if ttft_ms is not None:
+        rates.append(model.largest_rate_rps(lambda state: state.ttft_ms, ttft_ms))
+    if itl_ms is not None:
+        rates.append(model.largest_rate_rps(lambda state: state.itl_ms, itl_ms))
+    return min(rates)
+
+
+def times_of(engine: EngineProfile, role: Role, input_tokens: float, output_tokens: float) -> QueueTimes:
+    """A pool's worker with requests of these mean lengths."""
+    context = input_tokens + output_tokens / 2
+    return QueueTimes(
+        engine.most_sequences(context),
+        QUEUE_PER_SEAT * engine.most_sequences(context),
+        1000 * engine.decode_s,
+        1000 * (engine.decode_s_per_sequence + engine.decode_s_per_token * context),
+        1000 * engine.prefill_s,
+        1000 * engine.prefill_s_per_token,
+        0.0 if role == DECODE else input_tokens,
+        1.0 if role == PREFILL else output_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WvaQueueSettings(WvaRules):
+    margin: float = settings_field(1.0, NUMBER, "times the rate that arrives", least=0.1, most=10.0)
+
+
+class WvaQueue(Actuated):
+    def __init__(self, settings: WvaQueueSettings, deployment: Deployment) -> None:
+        deployment.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")
+        self.settings = settings
+        self._rate = lru_cache(maxsize=4096)(self._largest)
+        super().__init__(settings, deployment)
+
+    def start(self, sizes: Sequence[int]) -> None:
+        super().start(sizes)
+        self.arrived, self.seen_s = 0.0, 0.0
+        self.lengths = (math.nan, math.nan)
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        if is_blank(reading):
+            return list(self.current)
+        self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
+        self.seen_s += reading.interval_s
+        every = range(len(self.deployment.pools))
+        now = (mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every))
+        self.lengths = now if not any(math.isnan(each) for each in now) else self.lengths
+        return super().sizes(reading)
+
+    def optimised(self, reading: MetricsReading) -> list[int]:
+        rate_rps = self.arrived / self.seen_s * self.settings.margin
+        self.arrived = self.seen_s = 0.0
+        wanted = list(self.current)
+        if any(math.isnan(each) for each in self.lengths):
+            return wanted
+        prompt, answer = (max(round(each), 1) for each in self.lengths)
+        for role in dict.fromkeys(self.deployment.roles):
+            pools = self.deployment.with_role(role)
+            carried = {i: self._rate(i, prompt, answer) for i in pools}
+            # one accelerator per model: the pool that carries a request for least, others stay as they are
+            best = min(pools, key=lambda i: self.deployment.price_of(i) / max(carried[i], 1e-9))
+            others = sum(self.current[i] * carried[i] for i in pools if i != best)
+            if carried[best]:
+                wanted[best] = least_whole(max(rate_rps - others, 0.0) / carried[best])
+            else:  # no number of workers keeps the targets
+                wanted[best] = max(self.current[best], 1)
+        return wanted
+
+    def _largest(self, pool: int, input_tokens: int, output_tokens: int) -> float:
+        own = self.deployment
+        assert own.ttft_s is not None and own.tpot_s is not None
+        role = own.roles[pool]
+        return largest_rate_rps(
+            times_of(own.engines[pool], role, input_tokens, output_tokens),
+            None if role == DECODE else 1000 * own.ttft_s,
+            None if role == PREFILL else 1000 * own.tpot_s,
+        )
+
+
+def build(settings: Sequence[WvaQueueSettings], deployment: Deployment) -> WvaQueue:
+    return WvaQueue(settings[0], deployment)

@@ -1,0 +1,362 @@
+"""`day`: a day of traffic on pools that change, under controllers, beside the best that is possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import pandas as pd
+
+from planner.api.inputs import CatalogLike, FleetLike, Section, read_fleet, requests_of
+from planner.api.planning import TracesLike, questions_of
+from planner.api.questions import TaskDocument, TaskKeys, read_task
+from planner.api.results import Result
+from planner.day import day_page, several_llms_day_page
+from planner.day.day_fleets import THE_PLAN, cheapest_fleet, worth_standing
+from planner.day.day_manifests import OUTDATED, controller_manifests
+from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
+from planner.day.day_study import DayAnswer, DayQuestion, study_day
+from planner.day.several_llms_day import JointAnswer, study_day_together
+from planner.documents.log_columns import reading_of
+from planner.documents.startup_times import StartupFacts, read_startup
+from planner.documents.task import PlanQuestion
+from planner.domain import SPOT, Slo, market_of, row_of
+from planner.errors import InputError
+from planner.files.checked_files import check_output_directory, write_files
+from planner.fleet import Fleet, Pool
+from planner.models.startup import StartTime
+from planner.search.problem.plan_problem import Progress, report_nothing
+from planner.search.several.several_llms import plan_together
+from planner.simulator.elastic import ElasticPool
+from planner.studies.what_if import Study
+from planner.traffic.scaling import RateRequest
+from planner.traffic.trace import Trace, spread_stamps
+
+MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
+NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
+STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
+OTHERS_SHARE = 0.2  # The share of the time for other fleets that might stand all day.
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DayResult(Result):
+    """Every controller's day beside the fleet that stands all day and the optimum."""
+
+    answer: DayAnswer
+
+    @property
+    def winner(self) -> str:
+        """Of those that miss the fewest windows the cheapest."""
+        return self.answer.winner.name
+
+    def headline(self) -> str:
+        return day_page.recommendation(self.answer)
+
+    def sentences(self) -> list[str]:
+        return [*day_page.proof_lines(self.answer), *self.answer.warnings]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan day --json` prints."""
+        return day_page.to_json(self.answer)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per controller: cost, windows missed, regret."""
+        document = self.to_dict()
+        table_rows = [*([document["optimum"]] if document["optimum"] else []), *document["controllers"]]
+        names = ("name", "usd", "gpu_hours", "windows", "missed", "regret_usd")
+        return pd.DataFrame([{name: each[name] for name in names} for each in table_rows])
+
+    def report(self) -> str:
+        """The page day.html."""
+        return day_page.render_day(self.answer)["day.html"]
+
+    def save(self, folder: str | Path) -> tuple[str, ...]:
+        """Write day.html, tables and the manifests of the winner into a folder, all or none."""
+        check_output_directory(Path(folder))
+        written = {**day_page.render_day(self.answer), **controller_manifests(self.answer)}
+        write_files(Path(folder), written, outdated=OUTDATED)
+        return tuple(written)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class JointDayResult(Result):
+    """The day of several LLMs on one stock."""
+
+    answer: JointAnswer
+
+    @property
+    def winner(self) -> str:
+        """The controller that costs least for all LLMs with what its missed windows count."""
+        return self.answer.winner.name
+
+    def headline(self) -> str:
+        return several_llms_day_page.joint_recommendation(self.answer)
+
+    def sentences(self) -> list[str]:
+        return [*several_llms_day_page.proof_lines(self.answer), *self.answer.warnings]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan day --json` prints."""
+        return several_llms_day_page.to_json(self.answer)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per controller and LLM: cost and windows missed; regret is of all LLMs together."""
+        rows = [
+            {
+                "name": row.name,
+                "llm": llm,
+                "usd": part.usd,
+                "windows": len(part.windows),
+                "missed": part.missed_windows,
+            }
+            for row in self.answer.rows
+            for llm, part in zip(self.answer.each, row.parts, strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def report(self) -> str:
+        """The page day.html."""
+        return several_llms_day_page.render_days(self.answer)["day.html"]
+
+    def save(self, folder: str | Path) -> tuple[str, ...]:
+        """Write day.html, day.json, and tables and manifests of each LLM into a folder, all or none."""
+        check_output_directory(Path(folder))
+        written = several_llms_day_page.render_days(self.answer)
+        write_files(Path(folder), written, outdated=tuple(f"*/{path}" for path in OUTDATED))
+        return tuple(written)
+
+
+def day(
+    slo: TaskDocument | Section | str | Path | None,
+    trace: TracesLike = None,
+    *,
+    standing: FleetLike | Mapping[str, FleetLike] | None = None,
+    terms: Mapping[str, Any] | None = None,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Progress = report_nothing,
+    **keys: Unpack[TaskKeys],
+) -> DayResult | JointDayResult:
+    """What controllers make of a day of traffic: cost, windows that keep the SLO, regret above the optimum.
+
+    `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
+    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper, and its
+    alternatives; the one whose day is cheapest is told. An SLO without `every` is held in windows of ten
+    minutes. With `llms` each has its pools and controllers on one stock; `trace` is then one with a column
+    `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each entry to
+    its fleet.
+
+    Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
+    """
+    began = time.monotonic()
+    question = read_task(slo, catalog, **keys)
+    section = {**(question.document.get("day") or {}), **(terms or {})}
+    day_section = parse_day(section, f"{question.path}: day")
+    if question.has_several_llms:
+        return _day_together(
+            question, trace, standing, day_section, catalog, seed, began + time_limit_s, progress
+        )
+    if trace is None or isinstance(trace, Mapping):
+        raise InputError("trace: missing; give the traffic, a file or a DataFrame")
+    task = question.task()
+    every_s = task.slo.every_s or USUAL_EVERY_S
+    task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
+    study = Study(
+        requests_of(trace, task.described, seed=seed, how=reading_of(question.document, question.path)),
+        question.catalog,
+        seed,
+        STATIC_SHARE * time_limit_s,
+        progress,
+    )
+    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
+    if standing is None:
+        progress("the fleet that stands all day")
+        plan = study.ask(task)
+        limits, requests = plan.problem.slo, plan.problem.trace
+        fleets = {THE_PLAN: plan.fleet}
+        if day_section.fleets == ALL_FLEETS:
+            until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
+            fleets = worth_standing(study, task, plan, until)
+    else:
+        fleets, limits = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
+        if task.slowdowns is not None:
+            raise InputError(
+                f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
+            )
+        requests = RateRequest(task.rate_rps, task.scale, task.window or "whole", task.described).of(
+            spread_stamps(study.trace, seed=seed), seed=seed
+        )
+
+    def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
+        return study_day(
+            _question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts),
+            day_section.controllers,
+            time_limit_s=left_s,
+            optimum=day_section.optimum,
+            progress=progress,
+        )
+
+    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s))
+
+
+def _question(
+    fleet: Fleet,
+    limits: Slo,
+    requests: Trace,
+    task: PlanQuestion,
+    day_section: DaySection,
+    facts: StartupFacts,
+) -> DayQuestion:
+    assert limits.every_s is not None
+    return DayQuestion(
+        fleet=fleet,
+        pools=elastic_pools(fleet, day_section, task, facts),
+        slo=limits,
+        trace=requests,
+        unit_s=day_section.billed_s,
+        step_s=day_section.every_s or limits.every_s,
+        train_frac=day_section.train_frac,
+        missed_usd=day_section.missed_usd,
+        start_notes=start_notes(fleet, day_section, facts),
+        stock=stock_of(task),
+    )
+
+
+def _day_together(
+    question: TaskDocument,
+    trace: TracesLike,
+    standing: FleetLike | Mapping[str, FleetLike] | None,
+    day_section: DaySection,
+    catalog: CatalogLike,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+) -> JointDayResult:
+    """The day of several LLMs."""
+    together = questions_of(question, trace)
+    parts = [
+        replace(part, task=replace(part.task, safety=None)) for part in together.parts
+    ]  # on paper, as for one
+    for part in parts:
+        if part.task.slowdowns is not None:
+            raise InputError(
+                f"{question.path}: llms: {part.name}: preset {part.task.preset}: is relative; give limits in "
+                "seconds"
+            )
+    if standing is None:
+        progress("the fleets that stand all day")
+        left_s = STATIC_SHARE * max(deadline - time.monotonic(), 1.0)
+        made = plan_together(
+            replace(together, parts=tuple(parts)),
+            question.catalog,
+            seed=seed,
+            time_limit_s=left_s,
+            progress=progress,
+        )
+        fleets = {name: plan.fleet for name, plan in made.plans.items()}
+    else:
+        fleets = _standing_of(standing, [part.name for part in parts], question)
+    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
+    everys_s = {part.task.slo.every_s or USUAL_EVERY_S for part in parts}
+    if day_section.every_s is None and len(everys_s) > 1:
+        intervals_text = ", ".join(f"{each:g} s" for each in sorted(everys_s))
+        raise InputError(
+            f"{question.path}: day: every: the SLOs have windows of {intervals_text}; name one grid for all"
+        )
+    questions = {}
+    for part in parts:
+        task = part.task
+        requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(
+            spread_stamps(part.trace, seed=seed), seed=seed
+        )
+        limits = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
+        questions[part.name] = _question(fleets[part.name], limits, requests, task, day_section, facts)
+    answer = study_day_together(
+        questions,
+        day_section.controllers,
+        time_limit_s=max(deadline - time.monotonic(), 1.0),
+        optimum=day_section.optimum,
+        progress=progress,
+    )
+    return JointDayResult(answer)
+
+
+def _standing_of(
+    standing: FleetLike | Mapping[str, FleetLike], names: Sequence[str], question: TaskDocument
+) -> dict[str, Fleet]:
+    """The fleet of each LLM: of a mapping by name, or of the folders of a plan of all."""
+    if isinstance(standing, str | Path):
+        standing = {name: Path(standing) / name for name in names}
+    if not isinstance(standing, Mapping) or set(standing) != set(names):
+        standing_text = f"{', '.join(standing)}" if isinstance(standing, Mapping) else type(standing).__name__
+        raise InputError(
+            f"fleet: with several LLMs, expected the folder of their plan, or a fleet for each of "
+            f"{', '.join(names)}; found {standing_text}"
+        )
+    return {name: read_fleet(fleet, question.catalog) for name, fleet in standing.items()}
+
+
+def elastic_pools(
+    standing: Fleet, day_section: DaySection, task: PlanQuestion, facts: StartupFacts
+) -> tuple[ElasticPool, ...]:
+    """How each pool of the fleet that stands all day may change; raises InputError for what cannot be."""
+    pools = []
+    for pool in standing.pools:
+        gpu = pool.type.gpu.name
+        spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
+        most = day_section.most or max(MOST_TIMES * pool.count, pool.count + 2)
+        if (stock := task.stock.get(row_of(gpu))) is not None:
+            most = min(most, stock // pool.type.gpus)
+        if not day_section.least <= pool.count <= most:
+            raise InputError(
+                f"day: least {day_section.least} and most {most} workers of pool {pool.name}, where "
+                f"{pool.count} "
+                "stand all day; widen them"
+            )
+        start, warm_s = start_of(standing, pool, day_section, facts), day_section.warm_start_s
+        pools.append(
+            ElasticPool(
+                start_s=start.start_s if day_section.start_s is None else day_section.start_s,
+                least=day_section.least,
+                most=most,
+                warm=day_section.warm,
+                warm_start_s=facts.warm_start_time(standing.llm, pool.type).start_s
+                if warm_s is None
+                else warm_s,
+                drain_limit_s=day_section.drain_limit_s,
+                interruptions_per_h=spot.interruptions_per_h if spot else 0.0,
+                notice_s=NOTICE_S if spot else 0.0,
+            )
+        )
+    return tuple(pools)
+
+
+def stock_of(task: PlanQuestion) -> dict[str, int]:
+    """The GPUs that all pools share."""
+    return {gpu: count for gpu, count in task.stock_and_owned.items() if count is not None}
+
+
+def start_of(standing: Fleet, pool: Pool, day_section: DaySection, facts: StartupFacts) -> StartTime:
+    """What the catalog says of a start of this pool's workers."""
+    return facts.start_time(standing.llm, pool.type, day_section.storage, image=day_section.image)
+
+
+def start_notes(standing: Fleet, day_section: DaySection, facts: StartupFacts) -> tuple[str, ...]:
+    """What the start-up times rest on, and why they are estimates where they are."""
+    if day_section.start_s is not None:
+        return ("start-up times as given",)
+    notes = []
+    for pool in standing.pools:
+        start = start_of(standing, pool, day_section, facts)
+        image = "" if day_section.image is None else f", image from {day_section.image} {start.image_s:.0f} s"
+        why = f"; estimated ({'; '.join(start.estimated)})" if start.estimated else "; measured"
+        notes.append(
+            f"{pool.name} starts in {start.start_s:.0f} s: weights from {day_section.storage} "
+            f"{start.load_s:.0f} s"
+            f"{image}, engine {start.boot_s + start.compile_s + start.profile_s + start.capture_s:.0f} s{why}"
+        )
+    return tuple(notes)

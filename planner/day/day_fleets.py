@@ -1,0 +1,86 @@
+"""The fleets that are worth standing all day, and which one's day is cheapest.
+
+The cheapest fleet that stands is not always the one whose day is: a type that is dearer at the peak may come
+in smaller steps, and prefill and decode pools may shrink apart. Beside the plan stand the cheapest fleet of
+each GPU type alone and the cheapest mixed pools of each, where the search knows them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.day.day_study import DayAnswer, FleetDay, score_day
+from planner.documents.task import PlanQuestion
+from planner.errors import PlannerError
+from planner.fleet import Fleet
+from planner.reports.words import describe
+from planner.search.evidence.alternatives import find_alternatives
+from planner.studies.per_gpu import gpu_types
+from planner.studies.what_if import Study, WhatIfAnswer
+
+MOST_FLEETS = 4
+THE_PLAN = "the plan"
+
+
+def worth_standing(
+    study: Study, task: PlanQuestion, answer: WhatIfAnswer, deadline: float
+) -> dict[str, Fleet]:
+    """The plan and its alternatives by label, each fleet once; the deadline may cut the list short."""
+    fleets = {THE_PLAN: answer.fleet}
+    types = gpu_types(task, study)
+    for name, stock in types.items() if len(types) > 1 else ():
+        if time.monotonic() < deadline and {pool.type.gpu.base for pool in answer.fleet.pools} != {name}:
+            own = replace(study, time_limit_s=max((deadline - time.monotonic()) / len(types), 1.0))
+            try:
+                fleets[f"only {name}"] = own.ask(replace(task, stock=stock)).fleet
+            except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
+                continue
+    if time.monotonic() < deadline:
+        for row in find_alternatives(
+            answer.problem, answer.search_result.level0, answer.search_result.best, answer.value
+        ):
+            if row.fleet is not None and row.is_priced:
+                fleets.setdefault(row.label, row.fleet)
+    once: dict[str, tuple[str, Fleet]] = {}
+    for label, fleet in fleets.items():
+        once.setdefault(describe(fleet), (label, fleet))
+    return dict(list(once.values())[:MOST_FLEETS])
+
+
+def cheapest_fleet(
+    fleets: dict[str, Fleet], day_of: Callable[[Fleet, float], DayAnswer], deadline: float
+) -> DayAnswer:
+    """The day of the fleet that costs least under its best controller, with what missed windows count for
+    the plan; the days of all stand in its `fleets`. Raises what the plan's day raises.
+    """
+    answers: dict[str, DayAnswer] = {}
+    rows: dict[str, FleetDay] = {}
+    for k, (label, fleet) in enumerate(fleets.items()):
+        left_s = deadline - time.monotonic()
+        if k and left_s <= 0:
+            rows[label] = FleetDay(label, describe(fleet), why="there was no time to run it")
+            continue
+        try:
+            answer = day_of(fleet, max(left_s / (len(fleets) - k), 1.0))
+        except PlannerError as error:
+            if not k:
+                raise
+            rows[label] = FleetDay(label, describe(fleet), why=str(error))
+            continue
+        answers[label] = answer
+        best, optimum = answer.winner, answer.optimum
+        rows[label] = FleetDay(
+            label,
+            describe(fleet),
+            answer.static.usd,
+            best.name,
+            best.usd,
+            best.missed_windows,
+            None if optimum is None else optimum.usd,
+        )
+    missed_usd = answers[THE_PLAN].missed_usd
+    chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))
+    marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
+    return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())

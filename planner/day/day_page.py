@@ -1,0 +1,418 @@
+"""A day under several controllers as files: day.html with its charts, day.csv, windows.csv, events.csv and
+day.json; and for the terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from planner.day.day_study import STATIC, DayAnswer, Ran, workers_over_time
+from planner.day.search.capacity import slo_text
+from planner.domain import row_of
+from planner.reports import charts
+from planner.reports.drawing import Figure
+from planner.reports.page import bullets, headline, page, section, table
+from planner.reports.page import charts as drawn
+from planner.reports.words import Rows, counted, describe, usd
+from planner.solvers.whole_nodes import node_of
+from planner.units import show_clock, show_s, show_span
+
+NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
+HEAD = (
+    "Controller",
+    "USD",
+    "USD/h",
+    "GPU hours",
+    "Windows kept",
+    "Worst window",
+    "Hurt by changes",
+    "Regret",
+)
+MOST_MISSED = 12  # More missed windows than this are only counted.
+
+
+def render_day(answer: DayAnswer) -> dict[str, str]:
+    """Everything `plan day -o DIR` writes but manifests: path relative to DIR -> content."""
+    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    written = _html(answer), to_csv(answer), windows_csv(answer), events_csv(answer), numbers
+    return dict(zip(NAMES, written, strict=True))
+
+
+def recommendation(answer: DayAnswer) -> str:
+    """Which controller to take, what it costs, and what the best possible is."""
+    best, hours = answer.winner, hours_of(answer)
+    span = f"{hours:,.4g} h" if hours >= 2 else show_s(answer.judged.duration_s)
+    kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    regret = answer.regret_usd(best)
+    above = (
+        "" if regret is None else f", {usd(regret)} ({percent(regret, _best_usd(answer))}) above the optimum"
+    )
+    return f"{best.name} {kept} and costs {usd(best.usd)} in {span}{above}."
+
+
+def proof_lines(answer: DayAnswer) -> list[str]:
+    """Sentences on how exact the optimum is, and on the bounds below which no day can cost."""
+    optimum = answer.optimum
+    if optimum is None:
+        return [f"No optimum: {answer.no_optimum}."]
+    return [
+        f"The optimum, knowing the traffic, is {usd(optimum.usd)}: {optimum.status}.",
+        f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, "
+        "whenever it "
+        "acts.",
+    ]
+
+
+def day_table(answer: DayAnswer) -> Rows:
+    """A row for every controller and the optimum, the cheapest that keep most windows first."""
+    table_rows = [
+        _row(answer, row) for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
+    ]
+    if answer.optimum is not None:
+        table_rows.insert(0, _row(answer, answer.optimum.ran))
+    return HEAD, table_rows
+
+
+FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows missed", "Optimum: USD")
+
+
+def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
+    """A row for every fleet that could stand all day, that of this page first."""
+
+    def usd_text(usd: float | None) -> str:
+        return "-" if usd is None else f"{usd:,.2f}"
+
+    return [
+        (
+            each.label + (", taken" if each.is_chosen else ""),
+            each.fleet,
+            usd_text(each.standing_usd),
+            each.controller or f"not run: {each.why}",
+            usd_text(each.usd),
+            "-" if each.usd is None else str(each.missed),
+            usd_text(each.optimum_usd),
+        )
+        for each in sorted(answer.fleets, key=lambda each: not each.is_chosen)
+    ]
+
+
+def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
+    worst, regret = row.worst, answer.regret_usd(row)
+    rerouted, late = (sum(getattr(each, name) for each in row.hurt) for name in ("rerouted", "late"))
+    hurt = f"{late:,} late, {rerouted:,} again" if row.hurt else "-"
+    span = f"{show_clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    return (
+        row.name,
+        f"{row.usd:,.2f}",
+        f"{row.usd / hours_of(answer):,.2f}",
+        f"{row.gpu_hours:,.1f}",
+        f"{len(row.windows) - row.missed_windows} of {len(row.windows)}",
+        span,
+        hurt,
+        "-" if regret is None else f"{regret:+,.2f} USD ({percent(regret, _best_usd(answer))})",
+    )
+
+
+def _best_usd(answer: DayAnswer) -> float | None:
+    return None if answer.optimum is None else answer.optimum.usd
+
+
+def hours_of(answer: DayAnswer) -> float:
+    """The length of the judged traffic in hours."""
+    return answer.judged.duration_s / 3600
+
+
+def percent(part: float, whole: float | None) -> str:
+    return f"{100 * part / whole:+.1f} %" if whole else "-"
+
+
+def _missed(row: Ran) -> str:
+    return f"{counted(row.missed_windows, 'window')} of {len(row.windows)}"
+
+
+def missed_lines(row: Ran) -> list[str]:
+    """The missed windows of a controller, the worst first."""
+    short = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
+    lines = [
+        f"{show_clock(each.start_s)} to {show_clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep "
+        f"{each.short_limit}"
+        for each in short[:MOST_MISSED]
+    ]
+    return lines + ([f"and {len(short) - MOST_MISSED} more"] if len(short) > MOST_MISSED else [])
+
+
+def to_json(answer: DayAnswer) -> dict[str, Any]:
+    """What `plan day --json` prints."""
+    question, optimum = answer.question, answer.optimum
+    return {
+        "fleet": describe(question.fleet),
+        "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
+        "every_s": question.every_s,
+        "step_s": question.step_s,
+        "train_frac": question.train_frac,
+        "requests": len(answer.judged),
+        "hours": hours_of(answer),
+        "winner": answer.winner.name,
+        "pools": [
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "worker": pool.type.name,
+                "static": pool.count,
+                "least": each.least,
+                "most": each.most,
+                "start_s": each.start_s,
+                "warm": each.warm,
+                "warm_start_s": each.warm_start_s,
+            }
+            for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+        ],
+        "controllers": [_controller_json(answer, row) for row in answer.rows],
+        "optimum": None
+        if optimum is None
+        else {
+            **_controller_json(answer, optimum.ran),
+            "status": optimum.status,
+            "bound_if_more_never_hurt_usd": optimum.bound_usd,
+            "proved_usd": optimum.proved_usd,
+            "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
+        },
+        "capacity": None
+        if answer.capacity is None
+        else {
+            "rates_rps": answer.capacity.rates_rps.tolist(),
+            "sizes": answer.capacity.sizes.tolist(),
+            "made": answer.capacity.made,
+        },
+        "fleets": [asdict(each) for each in answer.fleets],
+        "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
+        "warnings": list(answer.warnings),
+    }
+
+
+def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
+    regret, status = answer.regret_usd(row), row.run.simulation.status
+    return {
+        "name": row.name,
+        "parameters": {name: str(value) for name, value in row.parameters.items()},
+        "settings_tried": row.settings_count,
+        "usd": row.usd,
+        "gpu_hours": row.gpu_hours,
+        "windows": len(row.windows),
+        "missed": row.missed_windows,
+        "worst_window": {
+            "start_s": row.worst.start_s,
+            "limit": row.worst.short_limit,
+            "kept_frac": row.worst.kept_frac,
+        },
+        "finished": int((status == 0).sum()),
+        "rejected": int((status == 1).sum()),
+        "unfinished": int((status == 2).sum()),
+        "changes": len(row.hurt),
+        "late_while_starting": sum(each.late for each in row.hurt),
+        "rerouted": sum(each.rerouted for each in row.hurt),
+        "regret_usd": regret,
+        "regret_windows": row.missed_windows,
+    }
+
+
+def to_csv(answer: DayAnswer) -> str:
+    """A row per controller: the figures of day.json."""
+    controllers = [_controller_json(answer, row) for row in _rows_and_optimum(answer)]
+    flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in controllers]
+    return _csv(list(flat[0]), (list(each.values()) for each in flat))
+
+
+def windows_csv(answer: DayAnswer) -> str:
+    """A row per controller and window: requests/s, workers paid and ready on average, whether it holds."""
+    pools = answer.question.fleet.pools
+    head = ["controller", "start_s", "end_s", "requests_per_s"]
+    head += [f"{what}_{pool.name}" for what in ("paid", "ready") for pool in pools]
+    head += ["holds", "short_limit", "kept_frac"]
+    lines = []
+    for row in _rows_and_optimum(answer):
+        edges_s = edges_of(row)
+        rate = rates_rps(answer, edges_s)
+        paid, ready = workers_over_time(row.run, len(pools), edges_s)
+        for v, each in enumerate(row.windows):
+            sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
+            lines.append(
+                [
+                    *(row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}", *sizes),
+                    *(int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"),
+                ]
+            )
+    return _csv(head, lines)
+
+
+def events_csv(answer: DayAnswer) -> str:
+    """A row per controller and change of a pool's size."""
+    pools = answer.question.fleet.pools
+    head = ["controller", "time_s", "pool", "before", "after", "late_while_starting", "rerouted"]
+    return _csv(
+        head,
+        (
+            [
+                row.name,
+                f"{each.time_s:g}",
+                pools[each.pool].name,
+                each.before,
+                each.after,
+                each.late,
+                each.rerouted,
+            ]
+            for row in _rows_and_optimum(answer)
+            for each in row.hurt
+        ),
+    )
+
+
+def _rows_and_optimum(answer: DayAnswer) -> list[Ran]:
+    return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.ran])]
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator="\n")
+    written.writerow(head)
+    written.writerows(lines)
+    return text.getvalue()
+
+
+def edges_of(row: Ran) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
+
+
+def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
+    """Requests/s that arrive in each window."""
+    return np.histogram(answer.judged.arrival_s, edges_s)[0] / np.diff(edges_s)
+
+
+def draw_day(answer: DayAnswer) -> list[Figure]:
+    """The charts: demand and ready capacity, workers, verdicts of the windows, and costs."""
+    shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
+    shown += [] if answer.optimum is None else [answer.optimum.ran]
+    edges_s = edges_of(answer.static)
+    window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
+    pools = answer.question.fleet.pools
+    pictures = [
+        Figure(
+            "demand",
+            charts.windows_chart({"demand": rates_rps(answer, edges_s)}, window_s, "requests/s"),
+            "Demand in each window.",
+        )
+    ]
+    ready = {row.name: workers_over_time(row.run, len(pools), edges_s)[1] for row in shown}
+    for p, pool in enumerate(pools):
+        series = {name: counts[p] for name, counts in ready.items()}
+        chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready", are_counts=True)
+        pictures.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
+    kept = {row.name: [each.kept_frac for each in row.windows] for row in shown}
+    chart = charts.windows_chart(kept, window_s, "share within the limit")
+    pictures.append(Figure("kept", chart, "Of each window the share within the limit that fewest keep."))
+    bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
+    if answer.optimum is not None:
+        bars.insert(0, charts.Bar("optimum", answer.optimum.usd))
+        bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
+    pictures.append(Figure("costs", charts.bars_chart(bars, "USD"), "What the traffic costs under each."))
+    return pictures
+
+
+def _html(answer: DayAnswer) -> str:
+    best, static, question = answer.winner, answer.static, answer.question
+    saved = static.usd - best.usd
+    cells = [
+        (best.name, usd(best.usd), f"{best.usd / hours_of(answer):,.2f} USD/h; {_missed(best)} missed"),
+        ("Standing all day", usd(static.usd), describe(question.fleet)),
+        ("Saved", usd(saved), f"{percent(saved, static.usd)} of what stands all day"),
+    ]
+    if answer.optimum is not None:
+        cells.append(("Optimum", usd(answer.optimum.usd), "knowing the traffic: no controller can"))
+    head, table_rows = day_table(answer)
+    missed = missed_lines(best)
+    parts = [
+        f"<header><p class=eyebrow>A day of {escape(question.fleet.llm.name)}</p>",
+        f"<h1>{escape(recommendation(answer))}</h1>",
+        f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
+        bullets(answer.warnings) if answer.warnings else "",
+        headline(cells),
+        section("Controllers", table(head, table_rows, caption="Controllers", numeric=(1, 2, 3))),
+        section(
+            "Fleets that could stand",
+            table(FLEETS_HEAD, fleet_rows(answer), caption="Fleets", numeric=(2, 4, 5, 6)),
+        )
+        if answer.fleets
+        else "",
+        section("Over the day", drawn(draw_day(answer))),
+        section(f"Windows that {best.name} misses", bullets(missed, "None.")),
+        section("Settings", bullets(settings_lines(answer))),
+        section("What this rests on", bullets(basis_lines(answer))),
+    ]
+    return page("A day under controllers", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
+
+
+def settings_lines(answer: DayAnswer) -> list[str]:
+    """The settings of each controller, and the number of settings that were simulated."""
+    lines = []
+    for row in answer.rows:
+        if row.name == STATIC:
+            continue
+        own = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
+        settings_text = (
+            f"; best of {row.settings_count} settings on the part that trains"
+            if row.settings_count > 1
+            else ""
+        )
+        lines.append(f"{row.name}: {own}{settings_text}{_oscillation_lines(answer, row)}")
+    return lines + [f"{name} did not run: {why}" for name, why in answer.left_out]
+
+
+def _oscillation_lines(answer: DayAnswer, row: Ran) -> str:
+    """The times at which the controller oscillates."""
+    pools = answer.question.fleet.pools
+    return "".join(
+        f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
+        f"{counted(each.times, 'time')}, first at {show_clock(each.first_s)}"
+        for each in row.swings
+    )
+
+
+def basis_lines(answer: DayAnswer) -> list[str]:
+    """Start-up, billing, windows, and where the table of capacity comes from."""
+    question = answer.question
+    lines = [
+        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready {each.start_s:.0f} s "
+        "after they are asked for and paid from then on"
+        + (f"; {each.warm} at a time after {each.warm_start_s:.0f} s" if each.warm else "")
+        for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+    ]
+    lines += [
+        f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
+        for gpu, count in question.stock.items()
+        if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
+    ]
+    nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
+    lines += [
+        f"{node.kind} is rented by whole nodes of {node.gpus} GPUs; those without a worker are paid too"
+        for node in nodes
+        if node is not None
+    ]
+    lines += question.start_notes
+    lines.append(f"SLO in every {show_span(question.every_s)}: {slo_text(question.slo)}")
+    if question.train_frac:
+        lines.append(
+            f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "
+            "judges"
+        )
+    lines.append("simulated on this traffic with median step times: no scenarios, no margin for them")
+    if answer.capacity is not None:
+        lines.append(f"capacity: {answer.capacity.made}")
+    return lines

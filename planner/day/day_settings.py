@@ -1,0 +1,105 @@
+"""`day:` in slo.yaml: how the pools of a fleet may change during a day, and who decides.
+
+day:
+  every: 10 min              # the grid on which the optimum changes sizes; the SLO's windows if left out
+  controllers: {hpa: {metric: kv, target: 70 %}, keda: {}}     # or names: [hpa, keda]
+  train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
+  start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
+  warm: 1                    # so many workers at a time start in  warm_start: 30 s
+  drain: 10 min              # who is given up is stopped then, whatever it runs
+  billing: second            # or hour: every started hour is paid
+  least: 1                   # workers of every pool; most: 16
+  missed_window: 5           # USD that a missed window counts where the best is chosen
+  optimum: true              # or false: it is not looked for
+  fleets: all                # or plan: only the cheapest fleet that stands, not its alternatives
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from planner.day.controllers.table import Chosen, parse_controllers
+from planner.errors import InputError
+from planner.files.document_values import Section, read_share, refused_value
+
+KEYS = (
+    *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
+    *("image", "least", "most", "missed_window", "optimum", "fleets"),
+)
+USUAL_EVERY_S = 600.0
+USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
+USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # a node that is new
+ALL_FLEETS, PLAN_ALONE = "all", "plan"
+BILLED_S = {"second": 0.0, "hour": 3600.0}
+LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class DaySection:
+    """How pools may change. None: `every_s` the SLO's windows, `start_s` what the catalog says of `storage`
+    and `image` (of which None: nodes have it), `most` about twice what stands all day, `missed_usd` what a
+    window costs that way. `train_frac` 0: nothing is tuned, and all of the traffic judges.
+    """
+
+    controllers: tuple[Chosen, ...]
+    every_s: float | None = None
+    train_frac: float = 0.0
+    start_s: float | None = None
+    storage: str = USUAL_STORAGE
+    image: str | None = USUAL_IMAGE
+    warm: int = 0
+    warm_start_s: float | None = None
+    drain_limit_s: float = math.inf
+    billed_s: float = BILLED_S["second"]
+    least: int = 1
+    most: int | None = None
+    missed_usd: float | None = None
+    optimum: bool = True
+    fleets: str = ALL_FLEETS
+
+
+def parse_day(document: Any, where: str = "day") -> DaySection:
+    """The section, or what holds without one; raises InputError in one line."""
+    section = Section.from_document(
+        document, where, KEYS, such_as="{every: 10 min, controllers: [hpa, keda]}"
+    )
+    for key in ("storage", "image"):
+        if "start" in section and key in section:
+            raise InputError(f"{section.path_of('start')}: says what {key} would tell; drop one of the two")
+    image = section.text("image", USUAL_IMAGE)
+    chosen = parse_controllers(section.get("controllers", list(USUAL)), section.path_of("controllers"))
+    most = section.whole_number("most", None)
+    least = section.whole_number("least", 1, least=0)
+    if most is not None and most < least:
+        raise refused_value(section.path_of("most"), f"must be at least least ({least})", most)
+    return DaySection(
+        controllers=chosen,
+        every_s=section.positive("every", "s", None),
+        train_frac=parse_train(section.get("train"), section.path_of("train")),
+        start_s=section.at_least("start", "s", None),
+        storage=section.text("storage", USUAL_STORAGE),
+        image=None if image == "none" else image,
+        warm=section.whole_number("warm", 0, least=0),
+        warm_start_s=section.at_least("warm_start", "s", None),
+        drain_limit_s=section.positive("drain", "s", math.inf),
+        billed_s=BILLED_S[section.one_of("billing", BILLED_S, "second")],
+        least=least,
+        most=most,
+        missed_usd=section.number("missed_window", None, least=0.0),
+        optimum=section.flag("optimum", True),
+        fleets=section.one_of("fleets", (ALL_FLEETS, PLAN_ALONE), ALL_FLEETS),
+    )
+
+
+def parse_train(value: object, where: str) -> float:
+    """The share of the traffic that tunes: "70 %", or "first 70 %"; 0 where nothing does."""
+    if value is None:
+        return 0.0
+    if isinstance(value, str):
+        value = value.strip().removeprefix("first ").strip()
+    found = read_share(value, where)
+    if not LEAST_TRAIN_FRAC <= found <= MOST_TRAIN_FRAC:
+        raise refused_value(where, "expected 5 % to 95 %: both parts need traffic", value)
+    return found

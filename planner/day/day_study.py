@@ -1,0 +1,533 @@
+"""A day of traffic on a fleet whose pools change: what each controller costs above the optimum, and what it
+misses.
+
+A fleet that stands all day, a timetable and the controllers run on the same requests, beside the cheapest
+sequence of pool sizes that keeps the SLO in every window knowing them (planner/day/search/day_optimum.py).
+What a controller costs above that, and the windows that it misses, are its regret. With `train_frac`
+parameters are chosen on the first part of the traffic, and all are judged on the rest, which nobody has seen
+but the optimum.
+
+The best, of parameters and of controllers, costs least with what missed windows count: by default each as
+much as one costs under the fleet that stands all day, which keeps it. A controller that
+keeps every window for less than the optimum on its grid of times is itself a feasible sequence: it then
+becomes the optimum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
+from planner.day.controllers.oscillation import Oscillation, find_oscillations
+from planner.day.controllers.table import CONTROLLERS, Chosen, parse_controller, settings_variants
+from planner.day.search.capacity import capacity_table, engine_profile
+from planner.day.search.day_optimum import cheapest_day
+from planner.day.search.day_runs import DayRuns, day_terms
+from planner.day.search.load_rules import load_rules
+from planner.domain import Slo
+from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet
+from planner.parallel import executors
+from planner.search.problem.plan_problem import Progress, report_nothing
+from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
+from planner.simulator.replay import Simulation
+from planner.simulator.slo_verdict import attained_in_windows, in_windows, keeps_all
+from planner.solvers.pool_sizes import DayTerms, billed_usd
+from planner.solvers.whole_nodes import node_of
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
+ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
+BUCKET_S = 300.0  # The history that controllers see counts arrivals in such buckets.
+LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
+MOST_VARIANTS = 40  # It bounds the settings that are simulated for one controller.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayQuestion:
+    """The question of a day: a fleet with its static sizes, the limits on changes of its pools, the SLO with
+    its windows, and the traffic. `unit_s` is the unit of billing (0: by the second), `step_s` the grid of
+    the optimum, and `stock` has the GPUs that all pools share, as `elastic.Stock` counts them.
+    """
+
+    fleet: Fleet
+    pools: tuple[ElasticPool, ...]
+    slo: Slo
+    trace: Trace
+    unit_s: float
+    step_s: float
+    train_frac: float = 0.0
+    missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
+    start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
+    stock: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def every_s(self) -> float:
+        assert self.slo.every_s is not None
+        return self.slo.every_s
+
+
+@dataclass(frozen=True, slots=True)
+class WindowVerdict:
+    """The verdict of one window of the SLO. `holds` is True if every limit and the attainment, if any, are
+    kept. `short_limit` names the limit with the smallest share of values within it, `kept_frac`.
+    """
+
+    start_s: float
+    end_s: float
+    holds: bool
+    short_limit: str
+    kept_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hurt:
+    """The effect of one change of a pool's size: `rerouted` requests lost their worker when it stopped;
+    `late` requests arrived while new workers were starting, and missed a limit.
+    """
+
+    time_s: float
+    pool: int
+    before: int
+    after: int
+    rerouted: int
+    late: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """The simulated day of one controller: its parameters as a document has them, the bill, the verdict of
+    every window, the effects of its changes, and its oscillations within one start-up time.
+    """
+
+    name: str
+    parameters: Mapping[str, object]
+    run: ElasticRun
+    usd: float
+    gpu_hours: float
+    windows: tuple[WindowVerdict, ...]
+    hurt: tuple[Hurt, ...]
+    swings: tuple[Oscillation, ...] = ()
+    chosen: Chosen | None = None  # It is None for a fixed sequence of sizes.
+    deployment: Deployment | None = None
+    settings_count: int = 1  # The number of settings simulated on the training part.
+
+    @property
+    def missed_windows(self) -> int:
+        return sum(not each.holds for each in self.windows)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether every window holds and every request was served."""
+        return not self.missed_windows and self.run.simulation.complete
+
+    @property
+    def worst(self) -> WindowVerdict:
+        return min(self.windows, key=lambda each: (each.holds, each.kept_frac))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Optimum:
+    """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
+    sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, at any
+    time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist.
+    """
+
+    ran: Ran
+    edges_s: Floats
+    sizes: Ints
+    bound_usd: float
+    proved_usd: float
+    status: str
+
+    @property
+    def usd(self) -> float:
+        return self.ran.usd
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDay:
+    """The costs of one fleet for a day: static, under its best controller, and at its optimum. A cost is None
+    where the day was not simulated, and `why` has the reason.
+    """
+
+    label: str
+    fleet: str
+    standing_usd: float | None = None
+    controller: str = ""
+    usd: float | None = None
+    missed: int = 0
+    optimum_usd: float | None = None
+    why: str = ""
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayAnswer:
+    """All simulated days on the judged traffic, the static fleet first. Where `optimum` is None, `no_optimum`
+    has the reason; `left_out` has the reasons of controllers that were not simulated.
+    """
+
+    question: DayQuestion
+    judged: Trace
+    rows: tuple[Ran, ...]
+    optimum: Optimum | None
+    no_optimum: str
+    capacity: CapacityTable | None
+    left_out: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    winner_name: str | None = None  # None: the cheapest. Set by several_llms_day.py.
+    fleets: tuple[FleetDay, ...] = ()  # The alternatives; empty where none was compared.
+
+    @property
+    def static(self) -> Ran:
+        return self.rows[0]
+
+    @property
+    def missed_usd(self) -> float:
+        """The cost that one missed window adds to a day."""
+        return missed_usd_of(self.question, self.static)
+
+    @property
+    def winner(self) -> Ran:
+        """The day of least cost, missed windows included; of equal ones the simplest controller."""
+        if self.winner_name is not None:
+            return next(row for row in self.rows if row.name == self.winner_name)
+        return min(self.rows, key=lambda row: score_day(row, self.missed_usd))
+
+    def regret_usd(self, row: Ran) -> float | None:
+        """The cost above the optimum; negative for a controller that is cheaper because it misses windows."""
+        return None if self.optimum is None else row.usd - self.optimum.usd
+
+
+def study_day(
+    question: DayQuestion,
+    chosen: Sequence[Chosen],
+    *,
+    time_limit_s: float = 120.0,
+    optimum: bool = True,
+    progress: Progress = report_nothing,
+) -> DayAnswer:
+    """Simulate the static fleet, every controller and the optimum on the same traffic.
+
+    Raises InputError where the traffic cannot be parted as asked, or is of a kind that pools that change
+    cannot serve.
+    """
+    deadline = time.monotonic() + time_limit_s
+    train, judged = split_training(question.trace, question.train_frac)
+    seen = judged if train is None else train
+    judged_question = replace(question, trace=judged)
+    progress("how much traffic so many workers carry")
+    deployment = deployment_of(question, seen, train)
+    capacity = deployment.capacity
+    progress(f"{STATIC}: the day")
+    rows = [simulate_controller(judged_question, parse_controller(STATIC, None), deployment)]
+    missed_usd, left_out = missed_usd_of(question, rows[0]), list[tuple[str, str]]()
+    others = [one for one in chosen if one.row.name != STATIC]
+    day = Day(judged_question, train, deployment, missed_usd, deadline - time.monotonic())
+    for each, (row, why_not) in zip(others, _rows(day, others, progress), strict=True):
+        if row is None:
+            left_out.append((each.row.name, why_not))
+        else:
+            rows.append(row)
+    best_day, why = None, "it was not asked for"
+    if optimum:
+        progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
+        try:
+            best_day = best_sizes(
+                judged_question, rows, time_limit_s=deadline - time.monotonic(), progress=progress
+            )
+        except (InputError, InfeasibleError) as error:
+            why = str(error)
+    warnings = warnings_of(train, rows)
+    return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Day:
+    """What every controller of a day is run on: the judged question, the traffic that trains, if any, and how
+    many seconds are left to choose parameters."""
+
+    question: DayQuestion
+    train: Trace | None
+    deployment: Deployment
+    missed_usd: float
+    left_s: float
+
+    def known(self, each: Chosen) -> Deployment:
+        """What a controller may know: a timetable the judged traffic itself, where nothing trains."""
+        is_known = each.row.name == CRON and self.train is None
+        return in_hindsight(self.deployment, self.question.trace) if is_known else self.deployment
+
+
+def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[Ran | None, str]]:
+    """The day of each controller, run by the executor; None and the reason where one could not run."""
+    if executors.current_crew() is None:
+        deadline, rows = time.monotonic() + day.left_s, []
+        for each in chosen:
+            progress(f"{each.row.name}: the day")
+            left = replace(day, left_s=deadline - time.monotonic())
+            rows.append(_row(left, each, progress))
+        return rows
+    progress(f"{', '.join(each.row.name for each in chosen)}: the day")
+    sent = executors.run_items(_without_local_objects, chosen, shared=day)
+    return [
+        (row and replace(row, chosen=replace(each, **settings), deployment=day.known(each)), why_not)
+        for each, (row, settings, why_not) in zip(chosen, sent, strict=True)
+    ]
+
+
+def _without_local_objects(day: Day, each: Chosen) -> tuple[Ran | None, dict[str, Any], str]:
+    """A row reduced to what the caller lacks, with the chosen settings and the reason for a missing day."""
+    row, why_not = _row(day, each, report_nothing)
+    if row is None or row.chosen is None:
+        return row, {}, why_not
+    settings = {"settings": row.chosen.settings, "by_role": row.chosen.by_role}
+    return replace(row, chosen=None, deployment=None), settings, why_not
+
+
+def _row(day: Day, each: Chosen, progress: Progress) -> tuple[Ran | None, str]:
+    try:
+        tuned, settings_count = each, 1
+        if day.train is not None:
+            of_part, deadline = replace(day.question, trace=day.train), time.monotonic() + day.left_s
+            tuned, settings_count = tune_controller(
+                of_part, each, day.deployment, day.missed_usd, deadline, progress
+            )
+        return replace(
+            simulate_controller(day.question, tuned, day.known(each)), settings_count=settings_count
+        ), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def best_sizes(
+    question: DayQuestion, rows: Sequence[Ran], *, time_limit_s: float, progress: Progress = report_nothing
+) -> Optimum:
+    """The cheapest sequence of sizes on the grid, or that of a controller which costs less at other moments.
+
+    Raises InfeasibleError where a window fails with the most workers all day.
+    """
+    fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
+    terms = terms_of(question)
+    runs = DayRuns(fleet, trace, slo, pools, terms)
+    cheapest = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
+    best, status = summarize_run(question, OPTIMUM, cheapest.best.run, {}), cheapest.status
+    cheaper = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
+    bound_usd = cheapest.bound_usd
+    if cheaper is not None and cheaper.usd < best.usd:
+        best = replace(cheaper, name=OPTIMUM, parameters={}, settings_count=1)
+        status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
+        bound_usd = min(bound_usd, best.usd)
+    return Optimum(best, terms.edges_s, cheapest.best.workers, bound_usd, cheapest.proved_usd, status)
+
+
+def terms_of(question: DayQuestion) -> DayTerms:
+    """The windows and the billing terms of the question, as the search for the optimum needs them."""
+    fleet_facts = question.fleet, question.trace, question.slo, question.pools
+    return day_terms(*fleet_facts, step_s=question.step_s, unit_s=question.unit_s, stock=question.stock)
+
+
+def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
+    """Split the trace into the training part (None without one) and the judged part, which starts at 0 s."""
+    if not train_frac:
+        return None, trace
+    start_s = float(trace.arrival_s[0])
+    cut_s = start_s + train_frac * trace.duration_s
+    first = int(np.searchsorted(trace.arrival_s, cut_s))
+    if not 0 < first < len(trace):
+        raise InputError(
+            f"train: {100 * train_frac:g} % of {trace.name} leaves no traffic to "
+            f"{'train on' if not first else 'judge by'}; choose another share"
+        )
+    later = trace.select(np.arange(first, len(trace)))
+    return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
+
+
+def missed_usd_of(question: DayQuestion, static: Ran) -> float:
+    standing_usd = static.usd / len(static.windows)
+    return standing_usd if question.missed_usd is None else question.missed_usd
+
+
+def score_day(row: Ran, missed_usd: float) -> tuple[float, int]:
+    """The sort key of a day: its bill plus the cost of its missed windows, then the number of these."""
+    counted_usd = missed_usd * row.missed_windows if row.missed_windows else 0.0
+    return row.usd + counted_usd, row.missed_windows
+
+
+def simulate_controller(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
+    """Simulate one controller on the question's traffic."""
+    slo, controller = question.slo, chosen(deployment)
+    part = ElasticFleet(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
+    (run,) = simulate_together([part], question.stock)
+    row = summarize_run(question, chosen.row.name, run, chosen.parameters())
+    return replace(row, chosen=chosen, deployment=deployment)
+
+
+def summarize_run(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
+    """Summarize one simulated day: bill, windows, changes of size and oscillations."""
+    slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
+    terms = terms_of(question)
+    return Ran(
+        name,
+        dict(parameters),
+        run,
+        billed_usd(terms, ((span.pool, span.asked_s, span.gone_s) for span in run.spans)),
+        sum(gpus[span.pool] * (span.gone_s - span.asked_s) for span in run.spans) / 3600,
+        kept_in_windows(run.simulation, slo, run.simulation.edges_s),
+        hurt_by_changes(run, slo),
+        find_oscillations(run.asked_s, run.asked, [pool.start_s for pool in pools]),
+    )
+
+
+def tune_controller(
+    question: DayQuestion,
+    chosen: Chosen,
+    deployment: Deployment,
+    missed_usd: float,
+    deadline: float,
+    progress: Progress,
+) -> tuple[Chosen, int]:
+    """The best settings of a controller on the question's traffic, and the number of settings simulated."""
+    best, best_value, settings_count = chosen, (np.inf, 0), 0
+    for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
+        if settings_count and time.monotonic() > deadline:
+            break
+        row = simulate_controller(question, variant, deployment)
+        settings_count += 1
+        progress(f"{chosen.row.name}: {settings_count} settings tried")
+        if (value := score_day(row, missed_usd)) < best_value:
+            best, best_value = variant, value
+    return best, settings_count
+
+
+def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[WindowVerdict, ...]:
+    """The verdict of every window between these edges, from a simulation that counted per window."""
+    by_name = {limit.name: in_windows(simulation, k, edges_s) for k, limit in enumerate(slo.limits)}
+    if slo.attainment_frac is not None:
+        by_name[ALL_AT_ONCE] = attained_in_windows(simulation, slo, edges_s)
+    verdicts = []
+    for v in range(len(edges_s) - 1):
+        each = {name: rows[v] for name, rows in by_name.items()}
+        short = min(each, key=lambda name: (each[name].holds, each[name].kept_frac))
+        holds, kept_frac = all(row.holds for row in each.values()), each[short].kept_frac
+        verdicts.append(WindowVerdict(float(edges_s[v]), float(edges_s[v + 1]), holds, short, kept_frac))
+    return tuple(verdicts)
+
+
+def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Floats, Floats]:
+    """The mean numbers of paid and of ready workers in each window, two arrays (pools, windows)."""
+    paid, ready = np.zeros((pools, len(edges_s) - 1)), np.zeros((pools, len(edges_s) - 1))
+    lengths_s = np.diff(edges_s)
+    for span in run.spans:
+        for changes, from_s, to_s in (
+            (paid, span.asked_s, span.gone_s),
+            (ready, span.ready_s, min(span.given_up_s, span.gone_s)),
+        ):
+            inside_s = np.minimum(to_s, edges_s[1:]) - np.maximum(from_s, edges_s[:-1])
+            changes[span.pool] += np.clip(inside_s, 0.0, None) / lengths_s
+    return paid, ready
+
+
+def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
+    """The effect of every change of a pool's size by the controller, in order of time."""
+    simulation, hurt = run.simulation, []
+    late = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
+    for p in range(run.asked.shape[1]):
+        sizes, of_pool = run.asked[:, p], [span for span in run.spans if span.pool == p]
+        for d in np.flatnonzero(np.diff(sizes)) + 1:
+            at_s = float(run.asked_s[d])
+            until_s = max((span.ready_s for span in of_pool if span.asked_s == at_s), default=at_s)
+            first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
+            stopped = [span for span in of_pool if span.given_up_s == at_s and span.was_stopped]
+            rerouted = sum(_count_rerouted(simulation, span.gone_s) for span in stopped)
+            before, after = int(sizes[d - 1]), int(sizes[d])
+            hurt.append(Hurt(at_s, p, before, after, rerouted, int(late[last] - late[first])))
+    return tuple(sorted(hurt, key=lambda each: (each.time_s, each.pool)))
+
+
+def _count_rerouted(simulation: Simulation, gone_s: float) -> int:
+    """Count preempted requests that arrived before a worker stopped and ended later. The count is an upper
+    bound: it includes requests that another worker preempted in that time.
+    """
+    under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
+    end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
+    return int((under_way & (end_s > gone_s)).sum())
+
+
+def _highest_rps(trace: Trace, every_s: float) -> float:
+    """The highest request rate of any window of a trace."""
+    edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + every_s, every_s)
+    counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
+    return float(counts.max() / min(every_s, max(trace.duration_s, 1.0)))
+
+
+def _history(trace: Trace) -> History:
+    buckets = max(int(trace.duration_s // BUCKET_S), 1)
+    end_s = float(trace.arrival_s[-1])
+    edges_s = end_s - BUCKET_S * np.arange(buckets, -1, -1)
+    return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
+
+
+def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
+    """The knowledge of a controller: pools, limits, and the traffic before the judged part, if any."""
+
+    def limit_s(*metrics: str) -> float | None:
+        limits_s = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]
+        return min(limits_s, default=None)
+
+    context = int((seen.input_tokens + seen.output_tokens).max())
+    engines = tuple(engine_profile(pool.type, context) for pool in question.fleet.pools)
+    return Deployment(
+        pools=question.pools,
+        roles=tuple(pool.role for pool in question.fleet.pools),
+        prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
+        clock_s=0.0 if train is None else float(train.arrival_s[-1]),
+        ttft_s=limit_s("ttft", "e2e"),
+        tpot_s=limit_s("tpot", "tbt"),
+        capacity=capacity_table(
+            question.fleet,
+            seen,
+            question.slo,
+            highest_rps=_highest_rps(seen, question.every_s),
+            most=[pool.most for pool in question.pools],
+        ),
+        engines=engines,
+        gpus=tuple(pool.type.gpus for pool in question.fleet.pools),
+        nodes=tuple(
+            None if (node := node_of(pool.type.gpu)) is None else (node.kind, node.gpus)
+            for pool in question.fleet.pools
+        ),
+        rules=load_rules(
+            question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
+        ),
+        history=None if train is None else _history(train),
+    )
+
+
+def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
+    """For a timetable where nothing trains: made of the very traffic that it is judged by, as if the days
+    before had been the same; hours that it does not reach had none.
+    """
+    days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
+    edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
+    history = History(BUCKET_S, np.histogram(judged.arrival_s, edges_s)[0] / BUCKET_S)
+    return replace(deployment, history=history, clock_s=days * DAY_S)
+
+
+def warnings_of(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
+    learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
+    if train is not None or not learns:
+        return ()
+    return (
+        "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
+        "judges them; train on a part of it to see what they do on traffic that they have not seen",
+    )

@@ -1,0 +1,136 @@
+"""How much traffic so many workers carry: the table that controllers of the plan's own read.
+
+Along a ladder of rates the least sizes of a fleet's pools that keep the SLO on a sample of the traffic at
+that rate: the sample is the busiest part of it, thinned or with copies laid over it. Of several pools the
+cheapest sizes are taken. Nothing here knows when the traffic comes: who reads the table sees no scenario.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.day.controllers.deployment import CapacityTable, EngineProfile
+from planner.domain import Slo
+from planner.fleet import Fleet, WorkerType
+from planner.simulator.replay import Requests, keeps
+from planner.simulator.slo_verdict import judge
+from planner.traffic.scaling import rescale, select_window
+from planner.traffic.trace import Trace
+from planner.units import show_s
+
+SAMPLE = "busiest 10 min"
+RUNGS = 12
+ABOVE_FRAC = 0.3  # of the highest rate seen: so far beyond it the ladder goes
+MANY_SEQUENCES = 64
+LEAST_REQUESTS = 200  # of a sample: of fewer no percentile is known
+
+
+def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
+    """The same fleet with other counts of workers, by pool."""
+    pools = (replace(pool, count=int(n)) for pool, n in zip(fleet.pools, sizes, strict=True))
+    return replace(fleet, pools=tuple(pools))
+
+
+def capacity_table(
+    fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]
+) -> CapacityTable | None:
+    """The table for this fleet's pools, up to somewhat above `highest_rps`. It ends at the rung below the
+    first that `most` (P,) workers do not carry; None where they carry not even the first.
+    """
+    sample = select_window(trace, SAMPLE)
+    rates: list[float] = []
+    rows: list[tuple[int, ...]] = []
+    for rung in range(1, RUNGS + 1):
+        rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
+        if rate_rps * sample.duration_s < LEAST_REQUESTS:
+            continue
+        query = rescale(sample, rate_rps, rng=np.random.default_rng(rung))
+        least = rows[-1] if rows else [1] * len(fleet.pools)
+        sizes = least_that_keep(fleet, query, slo, least, most)
+        if sizes is None:
+            break
+        rates.append(rate_rps)
+        rows.append(sizes)
+    made = f"the {SAMPLE} of {trace.name} at {len(rates)} rates, least sizes that keep {slo_text(slo)}"
+    return CapacityTable(np.array(rates), np.array(rows), made) if rates else None
+
+
+def slo_text(slo: Slo) -> str:
+    return ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in slo.limits)
+
+
+def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
+    """A worker's step times as straight lines: a prompt's from its first to a full step's tokens, a decode
+    step's from one sequence to MANY_SEQUENCES; with what the engine's host adds.
+    """
+    step_s, sequence_s = (
+        sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
+    )
+    few, many = 1, worker.max_num_batched_tokens
+    first_s, last_s = (float(worker.latency.prefill_s(n, worker.max_num_batched_tokens)) for n in (few, many))
+    prompt_s = (last_s - first_s) / max(many - few, 1)
+    sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
+    alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
+    more_s = (together_s - alone_s) / max(sequences - 1, 1)
+    return EngineProfile(
+        prefill_s=first_s - prompt_s + step_s + sequence_s,
+        prefill_s_per_token=prompt_s,
+        decode_s=alone_s - more_s + step_s,
+        decode_s_per_sequence=more_s + sequence_s,
+        decode_s_per_token=worker.latency.d_s,
+        seats=worker.max_num_seqs,
+        kv_tokens=float(worker.kv_tokens),
+        context_tokens=float(context_tokens),
+    )
+
+
+def least_that_keep(
+    fleet: Fleet, trace: Trace, slo: Slo, least: Sequence[int], most: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The cheapest sizes of a fleet's pools with which this traffic keeps the SLO over the whole of it."""
+    promise, requests = replace(slo, every_s=None), Requests(trace)
+    prices = [pool.type.price_usd_per_h for pool in fleet.pools]
+
+    def holds(sizes: Sequence[int]) -> bool:
+        tried, patience_s = resized(fleet, sizes), promise.patience_s
+        run = keeps(tried, trace, promise.limits, requests, patience_s=patience_s)
+        return run is not None and judge(run, promise, values=False).holds
+
+    return least_sizes(holds, prices, least, most)
+
+
+def least_sizes(
+    holds: Callable[[Sequence[int]], bool], prices: Sequence[float], least: Sequence[int], most: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The cheapest sizes from `least` to `most` that hold, where more workers never hurt; None if none do.
+
+    Each pool is first made as small as holds with all others at their most: no sizes below hold. From there
+    sizes are tried in order of their price.
+    """
+    if not holds(most):
+        return None
+    top, floor = tuple(most), list(least)
+    for p in range(len(floor)):
+        low, high = least[p] - 1, most[p]
+        while high - low > 1:
+            middle = (low + high) // 2
+            sizes = (*top[:p], middle, *top[p + 1 :])
+            low, high = (low, middle) if middle > 0 and holds(sizes) else (middle, high)
+        floor[p] = high
+    queue = [(0.0, tuple(floor))]
+    seen = {tuple(floor)}
+    while queue:
+        _, sizes = heapq.heappop(queue)
+        if holds(sizes):
+            return sizes
+        for p in range(len(sizes)):
+            more = (*sizes[:p], sizes[p] + 1, *sizes[p + 1 :])
+            if more[p] <= most[p] and more not in seen:
+                seen.add(more)
+                usd = sum(price * n for price, n in zip(prices, more, strict=True))
+                heapq.heappush(queue, (usd, more))
+    return None

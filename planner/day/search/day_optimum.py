@@ -1,0 +1,449 @@
+"""The cheapest sequence of pool sizes that keeps an SLO through a day, with the whole day known beforehand.
+
+The method is logic-based Benders decomposition. The master (solvers/pool_sizes.py) proposes the cheapest
+sequence that no cut forbids, the simulator runs the day with it, and each window that fails gives a cut:
+
+    least      the least size of each pool with which a window holds, with the most of everything else
+    explained  for a window that fails with sizes x: the fewest steps before it that explain the failure (with
+               the most workers until then it fails as well). Each of their sizes is raised as far as the
+               window still fails: more of one of these sizes is needed
+    seen       a sequence that was simulated
+
+A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
+early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption:
+
+    MORE       more workers, and less work before, never hurt: cuts forbid sequences that were not simulated
+
+Where few sequences cost less than the best, they are simulated too, and nothing is assumed (`is_exact`).
+
+The optimum is that of a grid: sizes change at given moments, and at no other. A controller that changes sizes
+at other moments may cost less; none costs less than `proved_usd` (solvers/paid_work.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.day.search.day_runs import DayRun
+from planner.errors import InfeasibleError, PlannerError
+from planner.solvers.paid_work import LeastPaid
+from planner.solvers.pool_sizes import (
+    Cut,
+    DayTerms,
+    cost_usd,
+    fill_paid_units,
+    is_within_stock,
+    least_sizes,
+    ready_workers_at_no_cost,
+    solve,
+    units_usd,
+)
+
+Ints = npt.NDArray[np.int64]
+
+# The costs of all sequences are computed where a grid has at most this many.
+MOST_SEQUENCES = 50_000
+# Sequences that cost less than the best are all simulated where there are at most this many.
+MOST_WALKED = 5_000
+# Days of at most this many requests together are simulated after the first that holds. They tie with it by
+# the master's cost, and may cost less because their workers drain faster.
+MOST_TIES = 2_000_000
+# A failure is explained by the sizes from this many steps before the window on.
+LAG_STEPS = (0, 1, 2, 4, 8)
+# A sequence is repaired at most this many times.
+MOST_REPAIRS = 8
+# Where whole hours are paid, gaps between two lives of a worker are filled for either of these drain times.
+FILL_DRAINS_S = (30.0, 120.0)
+# Costs that differ by less than this share count as equal.
+SAME_FRAC = 2e-6
+
+
+class DaySimulations(Protocol):
+    """The simulations that the search needs, which day/search/day_runs.py provides."""
+
+    @property
+    def terms(self) -> DayTerms: ...
+    @property
+    def window_count(self) -> int: ...
+    def own_steps(self, window: int) -> range: ...
+    def later_steps(self, window: int) -> range: ...
+    def pools_of(self, window: int) -> range: ...
+    def is_first(self, window: int) -> bool: ...
+    @property
+    def request_count(self) -> int: ...
+    def least_paid(self) -> LeastPaid: ...
+    def simulate_day(self, workers: Ints) -> DayRun: ...
+    def misses_window(self, workers: Ints, window: int, first: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayOptimum:
+    """The cheapest sequence found, with its simulated day, and what is known of cheaper ones.
+
+    No sequence on this grid costs less than `bound_usd`, which rests on MORE unless `is_exact`: then all
+    sequences that cost less were simulated. `proved_usd` bounds every controller, at every moment. `cuts` and
+    `seconds` say how long the search took.
+    """
+
+    best: DayRun
+    bound_usd: float
+    proved: LeastPaid
+    is_exact: bool
+    cuts: int
+    seconds: float
+
+    @property
+    def gap_frac(self) -> float:
+        """The largest share of the bill by which another sequence on this grid may cost less."""
+        return max(1 - self.bound_usd / self.best.usd, 0.0) if self.best.usd > 0 else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.gap_frac <= SAME_FRAC
+
+    @property
+    def proved_usd(self) -> float:
+        return self.proved.usd
+
+    @property
+    def status(self) -> str:
+        """What is known of the sequence, in a few words for the report."""
+        if not self.is_optimal:
+            return f"no cheaper one is known on this grid; at most {100 * self.gap_frac:.2g} % cheaper"
+        return "optimal on this grid" + ("" if self.is_exact else ", if more workers never hurt")
+
+
+@dataclass(slots=True, eq=False)
+class _DaySearch:
+    """What the search knows so far: cuts, simulated sequences, the best day, and the bound."""
+
+    runs: DaySimulations
+    deadline: float
+    cuts: list[Cut] = field(default_factory=list)
+    seen: list[Ints] = field(default_factory=list)
+    best: DayRun | None = None
+    bound_usd: float = 0.0
+
+    @property
+    def terms(self) -> DayTerms:
+        return self.runs.terms
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def simulate_day(self, workers: Ints) -> DayRun:
+        """Simulate a day, and keep it as the best where it holds, fits the stock and costs less."""
+        day = self.runs.simulate_day(workers)
+        is_allowed = day.fits and is_within_stock(self.terms, workers)
+        if day.holds and is_allowed and day.usd < self.best_usd * (1 - 1e-12):
+            self.best = day
+        return day
+
+    @property
+    def best_usd(self) -> float:
+        return math.inf if self.best is None else self.best.usd
+
+    def is_closed(self, gap_frac: float = SAME_FRAC) -> bool:
+        return self.bound_usd >= self.best_usd * (1 - max(gap_frac, SAME_FRAC))
+
+
+def cheapest_day(
+    runs: DaySimulations,
+    *,
+    time_limit_s: float = 60.0,
+    gap_frac: float = 0.0,
+    walks: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> DayOptimum:
+    """Search until no sequence is cheaper by more than `gap_frac`, or the time is up.
+
+    With `walks` all cheaper sequences are simulated where there are few. Raises InfeasibleError where a
+    window fails with the most workers of every pool.
+    """
+    began = time.monotonic()
+    search = _DaySearch(runs, began + time_limit_s)
+    if not search.simulate_day(runs.terms.most).holds:
+        if not (walks and _simulate_all_cheaper(search) and search.best is not None):
+            _raise_most_fails(search)
+        return _optimum_of(search, began, is_exact=True)
+    _cut_least_sizes(search)
+    if runs.terms.is_by_unit:
+        search.bound_usd = units_usd(runs.terms, least_sizes(runs.terms, search.cuts))
+    progress(f"{len(search.cuts)} least sizes, bound {search.bound_usd:.2f} USD")
+    ties = 0
+    while ties * runs.request_count <= MOST_TIES and (sizes := _next_sequence(search, gap_frac)) is not None:
+        day = search.simulate_day(sizes)
+        _fill_paid_units(search, sizes)
+        failing = f"{len(day.missed)} of {runs.window_count} windows fail"
+        progress(f"bound {search.bound_usd:.2f} USD, best {search.best_usd:.2f} USD, {failing}")
+        if day.holds:
+            search.seen.append(sizes)
+            ties += 1
+            continue
+        _repair_sequence(search, sizes, _add_cuts(search, sizes, day))
+    is_exact = walks and _simulate_all_cheaper(search)
+    if search.best is None:
+        _raise_none_found(search, time_limit_s)
+    return _optimum_of(search, began, is_exact=is_exact)
+
+
+def _optimum_of(search: _DaySearch, began_s: float, *, is_exact: bool) -> DayOptimum:
+    proved, best = search.runs.least_paid(), search.best
+    assert best is not None
+    bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
+    return DayOptimum(best, bound_usd, proved, is_exact, len(search.cuts), time.monotonic() - began_s)
+
+
+def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
+    """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
+    while not search.out_of_time() and not search.is_closed(gap_frac):
+        left_s = search.deadline - time.monotonic()
+        solution = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, 1.0))
+        search.bound_usd = max(search.bound_usd, solution.bound_usd)
+        if solution.workers is None:
+            return None
+        workers = ready_workers_at_no_cost(search.terms, solution.workers)
+        # Sequences that close to the same workers have the same run.
+        if not (workers == solution.workers).all():
+            search.seen.append(solution.workers)
+        if not search.is_closed(gap_frac) and not any((workers == each).all() for each in search.seen):
+            return workers
+    return None
+
+
+def _raise_none_found(search: _DaySearch, time_limit_s: float) -> NoReturn:
+    """Raise the error that no sequence that holds was found."""
+    if search.bound_usd == math.inf:
+        stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
+        raise InfeasibleError(
+            f"no sequence of pool sizes keeps the SLO within the stock ({stock}); allow more GPUs, or relax "
+            "the SLO",
+            kind="capacity",
+            constraint="stock",
+            relaxation="more GPUs",
+        )
+    raise PlannerError(
+        f"no sequence of pool sizes that holds was found in {time_limit_s:g} s; allow more with --time-limit"
+    )
+
+
+def _raise_most_fails(search: _DaySearch) -> None:
+    """Raise the error that not even the most workers hold."""
+    day = search.simulate_day(search.terms.most)
+    most = ", ".join(str(pool.most) for pool in search.terms.pools)
+    what = "requests pile up, or some are never served"
+    if day.missed:
+        first = day.missed[0] + 1
+        what = f"{len(day.missed)} of {search.runs.window_count} windows fail, the first is number {first}"
+    raise InfeasibleError(
+        f"with the most workers of every pool ({most}) all day long the SLO is missed: "
+        f"{what}; allow more workers, or relax the SLO",
+        kind="capacity",
+        constraint="most",
+        relaxation="more workers",
+    )
+
+
+def _cut_least_sizes(search: _DaySearch) -> None:
+    """For each window and pool cut off the sizes below the least with which the window holds, with the most
+    of everything else: in all of its steps, and in each step of several. All least sizes together are the
+    first sequence that is simulated.
+    """
+    runs, floor = search.runs, search.terms.least
+    for c, pool in enumerate(search.terms.pools):
+        last = pool.least
+        for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
+            own = runs.own_steps(window)
+            for steps in (own, *(range(t, t + 1) for t in own if len(own) > 1)):
+                if search.out_of_time():
+                    return
+                least = _least_that_holds(
+                    partial(_misses_with_size, runs, window, steps, c), pool.least, pool.most, last
+                )
+                if steps is own:
+                    last = least
+                    floor[own.start : own.stop, c] = np.maximum(floor[own.start : own.stop, c], least)
+                if least > pool.least:
+                    search.cuts.append(tuple((t, c, least - 1) for t in steps))
+    floor = ready_workers_at_no_cost(search.terms, floor)
+    day = search.simulate_day(floor)
+    if not day.holds:
+        _repair_sequence(search, floor, _add_cuts(search, floor, day))
+
+
+def _misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, size: int) -> bool:
+    """Whether a window is missed with `size` workers of pool `c` in these steps and the most elsewhere."""
+    workers = runs.terms.most
+    workers[steps.start : steps.stop, c] = size
+    return runs.misses_window(workers, window, runs.own_steps(window).start)
+
+
+def _least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
+    """The least of low ... high that does not fail, from a guess on; `high` is taken to hold."""
+    low -= 1  # Sizes up to `low` are taken to fail.
+    at, stride = min(max(guess - 1, low + 1), high - 1), 1
+    while high - low > 1:
+        if fails(at):
+            low, at = at, at + stride
+        else:
+            high, at = at, at - stride
+        stride *= 2
+        if not low < at < high:
+            at = (low + high) // 2
+    return high
+
+
+def _first_of_each_run(runs: DaySimulations, missed: Sequence[int]) -> list[int]:
+    """Windows that fail after one that holds; later ones may fail because of these and get no cut yet."""
+    return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
+
+
+def _explain_miss(search: _DaySearch, workers: Ints, window: int) -> Cut:
+    """The cut of a window that is missed with these workers."""
+    runs, terms = search.runs, search.terms
+    own, later = runs.own_steps(window), runs.later_steps(window)
+    first = next(
+        (
+            first
+            for first in sorted({max(own.start - lag, 0) for lag in LAG_STEPS}, reverse=True)
+            if runs.misses_window(workers, window, first)
+        ),
+        None,
+    )
+    # Pools of other LLMs have no part in this window, so they keep their most workers.
+    raised = terms.most
+    raised[:, runs.pools_of(window)] = workers[:, runs.pools_of(window)]
+    # Where the window fails in the whole day but in no slice, any step up to it may be the cause.
+    if first is None:
+        return _cut_of(terms, raised, range(later.stop))
+    raised[later.stop :] = terms.most[later.stop :]
+    by_time = [*range(first, own.start), *later, *own]
+    for t, c in itertools.product(by_time, runs.pools_of(window)):
+        size, most = int(raised[t, c]), terms.pools[c].most
+
+        def still_fails(more: int, t: int = t, c: int = c) -> bool:
+            raised[t, c] = more
+            return runs.misses_window(raised, window, first)
+
+        if search.out_of_time():
+            break
+        if size < most and not still_fails(most):
+            raised[t, c] = _least_that_holds(still_fails, size + 1, most, size + 1) - 1
+    return _cut_of(terms, raised, range(first, later.stop)) or _cut_of(terms, workers, range(later.stop))
+
+
+def _cut_of(terms: DayTerms, workers: Ints, steps: range) -> Cut:
+    """The cut that one of these sizes below the most must be exceeded."""
+    return tuple(
+        (t, c, int(workers[t, c]))
+        for t in steps
+        for c in range(len(terms.pools))
+        if workers[t, c] < terms.pools[c].most
+    )
+
+
+def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int, Cut]]:
+    """Add the cuts of the windows that are missed with these workers, and return them by window."""
+    cuts = [
+        (window, _explain_miss(search, workers, window))
+        for window in _first_of_each_run(search.runs, day.missed)
+    ]
+    cuts = [(window, cut) for window, cut in cuts if cut]
+    search.cuts += [cut for _, cut in cuts]
+    # No window is missed where the backlog grows or a request is never served, so the sequence itself is cut.
+    if not cuts:
+        search.seen.append(workers)
+    return cuts
+
+
+def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int, Cut]]) -> None:
+    """Add workers where windows fail until none does, or the sequence costs no less than the best."""
+    terms = search.terms
+    for _ in range(MOST_REPAIRS):
+        workers = workers.copy()
+        for window, cut in cuts:
+            _repair_window(search, workers, window, cut)
+        if not cuts:
+            workers = np.minimum(workers + 1, terms.most)
+        workers = ready_workers_at_no_cost(terms, workers)
+        if search.out_of_time() or cost_usd(terms, workers) >= search.best_usd:
+            return
+        day = search.simulate_day(workers)
+        if day.holds:
+            return
+        cuts = _add_cuts(search, workers, day)
+
+
+def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> None:
+    """Raise the cheapest size of a cut with which the window holds, or all near sizes if none does."""
+    terms = search.terms
+    if any(workers[t, c] > size for t, c, size in cut):
+        return
+    own = search.runs.own_steps(window)
+    near = [each for each in cut if each[0] >= own.start - LAG_STEPS[2]] or list(cut)
+    hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
+    first = max(min(t for t, _, _ in cut), own.start - LAG_STEPS[-1])
+
+    def usd(literal: tuple[int, int, int]) -> float:
+        t, c, size = literal
+        return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
+
+    for t, c, size in sorted(near, key=usd) if len(cut) > 1 else ():
+        more = workers.copy()
+        more[t, c] = size + 1
+        if search.out_of_time():
+            return
+        if not search.runs.misses_window(more, window, first):
+            workers[t, c] = size + 1
+            return
+    for t, c, size in near:
+        workers[t, c] = size + 1
+
+
+def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
+    """Where whole units are paid, simulate this sequence and the cheapest one within the cuts with gaps
+    filled, where one longer life of a worker costs no more than two.
+    """
+    if not search.terms.is_by_unit or search.out_of_time():
+        return
+    by_second = replace(search.terms, unit_s=0.0)
+    needed = solve(by_second, search.cuts, time_limit_s=max(search.deadline - time.monotonic(), 1.0)).workers
+    for each in [workers] if needed is None else [workers, needed]:
+        for drain_s in FILL_DRAINS_S:
+            more = ready_workers_at_no_cost(search.terms, fill_paid_units(search.terms, each, drain_s))
+            if search.out_of_time():
+                return
+            if not (day := search.simulate_day(more)).holds:
+                _repair_sequence(search, more, _add_cuts(search, more, day))
+
+
+def _simulate_all_cheaper(search: _DaySearch) -> bool:
+    """Simulate all sequences that may cost less than the best; True if all were simulated."""
+    terms = search.terms
+    steps, _ = terms.shape
+    ranges = [range(pool.least, pool.most + 1) for pool in terms.pools] * steps
+    if math.prod(len(each) for each in ranges) > MOST_SEQUENCES:
+        return False
+    cheaper: dict[bytes, tuple[float, Ints]] = {}
+    for each in itertools.product(*ranges):
+        workers = np.array(each, np.int64).reshape(terms.shape)
+        usd = cost_usd(terms, workers)
+        if usd < search.best_usd * (1 - 1e-9) and (ready_workers_at_no_cost(terms, workers) == workers).all():
+            cheaper[workers.tobytes()] = usd, workers
+    if len(cheaper) > MOST_WALKED:
+        return False
+    for usd, workers in sorted(cheaper.values(), key=lambda each: -each[0]):
+        if search.out_of_time():
+            return False
+        if usd < search.best_usd * (1 - 1e-9) and is_within_stock(terms, workers):
+            search.simulate_day(workers)
+    return True

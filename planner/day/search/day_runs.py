@@ -1,0 +1,244 @@
+"""What simulations say of sequences of pool sizes over a day: the subproblem of day/search/day_optimum.py.
+
+A whole day is simulated under a timetable. Whether one window fails, and because of which sizes, is simulated
+on a slice of the day: from some time before the first step that matters, with the most workers of every pool
+until then, to a little after the window. If more workers and less work before never hurt, a window that fails
+in the slice fails in the day too. Nothing else rests on slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
+from planner.simulator.replay import judged_windows_s
+from planner.simulator.slo_verdict import judge, missed_windows
+from planner.simulator.timetable import Timetable
+from planner.solvers.master import Option, paid_usd_per_h
+from planner.solvers.paid_work import Always, LeastPaid, least_paid
+from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, lives_within_stock
+from planner.solvers.whole_nodes import node_of
+from planner.traffic.trace import Trace, measured_window
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# A slice begins this long before the first step that matters.
+RUN_IN_S = 60.0
+# A slice ends this long after the window, plus the largest limit on TTFT or E2E.
+REACH_S = 10.0
+# The limits on TTFT and E2E lengthen a slice by at most this.
+MOST_REACH_S = 120.0
+
+# The value of a simulation's status for requests that were not finished, in replay.STATUS.
+UNFINISHED = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayRun:
+    """A day with a sequence of sizes: the run, its bill, and the windows that miss the SLO.
+
+    `holds` if no window is missed, the backlog is steady, and every request that a worker can hold was
+    served. `fits` if the stock was enough for all workers at every moment, draining ones included. For
+    several LLMs `parts` are the days of each, and `run` is the first one's.
+    """
+
+    workers: Ints
+    run: ElasticRun
+    usd: float
+    missed: tuple[int, ...]
+    holds: bool
+    fits: bool = True
+    parts: tuple[DayRun, ...] = ()
+
+
+class DayRuns:
+    """Simulates `trace` on the pools of `fleet`, whose counts have no part, with given sizes in given steps.
+
+    `pools` say how each pool may change. `terms.edges_s` (T + 1,) say when, from 0 to the last arrival; by
+    default these are the beginnings of the SLO's windows. Raises InputError for pools whose workers are
+    interrupted by chance.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        trace: Trace,
+        slo: Slo,
+        pools: Sequence[ElasticPool],
+        terms: DayTerms | None = None,
+    ):
+        for pool, each in zip(fleet.pools, pools, strict=True):
+            if each.interruptions_per_h > 0:
+                raise InputError(
+                    f"pool {pool.name}: the optimum knows the future, and interruptions of spot workers are "
+                    "drawn by chance; leave interruptions_per_h out"
+                )
+        self.fleet, self.trace, self.slo = fleet, trace, slo
+        self.elastic_pools = tuple(pools)
+        self.pools = [_with_like_starts(each) for each in pools]
+        self.windows_s = slo_edges_s(trace, slo)
+        self.terms = terms or day_terms(fleet, trace, slo, pools)
+        self.days = self.slices = 0
+        reach_s = max((each.limit_s for each in slo.limits if each.row.has_queue), default=0.0)
+        self._reach_s = REACH_S + min(reach_s, MOST_REACH_S)
+        self._known: dict[bytes, DayRun] = {}
+
+    @property
+    def window_count(self) -> int:
+        return len(self.windows_s) - 1
+
+    @property
+    def request_count(self) -> int:
+        return len(self.trace)
+
+    def pools_of(self, window: int) -> range:
+        """The pools that decide whether a window holds."""
+        return range(len(self.fleet.pools))
+
+    def is_first(self, window: int) -> bool:
+        """Whether this is the first window of its LLM's traffic."""
+        return window == 0
+
+    def own_steps(self, window: int) -> range:
+        """The steps that overlap with a window."""
+        start_s, end_s = self.windows_s[window], self.windows_s[window + 1]
+        edges_s = self.terms.edges_s
+        first = int(np.searchsorted(edges_s, start_s + 1e-6, "right")) - 1
+        return range(max(first, 0), max(int(np.searchsorted(edges_s[:-1], end_s - 1e-6)), first + 1))
+
+    def later_steps(self, window: int) -> range:
+        """The steps after a window that may still decide whether its requests keep their limits."""
+        own, edges_s = self.own_steps(window), self.terms.edges_s[:-1]
+        end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self._reach_s))
+        return range(own.stop, max(end, own.stop))
+
+    def least_paid(self) -> LeastPaid:
+        """The least that any controller pays."""
+        pools = list(zip(self.fleet.pools, self.elastic_pools, strict=True))
+        options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
+        front = [(pool, each) for pool, each in pools if pool.role != "decode"]
+        always = Always(
+            usd_per_h=paid_usd_per_h((pool.type, each.least) for pool, each in pools),
+            one_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in front),
+            start_s=min(
+                min(each.start_s, each.warm_start_s) if each.warm else each.start_s for _, each in front
+            ),
+        )
+        is_cached = self.fleet.policies.prefix_cache
+        return least_paid(options, self.trace, self.slo, self.windows_s, always=always, is_cached=is_cached)
+
+    def simulate_day(self, workers: Ints) -> DayRun:
+        """The whole day with these workers (T, C) ready in the steps; each sequence is simulated once."""
+        key = workers.tobytes()
+        if key not in self._known:
+            run = self._simulate(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
+            self.days += 1
+            self._known[key] = self._judge_day(workers, run)
+        return self._known[key]
+
+    def misses_window(self, workers: Ints, window: int, first: int) -> bool:
+        """Whether a window is missed with these workers from step `first` on, and the most until then."""
+        edges_s, last_s = self.terms.edges_s, float(self.windows_s[window + 1])
+        start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0) if first else 0.0
+        # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
+        if self.fleet.policies.prefix_cache:
+            start_s = 0.0
+        arrival_s = self.trace.arrival_s
+        inside = slice(
+            int(np.searchsorted(arrival_s, start_s)),
+            int(np.searchsorted(arrival_s, last_s + self._reach_s, "right")),
+        )
+        if inside.stop <= inside.start:
+            return False
+        chosen = np.arange(inside.start, inside.stop)
+        part = self.trace.select(chosen, arrival_s=arrival_s[inside] - start_s)
+        is_last = window == self.window_count - 1
+        bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
+        end = int(np.searchsorted(edges_s[:-1], last_s + self._reach_s))
+        times_s = np.maximum(edges_s[first:end] - start_s, 0.0)
+        most = self.terms.most
+        firsts = workers[0] if first == 0 else most[0]
+        # Sizes count ready workers, so in a slice workers start at once.
+        ample = [
+            replace(pool, start_s=0.0, most=2 * int(each.max()), first=int(size))
+            for pool, each, size in zip(self.pools, most.T, firsts, strict=True)
+        ]
+        self.slices += 1
+        run = self._simulate(part, times_s, workers[first:end], ample, bounds_s - start_s)
+        return bool(missed_windows(run.simulation, self.slo, bounds_s - start_s))
+
+    def _simulate(
+        self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats
+    ) -> ElasticRun:
+        starts_s = [pool.start_s for pool in pools]
+        table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
+        if times_s[0] == 0:
+            first = table.sizes_at(0.0)
+            pools = [replace(pool, first=size) for pool, size in zip(pools, first, strict=True)]
+        fleet = replace(
+            self.fleet, pools=tuple(replace(pool, count=max(pool.count, 1)) for pool in self.fleet.pools)
+        )
+        return simulate_in_windows(fleet, trace, pools, table, self.slo.limits, edges_s)
+
+    def _judge_day(self, workers: Ints, run: ElasticRun) -> DayRun:
+        missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
+        is_served = bool((run.simulation.status != UNFINISHED).all())
+        holds = not missed and is_served and judge(run.simulation, self.slo, values=False).holds
+        lives = [(span.pool, span.asked_s, span.gone_s) for span in run.spans]
+        fits = lives_within_stock(self.terms, lives)
+        return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds, fits)
+
+
+def _with_like_starts(pool: ElasticPool) -> ElasticPool:
+    """The pool with the warm start-up time where all workers may start warm, else the cold one."""
+    start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
+    return replace(pool, start_s=start_s, warm=0)
+
+
+def slo_edges_s(trace: Trace, slo: Slo) -> Floats:
+    """Edges (V + 1,) of the SLO's windows, or of the measured window where the SLO has none."""
+    if slo.every_s is not None:
+        return judged_windows_s(trace, slo.every_s)
+    return np.array([measured_window(trace)[0], float(trace.arrival_s[-1])])
+
+
+def day_terms(
+    fleet: Fleet,
+    trace: Trace,
+    slo: Slo,
+    pools: Sequence[ElasticPool],
+    *,
+    step_s: float | None = None,
+    unit_s: float = 0.0,
+    stock: Mapping[str, int] | None = None,
+) -> DayTerms:
+    """The master problem's terms for a fleet's pools, in steps of `step_s` or of the SLO's windows."""
+    last_s = float(trace.arrival_s[-1])
+    if step_s is None:
+        edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))
+    elif not step_s > 0:
+        raise InputError(f"step_s is {step_s}, must be > 0")
+    else:
+        edges_s = np.append(np.arange(max(math.ceil(last_s / step_s - 1e-9), 1)) * step_s, last_s)
+    terms = [
+        PoolTerms(
+            _with_like_starts(each).start_s,
+            each.least,
+            each.most,
+            pool.type.price_usd_per_h,
+            pool.type.gpus,
+            pool.type.gpu.name,
+            node_of(pool.type.gpu),
+        )
+        for pool, each in zip(fleet.pools, pools, strict=True)
+    ]
+    return DayTerms(edges_s, tuple(terms), unit_s, stock or {})

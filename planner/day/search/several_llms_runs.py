@@ -1,0 +1,120 @@
+"""Several LLMs whose pools change on one stock: what simulations say of all their sizes at once.
+
+The master problem has the pools of all LLMs side by side, and their windows one LLM after the other. Each LLM
+is simulated by itself, since LLMs share only GPUs and paid nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.day.search.day_runs import DayRun, DayRuns
+from planner.errors import InputError
+from planner.solvers.paid_work import LeastPaid
+from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
+
+Ints = npt.NDArray[np.int64]
+# The traffic of one LLM may end earlier than another's by at most this share of the longest.
+LATE_FRAC = 0.05
+
+
+def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
+    """One grid for all pools, to the end of the shortest traffic.
+
+    Raises InputError where one LLM's traffic ends much earlier than another's.
+    """
+    ends_s = [float(terms.edges_s[-1]) for terms in each]
+    first_s, last_s = min(ends_s), max(ends_s)
+    if last_s - first_s > max(step_s, LATE_FRAC * last_s):
+        raise InputError(
+            f"llms: the traffic of one ends after {first_s:g} s, that of another after {last_s:g} s; give "
+            "all of them the same span (traffic: window)"
+        )
+    steps = max(int(np.ceil(first_s / step_s - 1e-9)), 1)
+    edges_s = np.append(np.arange(steps) * step_s, first_s)
+    pools = tuple(pool for terms in each for pool in terms.pools)
+    return DayTerms(edges_s, pools, each[0].unit_s, dict(stock))
+
+
+class JointRuns:
+    """The days of several LLMs under sizes (T, P) of all their pools, with the methods of `DayRuns`."""
+
+    def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
+        self.each, self.terms = tuple(each), terms
+        ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
+        self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
+        self._of = [(m, v) for m, runs in enumerate(each) for v in range(runs.window_count)]
+        self._first = [0, *np.cumsum([runs.window_count for runs in each]).tolist()]
+
+    @property
+    def window_count(self) -> int:
+        return len(self._of)
+
+    @property
+    def request_count(self) -> int:
+        return sum(runs.request_count for runs in self.each)
+
+    def own_steps(self, window: int) -> range:
+        m, v = self._of[window]
+        return self.each[m].own_steps(v)
+
+    def later_steps(self, window: int) -> range:
+        m, v = self._of[window]
+        return self.each[m].later_steps(v)
+
+    def pools_of(self, window: int) -> range:
+        return self.columns[self._of[window][0]]
+
+    def is_first(self, window: int) -> bool:
+        return self._of[window][1] == 0
+
+    def least_paid(self) -> LeastPaid:
+        """The sum over the LLMs, because each LLM's work is done by its own workers."""
+        each_llm = [runs.least_paid() for runs in self.each]
+        total_usd, of_slo_usd = sum(one.usd for one in each_llm), sum(one.of_slo_usd for one in each_llm)
+        return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0))
+
+    def simulate_day(self, workers: Ints) -> DayRun:
+        parts = [
+            runs.simulate_day(np.ascontiguousarray(workers[:, own.start : own.stop]))
+            for runs, own in zip(self.each, self.columns, strict=True)
+        ]
+        lives = [
+            (own.start + span.pool, span.asked_s, span.gone_s)
+            for part, own in zip(parts, self.columns, strict=True)
+            for span in part.run.spans
+        ]
+        missed = [self._first[m] + v for m, part in enumerate(parts) for v in part.missed]
+        return DayRun(
+            workers,
+            parts[0].run,
+            billed_usd(self.terms, lives),
+            tuple(missed),
+            all(part.holds for part in parts),
+            lives_within_stock(self.terms, lives),
+            tuple(parts),
+        )
+
+    def misses_window(self, workers: Ints, window: int, first: int) -> bool:
+        m, v = self._of[window]
+        own = self.columns[m]
+        return self.each[m].misses_window(np.ascontiguousarray(workers[:, own.start : own.stop]), v, first)
+
+
+def joint_runs(each: Sequence[DayRuns], terms: DayTerms) -> JointRuns:
+    """The same runs on the joint grid."""
+    on_grid = [
+        DayRuns(
+            runs.fleet,
+            runs.trace,
+            runs.slo,
+            runs.elastic_pools,
+            replace(runs.terms, edges_s=terms.edges_s, stock={}),
+        )
+        for runs in each
+    ]
+    return JointRuns(on_grid, terms)

@@ -1,0 +1,157 @@
+"""A day of several LLMs as files: one day.html and day.json of all, and a folder of tables for each LLM."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from planner.day import day_page
+from planner.day.day_manifests import controller_manifests
+from planner.day.several_llms_day import JointAnswer, JointRan
+from planner.reports import charts
+from planner.reports.drawing import Figure
+from planner.reports.page import bullets, headline, page, section, table
+from planner.reports.page import charts as drawn
+from planner.reports.words import Rows, counted, usd
+
+
+def render_days(answer: JointAnswer) -> dict[str, str]:
+    """Everything `plan day -o DIR` writes: path relative to DIR -> content."""
+    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    files = {"day.html": _html(answer), "day.json": numbers}
+    for name, one in answer.each.items():
+        own = {key: text for key, text in day_page.render_day(one).items() if key.endswith(".csv")}
+        files |= {f"{name}/{path}": text for path, text in (own | controller_manifests(one)).items()}
+    return files
+
+
+def joint_recommendation(answer: JointAnswer) -> str:
+    """Which controller to take for all, what it costs, and what the best possible is."""
+    best, regret = answer.winner, answer.regret_usd(answer.winner)
+    kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    above = ""
+    if regret is not None and answer.optimum is not None:
+        above = f", {usd(regret)} ({day_page.percent(regret, answer.optimum.ran.usd)}) above the optimum"
+    return f"{best.name} {kept} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
+
+
+def proof_lines(answer: JointAnswer) -> list[str]:
+    optimum = answer.optimum
+    if optimum is None:
+        return [f"No optimum: {answer.no_optimum}."]
+    return [
+        f"The optimum of all LLMs, knowing their traffic, is {usd(optimum.ran.usd)}: {optimum.status}.",
+        f"No controllers that keep every window cost less than {usd(optimum.proved_usd)}: proved, whenever "
+        "they act.",
+    ]
+
+
+def joint_table(answer: JointAnswer) -> Rows:
+    """A row for every controller and the optimum: all LLMs, then what each costs and misses."""
+    names = list(answer.each)
+    head = ("Controller", "USD", "Windows kept", "Regret", *(f"{name}: USD, missed" for name in names))
+    ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
+    days = [*([answer.optimum.ran] if answer.optimum else []), *ordered]
+    table_rows = []
+    for row in days:
+        regret = answer.regret_usd(row)
+        above = "-"
+        if regret is not None and answer.optimum is not None:
+            above = f"{regret:+,.2f} USD ({day_page.percent(regret, answer.optimum.ran.usd)})"
+        each = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
+        table_rows.append(
+            (
+                row.name,
+                f"{row.usd:,.2f}",
+                f"{row.windows - row.missed_windows} of {row.windows}",
+                above,
+                *each,
+            )
+        )
+    return head, table_rows
+
+
+def _missed(row: JointRan) -> str:
+    return f"{counted(row.missed_windows, 'window')} of {row.windows}"
+
+
+def to_json(answer: JointAnswer) -> dict[str, Any]:
+    """What `plan day --json` prints of several LLMs; `llms` holds what it prints of one."""
+    optimum = answer.optimum
+    return {
+        "winner": answer.winner.name,
+        "stock": dict(answer.stock),
+        "controllers": [
+            {
+                "name": row.name,
+                "usd": row.usd,
+                "windows": row.windows,
+                "missed": row.missed_windows,
+                "regret_usd": answer.regret_usd(row),
+                "usd_by_llm": {n: part.usd for n, part in zip(answer.each, row.parts, strict=True)},
+                "missed_by_llm": {
+                    n: part.missed_windows for n, part in zip(answer.each, row.parts, strict=True)
+                },
+            }
+            for row in answer.rows
+        ],
+        "optimum": None
+        if optimum is None
+        else {
+            "usd": optimum.ran.usd,
+            "status": optimum.status,
+            "bound_if_more_never_hurt_usd": optimum.bound_usd,
+            "proved_usd": optimum.proved_usd,
+        },
+        "llms": {name: day_page.to_json(one) for name, one in answer.each.items()},
+        "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
+        "warnings": list(answer.warnings),
+    }
+
+
+def _html(answer: JointAnswer) -> str:
+    best, static = answer.winner, answer.static
+    cells = [
+        (best.name, usd(best.usd), f"{_missed(best)} missed"),
+        ("Standing all day", usd(static.usd), f"{_missed(static)} missed"),
+    ]
+    if answer.optimum is not None:
+        cells.append(("Optimum", usd(answer.optimum.ran.usd), "knowing the traffic: no controllers can"))
+    head, table_rows = joint_table(answer)
+    bars = [charts.Bar(row.name, row.usd, is_plan=row is best) for row in answer.rows]
+    if answer.optimum is not None:
+        bars.insert(0, charts.Bar("optimum", answer.optimum.ran.usd))
+        bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
+    costs = [Figure("costs", charts.bars_chart(bars, "USD"), "What all of the traffic costs under each.")]
+    shared = [
+        f"no more than {count} GPUs of {gpu} for all LLMs together, at any moment"
+        for gpu, count in answer.stock.items()
+    ]
+    parts = [
+        f"<header><p class=eyebrow>A day of {escape(', '.join(answer.each))}</p>",
+        f"<h1>{escape(joint_recommendation(answer))}</h1>",
+        f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
+        bullets(answer.warnings) if answer.warnings else "",
+        headline(cells),
+        section("Controllers", table(head, table_rows, caption="Controllers", numeric=(1,))),
+        section("Costs", drawn(costs)),
+    ]
+    for name, one in answer.each.items():
+        own = [_named(figure, name) for figure in day_page.draw_day(one)]
+        parts += [
+            section(f"{name} over the day", drawn(own)),
+            section(
+                f"Windows of {name} that {best.name} misses",
+                bullets(day_page.missed_lines(one.winner), "None."),
+            ),
+            section(f"Settings of {name}", bullets(day_page.settings_lines(one))),
+            section(f"What {name} rests on", bullets(day_page.basis_lines(one))),
+        ]
+    parts.append(section("What they share", bullets(shared, "No GPU is short: the stock has no limit.")))
+    return page("A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
+
+
+def _named(figure: Figure, llm: str) -> Figure:
+    """A chart under a name that contains its LLM, because all charts share one page."""
+    return Figure(f"{llm}-{figure.name}", figure.chart, f"{llm}: {figure.caption}")

@@ -1,0 +1,1 @@
+"""A schedule of purchases over weeks, simulated."""

@@ -1,0 +1,386 @@
+"""A schedule of workers, simulated on its traffic and repaired where windows miss the SLO.
+
+A schedule counts workers by the rate that one worker sustains. Here each LLM's requests run through its
+workers, which start before their window begins and drain after it, on the GPUs that all LLMs share. A window
+of the SLO that is missed gets more firm workers, of the kind that is cheapest for its rate: in the schedule's
+window in which it lies and, if it is missed again, in the one before too. In the end each added worker that
+no window needs is removed. The bill covers the GPUs that workers really held: the cheapest number of reserved
+GPUs, on-demand GPUs above it, and spot GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Slo, row_of
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+from planner.search.problem.plan_problem import Progress, report_nothing
+from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
+from planner.simulator.slo_verdict import missed_windows
+from planner.simulator.timetable import Timetable
+from planner.solvers.reserved_schedule import Demand, Market, Schedule, buy_gpus, find_broken_constraint
+from planner.traffic.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+# A schedule is repaired at most this many times.
+MOST_REPAIRS = 12
+# A repair adds this share of the workers of a window, at least one.
+MORE_FRAC = 0.1
+# A spot worker is warned this long before it is taken away.
+NOTICE_S = 120.0
+# A spot worker that was taken away is replaced within this time.
+REPLACE_WITHIN_S = 60.0
+# A window that is still missed after this many repairs is left as it is.
+MOST_WINDOW_REPAIRS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledLlm:
+    """How one LLM of a schedule is simulated: its requests, its SLO, and for each worker type of the market,
+    by its number, a fleet whose pools are one such worker.
+    """
+
+    llm: str
+    trace: Trace
+    slo: Slo
+    units: Mapping[int, Fleet]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleWindows:
+    """The windows of one LLM's SLO, before the repair and after it."""
+
+    llm: str
+    windows: int
+    missed_before: int
+    missed: tuple[float, ...]  # The beginnings [s] of the windows that are still missed.
+    unfinished: int  # The number of unfinished requests.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedSchedule:
+    """The repaired schedule, with the results of its simulation.
+
+    `held_gpus` (G, T) are the mean firm GPUs in each window, starting and draining ones included. Costs are
+    means in USD/h.
+    """
+
+    schedule: Schedule
+    kept: tuple[ScheduleWindows, ...]
+    added: int  # The added workers times the windows in which they were added.
+    cost_before_usd_per_h: float
+    reserved_usd_per_h: float
+    on_demand_usd_per_h: float
+    spot_usd_per_h: float
+    reserved_gpus: Counts
+    held_gpus: Floats
+    taken: int  # The number of spot workers that the market took away.
+    why_left: str  # The reason why windows are still missed; empty where none is.
+
+    @property
+    def cost_usd_per_h(self) -> float:
+        return self.reserved_usd_per_h + self.on_demand_usd_per_h + self.spot_usd_per_h
+
+    @property
+    def missed(self) -> int:
+        return sum(len(each.missed) for each in self.kept)
+
+
+def simulate_schedule(
+    market: Market,
+    demand: Demand,
+    schedule: Schedule,
+    served: Sequence[ScheduledLlm],
+    *,
+    time_limit_s: float = 60.0,
+    progress: Progress = report_nothing,
+) -> SimulatedSchedule:
+    """Simulate a schedule, and repair it until every window holds, a limit forbids more workers, or the time
+    is up.
+
+    Raises InputError where a fleet does not match the market's worker.
+    """
+    _check_fleets(market, demand, served)
+    deadline, firm = time.monotonic() + time_limit_s, schedule.workers.copy()
+    first = _simulate(market, demand, firm, schedule.spot_workers, served)
+    runs, failed, why = first, dict[tuple[int, int], int](), ""
+    for repair in range(MOST_REPAIRS + 1):
+        missed = _missed_windows(served, runs)
+        open_ones = [each for each in missed if failed.get(each, 0) < MOST_WINDOW_REPAIRS]
+        if not open_ones:
+            why = "more workers do not help" if missed else ""
+            break
+        if repair == MOST_REPAIRS or time.monotonic() > deadline:
+            why = f"the time was up after {repair} repairs"
+            break
+        progress(f"simulated: {len(missed)} windows miss the SLO")
+        more = _add_workers(market, demand, firm, schedule, served, runs, open_ones, failed)
+        if (more == firm).all():
+            why = "no limit leaves room for more workers"
+            break
+        firm = more
+        runs = _simulate(market, demand, firm, schedule.spot_workers, served)
+    if not why:
+        firm, runs = _remove_unneeded(market, demand, firm, schedule, served, runs, deadline)
+    end_s = demand.rate_rps.shape[1] * demand.window_s
+    reserved, paid = _cheapest_bill(market, runs, end_s)
+    return SimulatedSchedule(
+        schedule=replace(buy_gpus(market, demand, firm, schedule.spot_workers), bound_usd_per_h=0.0),
+        kept=tuple(_windows_by_llm(served, first, runs)),
+        added=int((firm - schedule.workers).sum()),
+        cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),
+        reserved_usd_per_h=paid[0],
+        on_demand_usd_per_h=paid[1],
+        spot_usd_per_h=paid[2],
+        reserved_gpus=reserved,
+        held_gpus=_mean_by_window(demand, _gpus_over_time(market, runs, end_s, is_spot=False)),
+        taken=sum(span.was_taken for ran in runs for span in ran.run.spans),
+        why_left=why,
+    )
+
+
+def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]) -> None:
+    for each in served:
+        first = next(iter(each.units.values()))
+        for c, unit in each.units.items():
+            capacity = market.capacities[c]
+            where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
+            gpus, market_gpus = (
+                sum(pool.count * pool.type.gpus for pool in unit.pools),
+                sum(capacity.on.values()),
+            )
+            if gpus != market_gpus:
+                raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
+            for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
+                if row_of(gpu) not in capacity.on:
+                    raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
+            if (unit.llm, unit.policies) != (first.llm, first.policies):
+                raise InputError(
+                    f"{where}: its fleet serves {unit.llm.name} with policies of its own; all workers of an "
+                    "LLM must serve it alike"
+                )
+        if each.slo.every_s is not None and each.slo.every_s > demand.window_s:
+            raise InputError(
+                f"slo: {each.llm}: every is {each.slo.every_s:g} s, must be at most a window of the schedule "
+                f"({demand.window_s:g} s)"
+            )
+
+
+class _ReplacingTimetable(Timetable):
+    """A timetable that replaces workers within REPLACE_WITHIN_S after they were taken away."""
+
+    def next_s(self, time_s: float) -> float:
+        return min(super().next_s(time_s), time_s + REPLACE_WITHIN_S)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ScheduledPool:
+    """One pool of an LLM: whether on spot, how it may change, and its sizes in the windows (T,)."""
+
+    pool: Pool
+    is_spot: bool
+    elastic: ElasticPool
+    sizes: Counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LlmRun:
+    run: ElasticRun
+    pools: tuple[_ScheduledPool, ...]
+
+
+def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) -> Iterator[_ScheduledPool]:
+    """The pools of an LLM, with GPUs named as the market's stock counts them."""
+    for counts, is_spot in ((firm, False), (spot, True)):
+        for c, unit in each.units.items():
+            capacity = market.capacities[c]
+            offers = {offer.gpu: offer for offer, _ in market.offers_of(capacity)}
+            for pool in unit.pools if counts[c].any() else ():
+                offer = offers[row_of(pool.type.gpu.name) if capacity.beside else capacity.gpu]
+                sizes = counts[c] * pool.count
+                worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))
+                name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
+                elastic = ElasticPool(
+                    start_s=capacity.start_s,
+                    most=2 * int(sizes.max()),
+                    interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
+                    notice_s=NOTICE_S if is_spot else 0.0,
+                )
+                yield _ScheduledPool(replace(pool, name=name, count=1, type=worker), is_spot, elastic, sizes)
+
+
+def _simulate(
+    market: Market, demand: Demand, firm: Counts, spot: Counts, served: Sequence[ScheduledLlm]
+) -> list[_LlmRun]:
+    parts, owned = [], []
+    times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
+    for each in served:
+        own = tuple(_pools_of(market, firm, spot, each))
+        make = _ReplacingTimetable if any(row.is_spot for row in own) else Timetable
+        table = make(
+            times_s, np.array([row.sizes for row in own]).T.tolist(), [row.elastic.start_s for row in own]
+        )
+        first = table.sizes_at(0.0)
+        pools = [replace(row.elastic, first=size) for row, size in zip(own, first, strict=True)]
+        fleet = replace(next(iter(each.units.values())), pools=tuple(row.pool for row in own))
+        every_s = each.slo.every_s or demand.window_s
+        parts.append(ElasticFleet(fleet, each.trace, pools, table, each.slo.limits, every_s))
+        owned.append(own)
+    stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
+    return [_LlmRun(run, own) for run, own in zip(simulate_together(parts, stock), owned, strict=True)]
+
+
+def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
+    """The LLM and window of each miss, both by number."""
+    simulations = [ran.run.simulation for ran in runs]
+    return [
+        (m, v)
+        for m, (each, one) in enumerate(zip(served, simulations, strict=True))
+        for v in missed_windows(one, each.slo, one.edges_s)
+    ]
+
+
+def _windows_by_llm(
+    served: Sequence[ScheduledLlm], first: Sequence[_LlmRun], runs: Sequence[_LlmRun]
+) -> Iterator[ScheduleWindows]:
+    before, after = _missed_windows(served, first), _missed_windows(served, runs)
+    for m, (each, ran) in enumerate(zip(served, runs, strict=True)):
+        edges_s, status = ran.run.simulation.edges_s, ran.run.simulation.status
+        missed = tuple(float(edges_s[v]) for own, v in after if own == m)
+        was = sum(own == m for own, _ in before)
+        yield ScheduleWindows(each.llm, len(edges_s) - 1, was, missed, int((status == 2).sum()))
+
+
+def _add_workers(
+    market: Market,
+    demand: Demand,
+    firm: Counts,
+    schedule: Schedule,
+    served: Sequence[ScheduledLlm],
+    runs: Sequence[_LlmRun],
+    missed: Sequence[tuple[int, int]],
+    failed: dict[tuple[int, int], int],
+) -> Counts:
+    """The firm workers with more of them in the windows that are missed, as far as the limits allow."""
+    wanted: set[tuple[int, int]] = set()
+    for m, v in missed:
+        failed[m, v] = failed.get((m, v), 0) + 1
+        edges_s = runs[m].run.simulation.edges_s
+        first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - 1e-6))
+        first -= failed[m, v] > 1
+        wanted |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
+    firm = firm.copy()
+    without_budget = replace(market, cost_usd_per_h=None)
+    for m, t in sorted(wanted):
+        for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
+            more = firm.copy()
+            more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
+            if (
+                find_broken_constraint(
+                    without_budget, demand, buy_gpus(market, demand, more, schedule.spot_workers)
+                )
+                is None
+            ):
+                firm = more
+                break
+    return firm
+
+
+def _remove_unneeded(
+    market: Market,
+    demand: Demand,
+    firm: Counts,
+    schedule: Schedule,
+    served: Sequence[ScheduledLlm],
+    runs: list[_LlmRun],
+    deadline: float,
+) -> tuple[Counts, list[_LlmRun]]:
+    """The firm workers without those added ones that no window needs, and the runs with them."""
+    for c, t in np.argwhere(firm > schedule.workers).tolist():
+        while firm[c, t] > schedule.workers[c, t] and time.monotonic() < deadline:
+            less = firm.copy()
+            less[c, t] -= 1
+            trial_runs = _simulate(market, demand, less, schedule.spot_workers, served)
+            if _missed_windows(served, trial_runs):
+                break
+            firm, runs = less, trial_runs
+    return firm, runs
+
+
+def _usd_per_rate(market: Market, c: int) -> float:
+    """The highest price of a firm worker over the rate that it sustains."""
+    capacity = market.capacities[c]
+    return market.highest_usd_per_h(capacity) / capacity.rate_rps
+
+
+def _gpus_over_time(
+    market: Market, runs: Sequence[_LlmRun], end_s: float, *, is_spot: bool
+) -> list[tuple[Floats, Floats]]:
+    """For each GPU of the market how many are held from each moment on, to the end: times (K,) and counts
+    (K,).
+
+    Workers that are there when a run is over stay to the end.
+    """
+    by_offer = []
+    for offer in market.offers:
+        changes = []
+        for ran in runs:
+            for span in ran.run.spans:
+                own = ran.pools[span.pool]
+                if own.pool.type.gpu.name != offer.gpu or own.is_spot != is_spot:
+                    continue
+                gpus = own.pool.type.gpus
+                changes.append((min(span.asked_s, end_s), gpus))
+                if span.gone_s < ran.run.end_s:
+                    changes.append((min(span.gone_s, end_s), -gpus))
+        ordered = sorted([(0.0, 0), *changes, (end_s, 0)])
+        by_offer.append((np.array([at_s for at_s, _ in ordered]), np.cumsum([more for _, more in ordered])))
+    return by_offer
+
+
+def _cheapest_bill(
+    market: Market, runs: Sequence[_LlmRun], end_s: float
+) -> tuple[Counts, tuple[float, float, float]]:
+    """Reserved GPUs (G,) that make the bill least, and USD/h of reserved, on-demand and spot GPUs."""
+    reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
+    firm, spot = (_gpus_over_time(market, runs, end_s, is_spot=each) for each in (False, True))
+    for g, offer in enumerate(market.offers):
+        times_s, gpus = firm[g]
+        lasts = np.diff(times_s) / end_s
+        levels = [0, *np.unique(gpus[:-1]).tolist()] if offer.reserved_usd_per_h is not None else [0]
+        if offer.on_demand_usd_per_h is None:
+            levels = [int(gpus.max())]
+        if offer.stock is not None:
+            room = offer.stock - int(spot[g][1].max())
+            levels = [level for level in levels if level <= room] or levels[:1]
+        bills = [
+            (
+                (offer.reserved_usd_per_h or 0.0) * level,
+                (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus[:-1] - level, 0) @ lasts),
+            )
+            for level in levels
+        ]
+        best = min(range(len(levels)), key=lambda k: sum(bills[k]))
+        reserved[g] = levels[best]
+        spot_s, spot_gpus = spot[g]
+        spot_mean = float(spot_gpus[:-1] @ np.diff(spot_s)) / end_s
+        totals += (*bills[best], (offer.spot_usd_per_h or 0.0) * spot_mean)
+    return reserved, (float(totals[0]), float(totals[1]), float(totals[2]))
+
+
+def _mean_by_window(demand: Demand, gpus_over_time: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Mean GPUs (G, T) in each window."""
+    edges_s = np.arange(demand.rate_rps.shape[1] + 1) * demand.window_s
+    by_gpu = []
+    for times_s, gpus in gpus_over_time:
+        until = np.concatenate(([0.0], np.cumsum(gpus[:-1] * np.diff(times_s))))
+        by_gpu.append(np.diff(np.interp(edges_s, times_s, until)) / demand.window_s)
+    return np.array(by_gpu)

@@ -1,0 +1,55 @@
+"""No controller that keeps every window costs less than what is proved, nor than the optimum that a study
+names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_days import random_day
+
+from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.table import parse_controller
+from planner.day.day_study import DayQuestion, Ran, best_sizes, simulate_controller
+from planner.errors import InfeasibleError
+
+CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("static", {}),
+    ("hpa", {"metric": "concurrency", "target": 4, "down_window": "20 s"}),
+    ("knative", {"target": 4, "window": "10 s"}),
+    ("keda", {"metric": "concurrency", "threshold": 3}),
+)
+
+
+def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
+    """Of one random day the runs that keep every window, what is proved, and the optimum; none where even
+    the most workers miss one."""
+    day = random_day(seed, disaggregated=seed % 2 == 1, windows=3, most=2)
+    pools = tuple(replace(pool, least=max(pool.least, 1)) for pool in day.pools)
+    fleet = replace(day.fleet, pools=tuple(replace(pool, count=2) for pool in day.fleet.pools))
+    question = DayQuestion(fleet, pools, day.slo, day.trace, day.unit_s, day.edges_s[1] - day.edges_s[0])
+    deployment = Deployment(pools, tuple(pool.role for pool in fleet.pools))
+    rows = [simulate_controller(question, parse_controller(*each), deployment) for each in CONTROLLERS]
+    try:
+        found = best_sizes(question, rows, time_limit_s=10.0)
+    except InfeasibleError:
+        return []
+    assert found.ran.keeps and found.proved_usd <= found.usd * (1 + 1e-9)
+    return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
+
+
+FEW, MANY = 40, 270
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(FEW), *(pytest.param(range(k, k + 46), marks=pytest.mark.slow) for k in range(FEW, MANY, 46))],
+)
+def test_no_controller_costs_less(seeds: range) -> None:
+    kept = 0
+    for seed in seeds:
+        for row, proved_usd, optimum_usd in kept_days(seed):
+            assert row.usd >= proved_usd * (1 - 1e-9), (seed, row.name)
+            assert row.usd >= optimum_usd * (1 - 1e-9), (seed, row.name)
+            kept += 1
+    assert kept > len(seeds) / 3  # or nothing is tested

@@ -1,0 +1,233 @@
+"""A day under controllers: what stands all day, what each costs above the optimum, and what is written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulations import LLM, make_latency, make_pool, make_trace
+
+from planner.day import day_page
+from planner.day.controllers.table import parse_controllers
+from planner.day.day_study import (
+    DayAnswer,
+    DayQuestion,
+    kept_in_windows,
+    split_training,
+    study_day,
+    workers_over_time,
+)
+from planner.domain import Limit, Slo
+from planner.errors import InputError
+from planner.fleet import Fleet, Role
+from planner.parallel.executors import Executor, working_on
+from planner.simulator import simulate
+from planner.simulator.elastic import ElasticPool
+from planner.simulator.slo_verdict import judge, keeps_all, missed_windows
+from planner.traffic.trace import Trace
+
+EVERY_S = 60.0
+SLO = Slo((Limit("ttft", 0.9, 1.0), Limit("tbt", 0.99, 0.5)), every_s=EVERY_S)
+
+
+def a_day(windows: int = 16, seed: int = 0) -> Trace:
+    """A calm and a busy half: 3 and 14 requests/s."""
+    rng = np.random.default_rng(seed)
+    rates = [3.0] * (windows // 2) + [14.0] * (windows - windows // 2)
+    arrival_s = np.concatenate(
+        [k * EVERY_S + np.sort(rng.uniform(0, EVERY_S, int(rate * EVERY_S))) for k, rate in enumerate(rates)]
+    )
+    n = len(arrival_s)
+    return make_trace(arrival_s, rng.integers(50, 200, n), rng.integers(2, 20, n))
+
+
+def question(trace: Trace, *, start_s: float = 20.0, train_frac: float = 0.0) -> DayQuestion:
+    latency = make_latency((0.02, 0.12), knots=(1, 256), d=1e-5, b=2e-3)
+    pool = make_pool(latency, role="mixed", count=3, budget=256, seats=8, name="mixed")
+    pools = (ElasticPool(start_s=start_s, least=1, most=5),)
+    return DayQuestion(Fleet(LLM, (pool,)), pools, SLO, trace, 0.0, EVERY_S, train_frac)
+
+
+@pytest.fixture(scope="module")
+def answer() -> DayAnswer:
+    return study_day(question(a_day()), parse_controllers("hpa,cron,fleetplan"), time_limit_s=20)
+
+
+def test_what_stands_all_day_is_simulated_as_ever(answer: DayAnswer) -> None:
+    """The first row is today's simulation, and its verdict the windows' one."""
+    asked, static = answer.question, answer.static
+    alone = simulate(asked.fleet, asked.trace, limits=SLO.limits, record=True)
+    run = static.run.simulation
+    for name in ("ttft_s", "e2e_s", "tbt_max_s", "prefill_worker"):
+        assert np.array_equal(getattr(run, name), getattr(alone, name), equal_nan=True)
+    assert judge(alone, SLO).holds == static.keeps
+    assert static.hurt == () and static.usd == pytest.approx(3 * static.run.end_s / 3600)  # 1 USD/h each
+
+
+def test_nobody_costs_less_than_the_optimum_and_keeps_every_window(answer: DayAnswer) -> None:
+    assert answer.optimum is not None
+    assert answer.optimum.ran.keeps
+    assert answer.optimum.proved_usd <= answer.optimum.bound_usd + 1e-9 <= answer.optimum.usd + 1e-9
+    for row in answer.rows:
+        regret = answer.regret_usd(row)
+        assert regret == pytest.approx(row.usd - answer.optimum.usd)
+        assert not row.keeps or row.usd >= answer.optimum.usd - 1e-9
+    assert answer.optimum.usd < answer.static.usd  # three workers are too many for the calm half
+
+
+def test_a_missed_window_counts_what_one_costs_standing(answer: DayAnswer) -> None:
+    """Unless something else is said: then the one that misses fewest wins, or the cheapest."""
+    assert answer.missed_usd == answer.static.usd / len(answer.static.windows)
+    best = answer.winner
+    assert all(
+        best.usd + answer.missed_usd * best.missed_windows <= row.usd + answer.missed_usd * row.missed_windows
+        for row in answer.rows
+    )
+    strict = replace(answer, question=replace(answer.question, missed_usd=1e9)).winner
+    assert strict.missed_windows == min(row.missed_windows for row in answer.rows)
+    loose = replace(answer, question=replace(answer.question, missed_usd=0.0)).winner
+    assert loose.usd == min(row.usd for row in answer.rows)
+
+
+def test_workers_over_time_are_what_is_paid(answer: DayAnswer) -> None:
+    """GPU seconds of the windows add up to those of the lives of workers inside them."""
+    for row in answer.rows:
+        edges_s = np.array([0.0, row.run.end_s / 2, row.run.end_s])
+        paid, ready = workers_over_time(row.run, 1, edges_s)
+        assert (paid @ np.diff(edges_s)).sum() / 3600 == pytest.approx(row.gpu_hours)
+        assert (ready <= paid + 1e-9).all()
+
+
+def test_changes_are_told_with_whom_they_hurt(answer: DayAnswer) -> None:
+    row = next(each for each in answer.rows if each.name == "hpa")
+    changes = np.abs(np.diff(row.run.asked[:, 0]))
+    assert sum(abs(each.after - each.before) for each in row.hurt) == changes.sum() > 0
+    assert all(each.late <= len(answer.judged) for each in row.hurt)
+
+
+def test_windows_are_those_of_the_slo(answer: DayAnswer) -> None:
+    """What the kernel counted in windows, and what recorded gaps say."""
+    asked = answer.question
+    alone = simulate(asked.fleet, asked.trace, limits=SLO.limits, record=True)
+    edges_s = np.array([*(each.start_s for each in answer.static.windows), answer.static.windows[-1].end_s])
+    assert kept_in_windows(alone, SLO, edges_s) == answer.static.windows
+
+
+def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
+    """A day on which some requests miss the TTFT: no window holds in which one does, with 100 % asked for."""
+    asked, row = answer.question, max(answer.rows, key=lambda each: each.missed_windows)
+    run, windows = row.run.simulation, row.windows
+    kept, strict = keeps_all(run, SLO), replace(SLO, attainment_frac=1.0)
+    assert any(each.holds for each in windows) and not kept.all()
+    edges_s = np.array([*(each.start_s for each in windows), windows[-1].end_s])
+    found = kept_in_windows(run, strict, edges_s)
+    missed = [v for v, each in enumerate(found) if not each.holds]
+    assert missed == missed_windows(run, strict, edges_s)
+    first, last = (
+        np.searchsorted(run.arrival_s, edge) for edge in (edges_s[missed[0]], edges_s[missed[0] + 1])
+    )
+    assert found[missed[0]].short_limit == "all limits at once"
+    assert found[missed[0]].kept_frac == pytest.approx(kept[first:last].mean(), abs=0.01)
+    assert len(asked.trace) == len(kept)
+
+
+def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
+    trace = a_day(windows=24, seed=1)
+    found = study_day(
+        question(trace, train_frac=0.75), parse_controllers("hpa"), time_limit_s=20, optimum=False
+    )
+    train, judged = split_training(trace, 0.75)
+    assert train is not None and len(train) + len(judged) == len(trace)
+    assert len(found.judged) == len(judged) and found.judged.arrival_s[0] < EVERY_S
+    row = found.rows[-1]
+    assert row.settings_count > 1 and len(row.run.simulation.status) == len(judged)
+    assert found.optimum is None and day_page.proof_lines(found) == ["No optimum: it was not asked for."]
+
+
+def test_nothing_to_judge_by_is_refused() -> None:
+    trace = make_trace([0.0, 0.0, 1.0], [10, 10, 10], [2, 2, 2])
+    with pytest.raises(InputError, match="leaves no traffic"):
+        split_training(replace(trace, arrival_s=np.zeros(3)), 0.5)
+
+
+def test_no_workers_suffice_is_told(answer: DayAnswer) -> None:
+    """At most one worker in the busy half: no optimum, and why."""
+    asked = question(a_day())
+    few = replace(
+        asked,
+        pools=(replace(asked.pools[0], most=1),),
+        fleet=replace(asked.fleet, pools=(replace(asked.fleet.pools[0], count=1),)),
+    )
+    found = study_day(few, parse_controllers("static"), time_limit_s=20)
+    assert found.optimum is None and "allow more workers" in found.no_optimum
+    assert not found.static.keeps and found.winner is found.static
+
+
+def test_pools_of_one_gpu_share_its_stock() -> None:
+    """Four GPUs for both pools, of which each alone may take three: nobody holds more at any moment, the
+    optimum neither, and what it may do is less than without the stock."""
+    latency = make_latency((0.02, 0.12), knots=(1, 256), d=1e-5, b=2e-3)
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    fleet = Fleet(
+        LLM, tuple(make_pool(latency, role=each, count=2, budget=256, seats=8, name=each) for each in roles)
+    )
+    pools = (ElasticPool(start_s=20.0, least=1, most=3),) * 2
+    trace = a_day(8)
+    asked = DayQuestion(fleet, pools, SLO, trace, 0.0, EVERY_S, stock={"paper": 4})
+    chosen = parse_controllers({"hpa": {"metric": "concurrency", "target": 1}})
+    found = study_day(asked, chosen, time_limit_s=20)
+    runs = [row.run for row in found.rows] + ([found.optimum.ran.run] if found.optimum else [])
+    for run in runs:
+        for at_s in {span.asked_s for span in run.spans}:
+            assert sum(span.asked_s <= at_s < span.gone_s for span in run.spans) <= 4
+    free = study_day(replace(asked, stock={}), chosen, time_limit_s=20)
+    most = max(
+        sum(span.asked_s <= at.asked_s < span.gone_s for span in free.rows[1].run.spans)
+        for at in free.rows[1].run.spans
+    )
+    assert most > 4
+
+
+def test_files(answer: DayAnswer) -> None:
+    files = day_page.render_day(answer)
+    assert set(files) == set(day_page.NAMES)
+    told = json.loads(files["day.json"])
+    assert [each["name"] for each in told["controllers"]] == [row.name for row in answer.rows]
+    assert told["winner"] == answer.winner.name
+    windows = list(csv.DictReader(io.StringIO(files["windows.csv"])))
+    assert len(windows) == (len(answer.rows) + 1) * len(answer.static.windows)
+    rates = [float(row["requests_per_s"]) for row in windows if row["controller"] == "static"]
+    assert rates[0] == pytest.approx(3.0, rel=0.1) and rates[-1] == pytest.approx(14.0, rel=0.1)
+    assert len(list(csv.DictReader(io.StringIO(files["day.csv"])))) == len(answer.rows) + 1
+    assert answer.optimum is not None
+    events = list(csv.DictReader(io.StringIO(files["events.csv"])))
+    assert len(events) == sum(len(row.hurt) for row in (*answer.rows, answer.optimum.ran))
+    page = files["day.html"]
+    assert page.startswith("<!doctype html>") and f"<h1>{answer.winner.name} " in page
+
+
+def test_nothing_is_written_where_a_folder_cannot_be(answer: DayAnswer, tmp_path: Path) -> None:
+    from planner.day.day_api import DayResult
+
+    place = tmp_path / "file"
+    place.write_text("here")
+    with pytest.raises(InputError):
+        DayResult(answer).save(place)
+    assert place.read_text() == "here"
+
+
+@pytest.mark.slow
+def test_controllers_run_elsewhere_as_they_do_here(answer: DayAnswer) -> None:
+    """Parameters are chosen there too."""
+    asked, chosen = question(a_day(), train_frac=0.5), parse_controllers("hpa,cron")
+    here = study_day(asked, chosen, optimum=False)
+    with working_on(Executor("processes:2")):
+        there = study_day(asked, chosen, optimum=False)
+    assert day_page.day_table(there) == day_page.day_table(here)
+    assert [row.chosen for row in there.rows] == [row.chosen for row in here.rows]
+    assert all(np.array_equal(a.run.asked, b.run.asked) for a, b in zip(there.rows, here.rows, strict=True))

@@ -1,0 +1,137 @@
+"""`fleetplan.day` and the commands over it: what is given back, written and refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fleetplan
+from planner import cli
+from planner.day.day_api import DayResult
+
+STANDING = {
+    "llm": "meta-llama/Llama-3.1-8B",
+    "workers": [{"name": "mixed", "role": "mixed", "gpu": "a100-80g", "tp": 1, "count": 2}],
+}
+SLO: dict[str, Any] = {
+    "llm": "meta-llama/Llama-3.1-8B",
+    "slo": {"ttft": {"p90": "1 s"}, "tbt": {"p95": "100 ms"}, "every": "1 min"},
+    "fleet": {"gpus": {"a100-80g": 8}},
+    "day": {"controllers": {"hpa": {"metric": "concurrency", "target": 8}}, "start": "30 s", "most": 4},
+}
+
+
+def traffic(minutes: int = 8) -> pd.DataFrame:
+    """2 and 12 requests/s, every other minute."""
+    rng = np.random.default_rng(0)
+    counts = [120 if k % 2 else 720 for k in range(minutes)]
+    at_s = np.concatenate([60 * k + np.sort(rng.uniform(0, 60, n)) for k, n in enumerate(counts)])
+    lengths = rng.integers(200, 1500, len(at_s)), rng.integers(20, 200, len(at_s))
+    return pd.DataFrame({"arrival_s": at_s, "input_tokens": lengths[0], "output_tokens": lengths[1]})
+
+
+@pytest.fixture(scope="module")
+def found() -> DayResult:
+    result = fleetplan.day(SLO, traffic(4), standing=STANDING)
+    assert isinstance(result, DayResult)
+    return result
+
+
+@pytest.mark.slow
+def test_a_row_for_each_and_the_optimum(found: DayResult) -> None:
+    table = found.to_frame()
+    assert table["name"].tolist() == ["optimum", "static", "hpa"]
+    assert table["usd"][0] == table["usd"].where(table["missed"] == 0).min()
+    assert found.winner in ("static", "hpa") and found.headline().startswith(found.winner)
+
+
+def test_what_is_saved(found: DayResult, tmp_path: Path) -> None:
+    """Again for another winner: no manifest of the first is left."""
+    from dataclasses import replace
+
+    written = found.save(tmp_path)
+    assert {"day.html", "day.csv", "windows.csv", "events.csv", "day.json"} < set(written)
+    assert json.loads((tmp_path / "day.json").read_text()) == found.to_dict()
+    for usd in (0.0, 1e9):
+        question = replace(found.answer.question, missed_usd=usd)
+        again = DayResult(replace(found.answer, question=question))
+        kept = {name for name in again.save(tmp_path) if name.startswith("manifests/")}
+        there = {str(p.relative_to(tmp_path)) for p in (tmp_path / "manifests").rglob("*") if p.is_file()}
+        assert there == kept
+
+
+def test_fleets_that_could_stand_are_compared() -> None:
+    """Of two GPUs: each fleet's day is run, and that of the cheapest is told, which no other is below."""
+    whole = SLO | {"fleet": {"gpus": {"l40s": 6, "a10g": 8}}}
+    whole["day"] = SLO["day"] | {"optimum": False}
+    result = fleetplan.day(whole, traffic(4))
+    assert isinstance(result, DayResult)
+    rows, answer = result.to_dict()["fleets"], result.answer
+    assert len(rows) >= 2 and sum(row["is_chosen"] for row in rows) == 1
+    chosen = next(row for row in rows if row["is_chosen"])
+    assert chosen["usd"] == answer.winner.usd and chosen["standing_usd"] == answer.static.usd
+    assert {row["fleet"].count("l40s") for row in rows} == {0, 1}
+    alone = fleetplan.day(whole | {"day": whole["day"] | {"fleets": "plan"}}, traffic(4))
+    assert alone.to_dict()["fleets"] == [] and "Fleets that could stand" in result.report()
+    one = next(row for row in rows if row["label"] == "the plan")
+    assert one["standing_usd"] == pytest.approx(alone.answer.static.usd)
+
+
+def test_one_controller_by_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as `day` without the optimum; requests.csv is of the controller's run."""
+    (tmp_path / "slo.yaml").write_text(json.dumps(SLO))
+    (tmp_path / "fleet.yaml").write_text(json.dumps(STANDING))
+    traffic().to_csv(tmp_path / "t.csv", index=False)
+    files = (
+        "--slo",
+        tmp_path / "slo.yaml",
+        "--trace",
+        tmp_path / "t.csv",
+        "--fleet",
+        tmp_path / "fleet.yaml",
+    )
+    told = run(capsys, "simulate", *files, "--autoscale", "hpa", "-o", tmp_path / "out.csv", "--json")
+    answer = json.loads(told)
+    assert [each["name"] for each in answer["controllers"]] == ["static", "hpa"] and answer["optimum"] is None
+    assert len(pd.read_csv(tmp_path / "out.csv")) == len(traffic())
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"controllers": "hpq"}, "did you mean 'hpa'"),
+        ({"controllers": {"hpa": {"metric": "gpu"}}}, "metric"),
+        ({"least": 3, "most": 2}, "must be at least least"),
+        ({"start": "10 d"}, "start"),
+        ({"storage": "tape"}, "storage"),
+        ({"train": "100 %"}, "5 % to 95 %"),
+        ({"every": "0 s"}, "every"),
+        ({"missed_window": -1}, "missed_window"),
+        ({"controler": "hpa"}, "controllers"),
+        ({"least": 3, "most": 8}, "widen"),
+    ],
+)
+def test_what_is_refused(terms: dict[str, Any], said: str) -> None:
+    section = {**SLO["day"], **terms}
+    if "storage" in terms:
+        section.pop("start")
+    with pytest.raises(fleetplan.PlannerError, match=said):
+        fleetplan.day({**SLO, "day": section}, traffic(2), standing=STANDING)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    before, sys.argv = sys.argv, ["plan", *map(str, arguments)]
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        sys.argv = before
+    said = capsys.readouterr()
+    assert not end.value.code, said.err
+    return said.out

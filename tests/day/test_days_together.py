@@ -1,0 +1,109 @@
+"""The day of several LLMs on one stock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fleetplan
+from planner.day.day_api import JointDayResult
+from planner.simulator.elastic import ElasticRun
+
+NAME = "meta-llama/Llama-3.1-8B"
+STANDING = {"llm": NAME, "workers": [{"name": "m", "role": "mixed", "gpu": "l40s-48g", "tp": 1, "count": 2}]}
+PROMISE = {"ttft": {"p90": "1 s"}, "tbt": {"p95": "100 ms"}, "every": "1 min"}
+MINUTES = 6
+
+
+def question(stock: int = 4) -> dict[str, Any]:
+    return {
+        "llms": {name: {"llm": NAME, "slo": PROMISE} for name in ("chat", "code")},
+        "fleet": {"gpus": {"l40s-48g": stock}},
+        "day": {"controllers": {"hpa": {"metric": "concurrency", "target": 8}}, "start": "20 s", "most": 3},
+    }
+
+
+def traffic(*, late: bool, minutes: int = MINUTES) -> pd.DataFrame:
+    """Busy for the first half, or for the second: 5 requests/s, else 1."""
+    rng = np.random.default_rng(int(late))
+    counts = [300 if (k >= minutes // 2) == late else 60 for k in range(minutes)]
+    at_s = np.concatenate([60 * k + np.sort(rng.uniform(0, 60, n)) for k, n in enumerate(counts)])
+    at_s[-1] = 60.0 * minutes
+    lengths = rng.integers(200, 1200, len(at_s)), rng.integers(20, 150, len(at_s))
+    return pd.DataFrame({"arrival_s": at_s, "input_tokens": lengths[0], "output_tokens": lengths[1]})
+
+
+def asked(stock: int = 4, **changes: Any) -> JointDayResult:
+    whole = question(stock)
+    whole["day"] |= changes
+    traces = {"chat": traffic(late=False), "code": traffic(late=True)}
+    found = fleetplan.day(whole, traces, standing={"chat": STANDING, "code": STANDING}, time_limit_s=30)
+    assert isinstance(found, JointDayResult)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> JointDayResult:
+    return asked()
+
+
+def held(runs: list[ElasticRun], at_s: float) -> int:
+    return sum(span.asked_s <= at_s < span.gone_s for run in runs for span in run.spans)
+
+
+def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult) -> None:
+    answer = found.answer
+    assert answer.optimum is not None and answer.optimum.ran.keeps
+    for row in (*answer.rows, answer.optimum.ran):
+        runs = [part.run for part in row.parts]
+        moments = {span.asked_s for run in runs for span in run.spans}
+        assert max(held(runs, at_s) for at_s in moments) <= 4
+        assert row.usd == pytest.approx(sum(part.usd for part in row.parts))
+        assert not row.keeps or row.usd >= answer.optimum.ran.usd * (1 - 1e-9)
+        assert not row.keeps or row.usd >= answer.optimum.proved_usd * (1 - 1e-9)
+
+
+def test_with_gpus_enough_the_optimum_is_that_of_each_alone() -> None:
+    """Six GPUs are never short of three each: the joint optimum is the sum of two."""
+    both, alone = asked(6, controllers="static").answer, []
+    for name, late in (("chat", False), ("code", True)):
+        whole = question(6)
+        one = whole["llms"][name] | {"fleet": whole["fleet"], "day": whole["day"] | {"controllers": "static"}}
+        found = fleetplan.day(one, traffic(late=late), standing=STANDING, time_limit_s=30)
+        assert found.answer.optimum is not None and not isinstance(found, JointDayResult)
+        alone.append(found.answer.optimum.usd)
+    assert both.optimum is not None
+    assert both.optimum.ran.usd == pytest.approx(sum(alone), rel=2e-3)
+
+
+def test_one_page_and_tables_of_each(found: JointDayResult, tmp_path: Path) -> None:
+    written = found.save(tmp_path)
+    assert {"day.html", "day.json", "chat/day.csv", "code/windows.csv"} <= set(written)
+    told = json.loads((tmp_path / "day.json").read_text())
+    assert told == found.to_dict() and told["winner"] == found.winner
+    assert {each["winner"] for each in told["llms"].values()} == {found.winner}
+    page = (tmp_path / "day.html").read_text()
+    assert "chat over the day" in page and "code over the day" in page
+    assert len(found.to_frame()) == 2 * len(told["controllers"])
+
+
+def test_what_is_refused() -> None:
+    whole, both = question(), {"chat": STANDING, "code": STANDING}
+    traces = {"chat": traffic(late=False), "code": traffic(late=True, minutes=2)}
+    with pytest.raises(fleetplan.PlannerError, match="the traffic of one ends after"):
+        fleetplan.day(whole, traces, standing=both)
+    traces["code"] = traffic(late=True)
+    with pytest.raises(fleetplan.PlannerError, match="a fleet for each of chat, code; found chat"):
+        fleetplan.day(whole, traces, standing={"chat": STANDING})
+    with pytest.raises(
+        fleetplan.PlannerError, match="stock of l40s-48g: the workers at time zero take 1 more"
+    ):
+        fleetplan.day(question(3), traces, standing=both)
+    with pytest.raises(fleetplan.PlannerError, match="trace: missing"):
+        one = {"llm": NAME, "slo": PROMISE, "fleet": {"gpus": {"l40s-48g": 4}}}
+        fleetplan.day(one, None, standing=STANDING)

@@ -1,0 +1,35 @@
+"""Rules of workers per load, on planted needs and on a small fleet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.day.search.load_rules import _fitted
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planted_rule_is_covered(seed: int) -> None:
+    """ceil(3 load) workers, one more in every twentieth window: nine in ten windows get what they need, and
+    none over two more than the line."""
+    rng = np.random.default_rng(seed)
+    loads = rng.uniform(0.1, 4.0, 72)
+    needed = np.ceil(3 * loads).astype(np.int64) + (rng.random(72) < 0.05)
+    _, rule = _fitted(loads, needed, 15.0, 600.0)
+    given = np.array([rule.workers_for_load(load) for load in loads.tolist()])
+    assert (given >= needed).mean() >= 0.85
+    assert (given <= np.ceil(3 * loads) + 2).all()
+
+
+def test_few_windows_that_need_two_are_seen() -> None:
+    """One worker but above a load of 1.6, one window in nine: the rule has its edge there, not beyond all."""
+    loads = np.linspace(0.1, 1.8, 72)
+    _, rule = _fitted(loads, np.where(loads > 1.6, 2, 1), 15.0, 600.0)
+    assert rule.workers_for_load(1.75) == 2 and rule.workers_for_load(1.0) == 1
+    assert list(rule.edges) == sorted(rule.edges)
+
+
+def test_windows_that_all_need_the_same() -> None:
+    loads = np.linspace(0.1, 1.0, 20)
+    _, rule = _fitted(loads, np.full(20, 3), 15.0, 600.0)
+    assert [rule.workers_for_load(load) for load in (0.1, 0.5, 1.0, 2.0)] == [3, 3, 3, 6]
