@@ -1220,10 +1220,21 @@ class IdleMisses:
     fastest: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoneTogether:
+    """No fleets were found that keep the SLOs of several LLMs in enough scenarios within the limits that they
+    share, so each plan is the fleet on paper. `reason` says how far they get, `relaxation` what would help.
+    """
+
+    reason: str
+    relaxation: str
+
+
 Warned = (
     NotCertified
     | TooFewKept
     | IdleMisses
+    | NoneTogether
     | RoutersMiss
     | NotDeployable
     | ServicesApart

@@ -805,6 +805,12 @@ def _(fact: facts.TooFewKept) -> str:
 
 
 @sentence.register
+def _(fact: facts.NoneTogether) -> str:
+    help_text = f". Ask for {fact.relaxation}" if fact.relaxation else ""
+    return f"not for production: {fact.reason}. Planned are the cheapest fleets on paper{help_text}"
+
+
+@sentence.register
 def _(fact: facts.IdleMisses) -> str:
     return (
         f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "

@@ -20,6 +20,7 @@ from planner.documents.facts import (
     Headroom,
     IdleMisses,
     KeptIn,
+    NoneTogether,
     NotCertified,
     TooFewKept,
 )
@@ -71,14 +72,17 @@ def verdict(plan: Plan) -> str:
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
     text = [
-        f"{_not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
+        f"{not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
         targets_text(plan),
         _how_sure(plan),
     ]
     return " ".join(part for part in (*text, basis_text(plan.fleet)) if part)
 
 
-def targets_text(plan: Plan) -> str:
+ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
+
+
+def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
     """Where the plan is kept when it is deployed, as the routers there do not route as it was simulated: "For
     llm-d and kserve; NOT kept on vllm and lws: --target NAME plans for one."; nothing where no router has a
     choice.
@@ -95,7 +99,7 @@ def targets_text(plan: Plan) -> str:
         return f"NOT kept on {listed(missed)}, for which it was planned."
     if plan.certificate.for_targets:
         return f"{for_}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
-    return f"{for_}; NOT kept on {listed(missed)}: --target NAME plans for one, --target each for all."
+    return f"{for_}; NOT kept on {listed(missed)}: {remedy}."
 
 
 def for_targets_text(values: ForTargets) -> str:
@@ -106,10 +110,11 @@ def for_targets_text(values: ForTargets) -> str:
     return f"on {listed(values.targets)} {usd(values.usd_per_h)}/h, {workers_text(values.workers)}{doubt}"
 
 
-def _not_for_production(plan: Plan) -> str:
+def not_for_production(plan: Plan) -> str:
     """What comes before a fleet on paper where production was asked for and none was found."""
     is_on_paper = any(
-        isinstance(text, TooFewKept | IdleMisses) or (isinstance(text, NotCertified) and text.is_on_paper)
+        isinstance(text, TooFewKept | IdleMisses | NoneTogether)
+        or (isinstance(text, NotCertified) and text.is_on_paper)
         for text in plan.warnings
     )
     return "NOT for production, on paper alone: " if is_on_paper else ""

@@ -23,10 +23,12 @@ from planner.search.several.several_llms import AnswerTotal, SharedPlan
 
 def verdict(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
-    text = [f"{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
+    doubt = next(filter(None, map(screen.not_for_production, plan.plans.values())), "")
+    text = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
     if missed := [name for name, one in plan.plans.items() if not one.verdict.holds]:
         text.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
-    targets = {name: screen.targets_text(one) for name, one in plan.plans.items()}
+    remedy = "deploy: {target: NAME} beside llms plans for one"
+    targets = {name: screen.targets_text(one, remedy) for name, one in plan.plans.items()}
     text += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
     if (sure := _how_sure(plan)) is not None:
         text.append(sure)

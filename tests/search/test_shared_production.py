@@ -11,10 +11,9 @@ import pytest
 from plans import CATALOG
 from questions import LLM, traffic
 
-from planner.documents.facts import NotCertified, ProductionShared
+from planner.documents.facts import NoneTogether, NotCertified, ProductionShared
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
-from planner.errors import InfeasibleError
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
@@ -154,19 +153,31 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
     """
     monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)
     stock = {"a100-80g": 16, "h100-80g": 4}
-    with pytest.raises(InfeasibleError, match="safety: kept_in: each LLM can be served") as caught:
-        plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
-    assert not caught.value.is_proved and "stock of h100-80g from 4 to 8" in caught.value.relaxation
-    assert "8 of 4 GPUs (stock of h100-80g)" in str(caught.value)
-    assert re.search(r"kept by all together is \d+ %, for [\d.]+ USD/h", str(caught.value))
+    found = plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
+    why = why_on_paper(found)
+    assert "safety: kept_in: each LLM can be served" in why.reason
+    assert "stock of h100-80g from 4 to 8" in why.relaxation
+    assert "8 of 4 GPUs (stock of h100-80g)" in why.reason
+    assert re.search(r"kept by all together is \d+ %, for [\d.]+ USD/h", why.reason)
     plan_together(question(stock | {"h100-80g": 8}), CATALOG, time_limit_s=LONG_S)
+
+
+def why_on_paper(found: SharedPlan) -> NoneTogether:
+    """Of a plan for which no fleets for production were found: those on paper, and why."""
+    assert found.status == "not for production" and found.value == pytest.approx(found.value_on_paper)
+    assert all(total.lacks for total in found.answers if total.name == "production")
+    reasons = [
+        fact for one in found.plans.values() for fact in one.warnings if isinstance(fact, NoneTogether)
+    ]
+    assert reasons and len(set(reasons)) == 1
+    return reasons[0]
 
 
 def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
-    with pytest.raises(InfeasibleError, match=r"llm-\d, even with all .*: safety: kept_in: no fleet"):
-        stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": "300 %"}
-        plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
+    stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": "300 %"}
+    found = plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
+    assert re.search(r"llm-\d, even with all .*: safety: kept_in: no fleet", why_on_paper(found).reason)
 
 
 def test_an_llm_without_safety_has_what_the_others_leave() -> None:
@@ -181,7 +192,7 @@ def test_an_llm_without_safety_has_what_the_others_leave() -> None:
 
 
 def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several_llms, "share_production", lambda *_: None)
+    monkeypatch.setattr(several_llms, "production_or_paper_of_all", lambda *_: None)
     found = plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
     assert found.status == "best found" and found.in_production == () and found.answers == ()
     for one in found.plans.values():

@@ -25,6 +25,7 @@ from planner.documents.facts import (
     AnswerName,
     IdleMisses,
     KeptIn,
+    NoneTogether,
     NotCertified,
     ScenariosDrawn,
     TooFewKept,
@@ -118,6 +119,10 @@ MOST_WORKERS_CHANGED, MOST_MACHINES_CHANGED = 2, 4
 MOST_LIKE_PRICE, LIKE_PRICE_EFFORT = 16, 1_000_000
 
 
+WhyOnPaper = TooFewKept | IdleMisses | NoneTogether
+"""Why there is no fleet for production, so that the plan is the fleet on paper."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
@@ -134,7 +139,7 @@ class Production:
     is_tested: bool
     trial: FleetTrial | None
     with_loss: Counts | None = None
-    on_paper: TooFewKept | IdleMisses | None = None
+    on_paper: WhyOnPaper | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -432,7 +437,15 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
         idle = find_idle_misses(problem)
         if idle is None and error.most_kept is None:
             raise
-        why = TooFewKept(error.most_kept) if idle is None and error.most_kept is not None else idle
+        why = idle if idle is not None or error.most_kept is None else TooFewKept(error.most_kept)
+    assert why is not None
+    return paper_in_scenarios(problem, paper, why)
+
+
+def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) -> Production:
+    """The cheapest fleet on paper, with how many scenarios it keeps, where no fleet for production was
+    found.
+    """
     assert problem.searched is not None and problem.task.safety is not None
     test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
     is_small = build_scale_model(problem, paper.best) is problem
@@ -508,7 +521,7 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
 
 def not_certified_warnings(
     problem: Problem, production: Production | None
-) -> tuple[NotCertified | TooFewKept | IdleMisses, ...]:
+) -> tuple[NotCertified | WhyOnPaper, ...]:
     """A warning where production was required and the plan cannot be called certified."""
     if (safety := problem.task.safety) is None:
         return ()

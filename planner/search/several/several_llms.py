@@ -52,7 +52,7 @@ from planner.search.several.shared_paper import (
     plan_on_paper,
     search_within,
 )
-from planner.search.several.shared_production import LlmOnPaper, SharedProduction, share_production
+from planner.search.several.shared_production import LlmOnPaper, SharedProduction, production_or_paper_of_all
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement
 
@@ -129,6 +129,8 @@ class SharedPlan:
     def status(self) -> Status:
         """The weakest status among the plans; "on paper" where no LLM requires safety."""
         statuses = {plan.status for plan in self.plans.values()}
+        if "not for production" in statuses:
+            return "not for production"
         if not self.is_exhausted or "best found" in statuses:
             return "best found"
         return statuses.pop() if len(statuses) == 1 else "not certified"
@@ -185,7 +187,7 @@ def plan_together(
         _paper_of_llm(part, each, one, limits, deadline)
         for part, each, one in zip(parts, alone, paper.searched, strict=True)
     ]
-    shared = share_production(known, limits, deadline, progress) if is_safe else None
+    shared = production_or_paper_of_all(known, limits, deadline, progress) if is_safe else None
     searched, leave = _searches_as_run(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
     plans = _certify_plans(parts, searched, leave, shared, catalog, seed, deadline, around=around)
@@ -199,7 +201,8 @@ def plan_together(
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
         alone_values, run = (_paid_values(known, fleets) for fleets in (shared.alone, shared.fleets))
-        in_production = (shared.how, *gives_way_facts(parts, alone_values, run, unit))
+        if shared.how is not None:
+            in_production = (shared.how, *gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, values, strict=True)),
@@ -263,7 +266,7 @@ def _searches_as_run(
     production, it is searched again within what they leave.
     """
     searched, leave = list(paper.searched), list(paper.within)
-    if shared_production is None or shared_production.how.is_each:
+    if shared_production is None or shared_production.how is None or shared_production.how.is_each:
         return searched, leave
     for k, part in enumerate(parts):
         if part.task.safety is None:
@@ -320,7 +323,7 @@ def _answer_totals(
         fleets = {
             one.name: {
                 "on-paper": one.paper.best,
-                "production": production.best,
+                "production": production.best if production.on_paper is None else None,
                 "with-a-loss": production.with_loss,
             }[name]
             for one, production in each

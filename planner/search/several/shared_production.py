@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.documents.facts import KeptIn, ProductionShared
+from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.level0_search import designs_of
@@ -42,6 +42,7 @@ from planner.search.production.three_answers import (
     ScenarioTest,
     find_production_fleet,
     is_test_passed,
+    paper_in_scenarios,
     pick_fleet_and_test,
     with_answers,
 )
@@ -73,13 +74,13 @@ class LlmOnPaper:
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedProduction:
     """The result for each LLM: its production, None where it requires no safety; its fleet; and the fleet
-    that it takes with all of the limits for itself.
+    that it takes with all of the limits for itself. `how` is None where the fleets are those on paper.
     """
 
     productions: tuple[Production | None, ...]
     fleets: tuple[Counts, ...]
     alone: tuple[Counts, ...]
-    how: ProductionShared
+    how: ProductionShared | None
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +144,25 @@ def share_production(
         shared is None, 0 if shared is None else shared.rounds, shared is not None and shared.is_exact, tries
     )
     return SharedProduction(productions, tuple(fleets), tuple(llm.alone for llm in known), how)
+
+
+def production_or_paper_of_all(
+    llms: Sequence[LlmOnPaper], limits: FleetLimits, deadline: float, progress: Progress
+) -> SharedProduction | None:
+    """As `share_production`; the fleets on paper, with the reason, where the LLMs cannot all be kept."""
+    try:
+        return share_production(llms, limits, deadline, progress)
+    except InfeasibleError as error:
+        why = NoneTogether(str(error).rstrip("."), error.relaxation)
+    progress("production: in how many scenarios the fleets on paper are kept")
+    productions = tuple(
+        None
+        if one.problem.task.safety is None
+        else paper_in_scenarios(replace(one.problem, deadline=deadline), one.paper, why)
+        for one in llms
+    )
+    fleets = tuple(one.paper.best for one in llms)
+    return SharedProduction(productions, fleets, tuple(one.alone.best for one in llms), how=None)
 
 
 def _plan_alone(one: LlmOnPaper, until: float) -> _LlmProduction | None:
