@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -203,6 +205,15 @@ def test_the_planner_does_without_torch_vllm_and_streamlit() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] in heavy], module
+
+
+def test_documents_are_read_without_numba() -> None:
+    """Who reads a question or a fact of a plan does not wait for the compiler: two seconds of every start."""
+    program = (
+        "import sys, planner.documents.slo, planner.documents.facts, planner.documents.certificate\n"
+        "assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_what_is_installed_imports_nothing_of_the_checkout_alone() -> None:

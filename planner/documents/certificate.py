@@ -34,7 +34,7 @@ from planner.documents.facts import (
 from planner.documents.robustness_facts import Around
 from planner.domain import FleetLimit, Limit
 from planner.fleet import Fleet
-from planner.simulator.repeats import Interval, Repeats
+from planner.solvers.repeats import Interval, Repeats
 
 Document = dict[str, Any]
 Say = Callable[[Any], str]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from planner.domain import FleetLimit, Limit
 from planner.errors import MostKept
-from planner.simulator.repeats import Decision, Repeats
+from planner.solvers.repeats import Decision, Repeats
 
 # -- what a simulation says --------------------------------------------------------------------------------
 

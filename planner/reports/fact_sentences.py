@@ -11,7 +11,7 @@ from planner.documents.certificate import Alternative
 from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
-from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
+from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
 from planner.units import show_clock, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"

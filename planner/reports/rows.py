@@ -38,10 +38,10 @@ from planner.reports.words import (
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS
+from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import percentile_name, show_clock, show_s
 
 

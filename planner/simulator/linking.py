@@ -5,21 +5,20 @@ function above does again: with functions twelve calls deep most of the time goe
 Here an inner function ends as LLVM's representation, as it was lowered; the function that starts from Python
 links all of them, and only this whole is optimised. Numba's hook for that is a compiler of one's own.
 
-For every `+`, `<` or `[]` Numba tries each of its templates until one takes the types. The kernels have nine
-thousand such calls and six hundred that differ, so what was found for one is remembered for the rest: a
-quarter of the time.
+What that saves was measured on 2026-11-23 on one core: CPU seconds of the first simulation of an ordinary
+fleet, then of one with prefix caches. Linked 12.5 and 39.6 s, plain `njit` 22.6 and 125.8 s; later runs are
+equally quick (4.4 and 4.8 ms of the samples). Without it, whoever first plans with prefix caches would wait a
+minute and a half longer.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 from numba import _dynfunc  # type: ignore[attr-defined]
-from numba.core import compiler, typed_passes, types, untyped_passes
+from numba.core import compiler, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import LoweringPass, register_pass
-from numba.core.targetconfig import ConfigStack
 
 
 class LinkedFunction(JITCodeLibrary):
@@ -149,34 +148,3 @@ class WholeCompiler(compiler.CompilerBase):
         passes.add_pass_after(_ChooseWhole, typed_passes.IRLegalization)
         passes.finalize()
         return [passes]
-
-
-_known: list[tuple[dict[str, Any], dict[Any, Any]]] = []  # options of @njit, and what calls mean under them
-_base: Any = types.BaseFunction
-_find_call_type = _base.get_call_type
-
-
-def _known_calls() -> dict[Any, Any]:
-    """Under the options of the function that is being compiled; they have no hash."""
-    flags = ConfigStack.top_or_none()
-    options = {} if flags is None else flags._values
-    for those, calls in _known:
-        if those == options:
-            return calls
-    _known.append((dict(options), {}))
-    return _known[-1][1]
-
-
-def _call_type(function, context, args, kws):
-    """Numba's `BaseFunction.get_call_type`, asked once. A call that no template takes is not remembered."""
-    if kws:
-        return _find_call_type(function, context, args, kws)
-    calls = _known_calls()
-    call = (context, function._code, *[arg._code for arg in args])  # a number of its own for every type
-    found = calls.get(call)
-    if found is None:
-        found = calls[call] = _find_call_type(function, context, args, kws)
-    return found
-
-
-_base.get_call_type = _call_type

@@ -22,8 +22,8 @@ from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import output
 from planner.reports.simulated_run import outcome
-from planner.simulator.repeats import CONFIDENCE_FRAC, interval
 from planner.slo_metrics import latency_columns
+from planner.solvers.repeats import CONFIDENCE_FRAC, interval
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 

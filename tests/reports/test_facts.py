@@ -17,7 +17,7 @@ from planner.domain import COST, GPUS, POWER, FleetLimit, Limit
 from planner.policies import QUEUE, ROUTING
 from planner.reports.fact_sentences import sentence
 from planner.reports.output import plain
-from planner.simulator.repeats import Interval
+from planner.solvers.repeats import Interval
 
 KNOWN: dict[Any, Any] = {
     float: 0.25,

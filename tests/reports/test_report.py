@@ -26,7 +26,7 @@ from planner.files.checked_files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows
 from planner.reports.page import page as make_page
 from planner.reports.words import excluded_text, proof_lines
-from planner.simulator.repeats import Interval, Repeats
+from planner.solvers.repeats import Interval, Repeats
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
 PAGE_CSS = package_text("reports/page.css")

@@ -22,8 +22,8 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem import draws
 from planner.search.problem.build_problem import build_problem
 from planner.simulator import judge, simulate
-from planner.simulator.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
 from planner.simulator.slo_verdict import Verdict
+from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
 from planner.studies.seeds import SeedsQuestion, simulate_seed
 from planner.traffic.scaling import RateRequest
 

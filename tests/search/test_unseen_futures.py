@@ -14,7 +14,7 @@ from planner.documents.facts import KeptIn
 from planner.documents.safety import Safety
 from planner.search.production import three_answers
 from planner.search.production.three_answers import LEAST_TEST_SCENARIOS, TEST_REQUESTS
-from planner.simulator.repeats import decision
+from planner.solvers.repeats import decision
 
 
 @dataclass

@@ -21,7 +21,7 @@ from planner.fleet import Policies
 from planner.parallel.executors import Executor
 from planner.reports.output import requests_csv
 from planner.reports.simulated_run import outcome
-from planner.simulator.repeats import interval
+from planner.solvers.repeats import interval
 from planner.studies.seeds import SAME_FOR_ALL, SeedsQuestion, over_seeds, seeds_document
 from planner.traffic.scaling import RateRequest, rescale
 from planner.traffic.trace import Trace

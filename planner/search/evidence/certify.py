@@ -48,8 +48,8 @@ from planner.search.production.three_answers import (
     production_or_paper,
     with_answers,
 )
-from planner.simulator.repeats import Repeats
 from planner.simulator.replay import Simulation
+from planner.solvers.repeats import Repeats
 from planner.traffic.trace import Trace
 
 # With the objective throughput the search for the rate may take this share of the time.

@@ -26,8 +26,8 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.plan_problem import Problem, with_policies
-from planner.simulator.repeats import Repeats, until_sure
 from planner.simulator.slo_verdict import Verdict
+from planner.solvers.repeats import Repeats, until_sure
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 

@@ -5,7 +5,7 @@
     with a loss   the fleet does so after the loss of any one worker
 
 cheapest_kept.py searches for the production fleet in scenarios that it sees. The fleet is then tested in
-other scenarios until Wald's test (simulator/repeats.py) decides whether the share of scenarios that it keeps
+other scenarios until Wald's test (solvers/repeats.py) decides whether the share of scenarios that it keeps
 is more than TEST_BELOW_FRAC below the required share. Of fleets whose prices differ by at most
 LIKE_PRICE_FRAC the one with the most headroom is taken.
 """
@@ -78,7 +78,7 @@ from planner.search.production.cheapest_kept import (
 )
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.scale_model import build_scale_model, restore_full_size
-from planner.simulator.repeats import decision
+from planner.solvers.repeats import decision
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from planner.simulator.slo_verdict import Verdict
+if TYPE_CHECKING:  # A document of runs is read without the simulator, which takes two seconds to import.
+    from planner.simulator.slo_verdict import Verdict
 
 CONFIDENCE_FRAC = 0.95
 
