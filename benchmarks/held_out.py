@@ -33,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.facts import Answered
 from planner.documents.task import PlanQuestion, parse_task
@@ -47,7 +48,6 @@ from planner.search.production.cheapest_kept import find_cheaper_kept, grow_unti
 from planner.search.production.three_answers import Production, plan_production
 from planner.simulator.slo_verdict import in_windows, windows_s
 from planner.solvers.master import Option
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
 

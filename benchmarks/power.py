@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.calibrate.power_fit import (
+from benchmarks.power_fit import (
     fit_power,
     fit_rows,
     fit_runs,

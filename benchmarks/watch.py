@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from live_metrics import exported
 from plans import mixed
 
+from benchmarks.generated_traffic import lognormal
 from planner.importers.prometheus_range import parse_answer
 from planner.importers.vllm_metrics import live_traffic
 from planner.simulator.replay import simulate
@@ -39,7 +40,6 @@ from planner.studies.plan_watch import (
     plan_references,
     stretch_lengths,
 )
-from planner.traffic.generate import lognormal
 from planner.traffic.redraw import redraw_trace
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace

@@ -6,7 +6,7 @@ lengths, mean rate and burstiness. Every row is drawn from the tables below; non
 
 The third has prefixes: tool calls whose instructions recur and agents whose steps build on each other, with
 the lengths and sharing of Toolbench and the embodied agents in Table 1 of Preble (Srivatsa et al. 2024,
-arXiv:2407.00023), drawn by planner/traffic/generate.py.
+arXiv:2407.00023), drawn by benchmarks/generated_traffic.py.
 
 The fourth is fifteen minutes of a chat service: turns that wait for the answer before and for their user,
 with prompts that hold the turns before. Its shapes are our choice, see `chat_csv`.
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from planner.traffic.generate import merged, preble
+from benchmarks.generated_traffic import merged, preble
 
 FloatArray = npt.NDArray[np.float64]
 

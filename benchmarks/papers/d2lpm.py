@@ -33,13 +33,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.generated_traffic import judges, merged, preble, tree_of_thoughts
 from benchmarks.papers.common import CATALOG, worker
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
 from planner.simulator.slo_verdict import tenant_service
-from planner.traffic.generate import judges, merged, preble, tree_of_thoughts
 from planner.traffic.trace import Trace
 
 LLM, GPU, WORKERS, CLIENTS, SECONDS = "meta-llama/Llama-3.1-8B", "a100-80g", 4, 4, 120.0

@@ -5,7 +5,7 @@
     python benchmarks/papers/preble.py figure4 AZURE_CONV_CSV AZURE_CODE_CSV
 
 Mistral-7B on four A6000, chunks of 1,024, the catalog's step times; the five workloads of Table 1 as
-planner/traffic/generate.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
+benchmarks/generated_traffic.py draws them, five minutes of Poisson arrivals; agents also with steps that wait
 for the answer to the one before. Round robin serves the prompt with the longest cached prefix first, as
 SGLang does. Rates are multiples of the one at which 99 % of its requests take up to 20 s (programming: 60 s).
 
@@ -32,11 +32,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.generated_traffic import SYSTEM_TOKENS, TABLE, merged, preble
 from benchmarks.papers.common import CATALOG, in_seconds, most, worker
 from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import Simulation, simulate
-from planner.traffic.generate import SYSTEM_TOKENS, TABLE, merged, preble
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 

@@ -8,7 +8,7 @@
 A GPU without a step draws its idle share; one with a cap never more than the cap. Decodes are bound by memory
 and draw little, prefills by compute and draw all they may: Splitwise's Fig. 8. The numbers are fitted to its
 measurements on A100, and to ML.ENERGY's on H100 and B200 (catalogs/power.yaml, made by
-`planner/calibrate/power_fit.py`); on any other GPU A100's count as the same shares of its own limit, which
+`benchmarks/power_fit.py`); on any other GPU A100's count as the same shares of its own limit, which
 nobody has measured here.
 """
 

@@ -128,10 +128,6 @@ class Description:
         factor = rate_rps / self.mean_rps
         return self if factor == 1 else self._times(factor)
 
-    def with_growth(self, growth_frac: float) -> Description:
-        """The same with this share more requests."""
-        return self if not growth_frac else self._times(1 + growth_frac)
-
     def _times(self, factor: float) -> Description:
         base = 1.0 if self.gap_cv is None else self.gap_cv**2
         fano = tuple((window_s, base + (value - base) * factor) for window_s, value in self.fano)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from plans import CATALOG, a_plan, a_trace, mixed, pairs
 
-from planner.calibrate.power_fit import (
+from benchmarks.power_fit import (
     StepPower,
     fit_power,
     fit_rows,

@@ -26,6 +26,7 @@ from live_metrics import answer
 from plans import CATALOG, LLM, mixed
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.generated_traffic import synthesise, uniform
 from planner.api.watch_api import MetricsSource, look_once
 from planner.documents.certificate import Certificate
 from planner.documents.plan_folder import WrittenPlan
@@ -35,7 +36,6 @@ from planner.importers.vllm_metrics import NAMES
 from planner.runtime.prometheus_server import PrometheusError, query_range
 from planner.runtime.watch_exporter import Exporter, parse_address
 from planner.studies.plan_watch import Planned, read_expectations
-from planner.traffic.generate import synthesise, uniform
 from planner.traffic.trace import Trace
 
 OK = "vllm:request_success_total"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from plans import CATALOG
 
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.task import PlanQuestion, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import BoundError
@@ -29,7 +30,6 @@ from planner.solvers import demand as solvers_demand
 from planner.solvers.demand import _best_start, demand_bound
 from planner.solvers.master import Option, attention_s, decoded_from
 from planner.solvers.required_work import find_deadlines
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 from planner.traffic.workload import coarser_lengths, distinct_lengths
 

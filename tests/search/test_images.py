@@ -11,6 +11,7 @@ from hand_made import GPU, LATENCY
 from plans import CATALOG
 from questions import question, traffic
 
+from benchmarks.generated_traffic import merged
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.llm import Llm
@@ -19,7 +20,6 @@ from planner.reports.output import requests_csv
 from planner.search.evidence.findings import image_warnings
 from planner.search.problem.build_problem import build_problem
 from planner.simulator.replay import simulate
-from planner.traffic.generate import merged
 from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace

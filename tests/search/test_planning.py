@@ -8,6 +8,7 @@ import pytest
 import yaml
 from shares import some
 
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.facts import UncheckedEngine, UncheckedLeftOut
 from planner.documents.task import PlanQuestion, parse_task
@@ -26,7 +27,6 @@ from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
 from planner.search.problem.options import Engines, mixed_options, worker_types
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 
 LLM = "meta-llama/Llama-3.1-70B"
@@ -395,7 +395,7 @@ def test_steps_that_may_take_longer_have_a_host_that_does(catalog: Catalog) -> N
 def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Catalog) -> None:
     """27 outputs of 16,000 tokens in 20 s and a limit on TTFT alone: nobody asks when they end, so the work
     of decoding must not refute a single small worker."""
-    from planner.traffic.generate import fixed
+    from benchmarks.generated_traffic import fixed
 
     trace = synthesise(
         27,

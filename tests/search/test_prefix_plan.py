@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.generated_traffic import merged, preble
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import read_fleet
@@ -27,7 +28,6 @@ from planner.search.oracle.prefix_placing import (
     warm_up,
     workers_for_same_load,
 )
-from planner.traffic.generate import merged, preble
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.generated_traffic import preble
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.slo import parse_slo
 from planner.documents.task import PlanQuestion, parse_task
@@ -26,7 +27,6 @@ from planner.search.problem.options import floor_s
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option, least_seconds, least_token_seconds
-from planner.traffic.generate import preble
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace

@@ -15,6 +15,7 @@ from questions import DOCUMENT
 from typer.testing import CliRunner
 
 import fleetplan
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.api import watch_api
 from planner.api.planning import plan as make_plan
 from planner.cli import app
@@ -38,7 +39,6 @@ from planner.studies.plan_watch import (
     read_expectations,
     stretch_lengths,
 )
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.domain import Gpu, Limit, Metric, Slo
@@ -18,7 +19,6 @@ from planner.search.problem.options import decode_options, mixed_options, prefil
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import slo_work
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.workload import distinct_lengths
 
 MOST = 4  # workers of a GPU

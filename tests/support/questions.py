@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from plans import CATALOG
 
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.task import PlanQuestion, parse_task
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.trace import Trace
 
 LLM = "meta-llama/Llama-3.1-70B"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.errors import InputError
 from planner.traffic.described import (
     Clients,
@@ -20,7 +21,6 @@ from planner.traffic.described import (
     draw_requests,
 )
 from planner.traffic.described_of import described_of
-from planner.traffic.generate import lognormal, synthesise
 from planner.traffic.lengths import Fixed, LengthHistogram, Lognormal, Percentiles
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
@@ -95,9 +95,8 @@ def test_the_busiest_part_of_a_longer_curve_is_drawn() -> None:
     assert replace(curve, duration_s=800.0).mean_rps == pytest.approx(15)
 
 
-def test_more_of_it_is_more_requests() -> None:
-    """Growth and another rate scale the expected count; 10 % more of 20/s are 22/s."""
-    assert PLAIN.with_growth(0.1).mean_rps == pytest.approx(22)
+def test_a_higher_rate_is_more_requests() -> None:
+    """Another rate scales the expected count."""
     assert PLAIN.at_rate(5.0).mean_rps == pytest.approx(5)
     bursty = replace(PLAIN, fano=((10.0, 5.0),))
     assert bursty.at_rate(40.0).fano == ((10.0, 9.0),)

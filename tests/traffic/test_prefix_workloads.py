@@ -1,12 +1,12 @@
-"""planner/traffic/generate.py against published marginals, counts by hand and prompts written out."""
+"""benchmarks/generated_traffic.py against published marginals, counts by hand and prompts written out."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from benchmarks.generated_traffic import TABLE, _Texts, judges, merged, preble, tree_of_thoughts
 from planner.errors import InputError
-from planner.traffic.generate import TABLE, _Texts, judges, merged, preble, tree_of_thoughts
 from planner.traffic.prefixes import summarise_prefixes
 from planner.traffic.trace import Trace
 

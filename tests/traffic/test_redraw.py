@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.traffic.generate import lognormal, synthesise
+from benchmarks.generated_traffic import lognormal, synthesise
 from planner.traffic.redraw import BLOCKS, block_s, redraw_trace
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace

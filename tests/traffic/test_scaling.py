@@ -1,4 +1,4 @@
-"""Rescaling and windows of planner/traffic/scaling.py, drawn requests of planner/traffic/generate.py."""
+"""Rescaling and windows of planner/traffic/scaling.py, drawn requests of benchmarks/generated_traffic.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.generated_traffic import empirical, fixed, lognormal, synthesise, uniform
 from planner.errors import InputError, TraceError
-from planner.traffic.generate import empirical, fixed, lognormal, synthesise, uniform
 from planner.traffic.scaling import busiest_at, rescale, same_requests, select_window
 from planner.traffic.trace import FloatArray, Trace
 from planner.traffic.workload import dispersion

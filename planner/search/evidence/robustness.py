@@ -288,19 +288,6 @@ def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
     return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
 
 
-def _tightest_room(verdict: Verdict | None) -> float:
-    """How far the tightest line is from a miss, as a share of the requests that may be late; minus infinity
-    where no worker is left.
-    """
-    if verdict is None:
-        return -np.inf
-    rooms = [
-        (line.kept_frac - line.limit.percentile_frac) / max(1 - line.limit.percentile_frac, 1e-3)
-        for line in verdict.lines
-    ]
-    return min(rooms, default=0.0)
-
-
 def _at_workers_fact(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -422,8 +422,3 @@ def other_kind(value: object) -> str:
     if "embed" in text:
         return EMBEDDINGS
     return OTHER_CALLS if text in _SPANS or text in _OPERATIONS or _OTHER.search(text) else ""
-
-
-def with_units(columns: Columns, **units: str) -> Columns:
-    """The same with units where nobody said any."""
-    return replace(columns, units={**units, **columns.units})

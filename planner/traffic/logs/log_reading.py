@@ -119,17 +119,12 @@ class Read:
     columns: Columns | None
 
 
-def read_log(source: LogSource, how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
-    """Read what stands in a file that is no trace of `formats.FORMATS`.
+def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
+    """Read what stands in files of one clock that are no trace of `formats.FORMATS`, as one trace.
 
     Raises UnsureError with the likeliest map where the columns could be several things, TraceError naming
     file, line and column where a value is wrong.
     """
-    return read_logs([source], how, drop_invalid=drop_invalid)
-
-
-def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
-    """The same of several files with one clock, as one trace."""
     gatherer: Gatherer | None = None
     log: _Log | None = None
     for source in sources:

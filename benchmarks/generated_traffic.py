@@ -492,4 +492,4 @@ def _poisson_s(requests: int, rate_rps: float, rng: np.random.Generator) -> Floa
 
 
 def _note(name: str) -> str:
-    return f"made up: {name}, see planner/traffic/generate.py"
+    return f"made up: {name}, see benchmarks/generated_traffic.py"
