@@ -34,6 +34,7 @@ from planner.day.autoscaling import (
     keda_object,
     prometheus_queries,
     recording_rules,
+    scalable_pools,
 )
 from planner.day.controllers import table
 from planner.day.controllers.deployment import CapacityTable, Deployment, History
@@ -611,6 +612,12 @@ def test_the_table_of_pairs_holds_targets_alone() -> None:
     assert all(
         autoscaling.find_refusal(c, t) == "" for c, targets in autoscaling.PAIRS.items() for t in targets
     )
+
+
+def test_each_target_that_a_controller_is_written_for_has_its_row() -> None:
+    """A fixed fleet needs none."""
+    scaled = {target for name, targets in autoscaling.PAIRS.items() if name != "static" for target in targets}
+    assert scaled == set(scalable_pools.SCALABLE) <= set(manifests.TARGETS)
 
 
 def test_every_controllers_defaults_have_a_manifest() -> None:

@@ -23,13 +23,8 @@ from planner.day.autoscaling import (
 )
 from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
 from planner.day.autoscaling.controller_choice import of_chosen
-from planner.day.autoscaling.scale_targets import (
-    MEASURED,
-    SCALED,
-    ScaleTarget,
-    find_scale_targets,
-    with_all_pools,
-)
+from planner.day.autoscaling.scalable_pools import MEASURED, SCALED, find_scale_targets
+from planner.day.autoscaling.scale_targets import ScaleTarget, with_all_pools
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
@@ -115,7 +110,7 @@ def render(
     fleet = with_all_pools(fleet, autoscaler)
     files = dict(manifests.render(fleet, max_model_len, target, under).files)
     readme = files.pop("README.md")
-    scale_targets = find_scale_targets(fleet, target, autoscaler) if target in SCALED else []
+    scale_targets = find_scale_targets(fleet, target, autoscaler)
     if autoscaler.controller == "knative" and target == "kserve":  # other objects, and another router
         files, readme = {}, _without(readme, "kserve", "Under each router")
     else:

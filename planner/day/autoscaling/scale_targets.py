@@ -64,31 +64,19 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     )
 
 
-def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
-    """One per pool, in order; `fleet` has a worker in each. InputError where `target` scales none."""
-    scaled = {pool.name: pool for pool in autoscaler.pools}
-    length = dynamo.COMPONENT_NAME if target == "dynamo" else engine_command.POOL_LETTERS
-    labels = engine_command.pool_labels(fleet, length=length)
-    make = _PLACES[target]
-    return [
-        make(fleet, label, pool, scaled[pool.name])
-        for label, pool in zip(labels, fleet.running_pools, strict=True)
-    ]
-
-
-def _kubernetes(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def kubernetes_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     labels = kubernetes.labels_of(fleet, label, pool)
     return ScaleTarget(labels[PART], label, scaled, pool, "apps/v1", "Deployment", labels[PART], labels)
 
 
-def _lws(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    scale_target = _kubernetes(fleet, label, pool, scaled)
+def lws_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    scale_target = kubernetes_target(fleet, label, pool, scaled)
     return replace(scale_target, api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet")
 
 
-def _disaggregatedset(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def disaggregatedset_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """The set's controller makes a scaler per role that says `scaling: {mode: External}`."""
-    scale_target = _kubernetes(fleet, label, pool, scaled)
+    scale_target = kubernetes_target(fleet, label, pool, scaled)
     return replace(
         scale_target,
         api_version="disaggregatedset.x-k8s.io/v1",
@@ -97,7 +85,7 @@ def _disaggregatedset(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) 
     )
 
 
-def _llm_d(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def llm_d_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     name = f"{engine_command.llm_label(fleet)}-{label}"
     role = "prefill" if pool.role == "prefill" else "decode"
     whole = name if LLM_D_CHART in name else f"{name}-{LLM_D_CHART}"
@@ -106,7 +94,7 @@ def _llm_d(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTar
     return ScaleTarget(name, label, scaled, pool, "apps/v1", "Deployment", deployment, pods, "metrics")
 
 
-def _production_stack(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def production_stack_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     release = engine_command.llm_label(fleet)
     pods = {"model": label, "helm-release-name": release}
     deployment = f"{release}-{label}-deployment-vllm"
@@ -115,7 +103,7 @@ def _production_stack(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) 
     )
 
 
-def _kserve(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """KServe names the Deployment of a service NAME-kserve, that of its prefill NAME-kserve-prefill."""
     app, services = engine_command.llm_label(fleet), engine_command.services(fleet, "kserve")
     of = next(name for name, pools in services.items() if pool in pools)
@@ -137,23 +125,10 @@ def _kserve(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTa
     )
 
 
-def _dynamo(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """Dynamo's operator makes an adapter per component that says `scalingAdapter: {}`."""
     graphs = dynamo.graph_pools(fleet)
     graph = next(name for name, own in graphs.items() if (label, pool) in own)
     name = f"{graph}-{label}"
     kind = "DynamoGraphDeploymentScalingAdapter"
     return ScaleTarget(name, label, scaled, pool, "nvidia.com/v1beta1", kind, name, {})
-
-
-_PLACES = {
-    "kubernetes": _kubernetes,
-    "lws": _lws,
-    "disaggregatedset": _disaggregatedset,
-    "llm-d": _llm_d,
-    "kserve": _kserve,
-    "dynamo": _dynamo,
-    "production-stack": _production_stack,
-}
-SCALED = tuple(_PLACES)
-MEASURED = tuple(target for target in SCALED if target != "dynamo")  # whose pods we know how to scrape
