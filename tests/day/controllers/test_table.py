@@ -109,7 +109,7 @@ def test_rows_are_whole(name: str) -> None:
 
 
 def test_the_docs_have_every_controller() -> None:
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     page, evidence = ((docs / name).read_text() for name in ("controllers.md", "evidence/controllers.md"))
     for row in CONTROLLERS.values():
         assert f"| `{row.name}` | {row.words} |" in page
