@@ -29,8 +29,8 @@ _began_s = time.monotonic()
 PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
 
 
-# NumPy's and SciPy's linear algebra runs on one thread: what is large here runs on threads of ours, sums would
-# depend on the number of cores, and with little memory (ulimit -v) OpenBLAS waits for its buffers for ever.
+# Linear algebra runs on one thread: what is large here runs on threads of ours, sums would depend on the
+# number of cores, and with little memory (ulimit -v) OpenBLAS waits for its buffers for ever.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
