@@ -18,7 +18,7 @@ from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
 from planner.reports import schedule_page as told
 from planner.search.problem.plan_problem import Progress, report_nothing
-from planner.search.schedule.scheduled import ScheduledLlm, SimulatedSchedule, simulate_schedule
+from planner.search.schedules.scheduled import ScheduledLlm, SimulatedSchedule, simulate_schedule
 from planner.solvers import reserved_schedule as solver
 from planner.solvers.reserved_schedule import Demand, Market
 from planner.traffic.trace import Trace, spread_stamps

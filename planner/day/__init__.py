@@ -1,3 +1,1 @@
-"""A day on pools that change: who decides, the optimum, the study of all, its pages and manifests.
-
-A wing: the spine knows nothing of it."""
+"""A day of traffic on pools that change: controllers, what each costs and misses, and the optimum."""

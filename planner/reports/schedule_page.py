@@ -18,7 +18,7 @@ from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import HOURS_PER_MONTH, Rows, counted, listed, usd
-from planner.search.schedule.scheduled import SimulatedSchedule
+from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
