@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.day.day_study import STATIC, DayAnswer, Ran, workers_over_time
 from planner.day.search.capacity import slo_text
+from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
 from planner.reports import charts
 from planner.reports.drawing import Figure
@@ -36,6 +37,7 @@ HEAD = (
     "Hurt by changes",
     "Regret",
 )
+FEW_MISSED_FRAC = 0.01  # Missed windows that the bound without a look ahead is shown for.
 MOST_MISSED = 12  # More missed windows than this are only counted.
 
 
@@ -68,6 +70,22 @@ def proof_lines(answer: DayAnswer) -> list[str]:
         f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, "
         "whenever it "
         "acts.",
+        *_causal_lines(answer),
+    ]
+
+
+def _causal_lines(answer: DayAnswer) -> list[str]:
+    """What a controller without a look ahead pays at least for few missed windows, if there is a bound."""
+    if answer.optimum is None or answer.optimum.causal is None:
+        return []
+    few = FEW_MISSED_FRAC * len(answer.static.windows)
+    hour_usd, two_usd = (answer.optimum.causal.usd(few, block_s) for block_s in BLOCKS_S)
+    own = answer.optimum.usd
+    return [
+        f"Without a look ahead {100 * FEW_MISSED_FRAC:g} % of windows missed costs at least {usd(hour_usd)} "
+        f"({percent(hour_usd - own, own)}) where windows come in any order within an hour, {usd(two_usd)} "
+        f"({percent(two_usd - own, own)}) within two (sizes changed between windows, if more workers never "
+        "hurt)."
     ]
 
 
@@ -183,6 +201,15 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             "status": optimum.status,
             "bound_if_more_never_hurt_usd": optimum.bound_usd,
             "proved_usd": optimum.proved_usd,
+            "causal_bound": None
+            if optimum.causal is None
+            else {
+                "missed_windows": FEW_MISSED_FRAC * len(answer.static.windows),
+                "usd_by_block_s": {
+                    f"{block_s:g}": optimum.causal.usd(FEW_MISSED_FRAC * len(answer.static.windows), block_s)
+                    for block_s in BLOCKS_S
+                },
+            },
             "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
         },
         "capacity": None

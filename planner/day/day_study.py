@@ -27,6 +27,7 @@ from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment,
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
 from planner.day.controllers.table import CONTROLLERS, Chosen, parse_controller, settings_variants
 from planner.day.search.capacity import capacity_table, engine_profile
+from planner.day.search.causal_bound import CausalBound, causal_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.load_rules import load_rules
@@ -138,7 +139,8 @@ class Ran:
 class Optimum:
     """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
     sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, at any
-    time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist.
+    time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist. `causal` says
+    what a controller without a look ahead pays at least; it is None for pools that have too many sizes.
     """
 
     ran: Ran
@@ -147,6 +149,7 @@ class Optimum:
     bound_usd: float
     proved_usd: float
     status: str
+    causal: CausalBound | None = None
 
     @property
     def usd(self) -> float:
@@ -327,7 +330,8 @@ def best_sizes(
         best = replace(cheaper, name=OPTIMUM, parameters={}, settings_count=1)
         status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
         bound_usd = min(bound_usd, best.usd)
-    return Optimum(best, terms.edges_s, cheapest.best.workers, bound_usd, cheapest.proved_usd, status)
+    causal = causal_bound(runs)
+    return Optimum(best, terms.edges_s, cheapest.best.workers, bound_usd, cheapest.proved_usd, status, causal)
 
 
 def terms_of(question: DayQuestion) -> DayTerms:

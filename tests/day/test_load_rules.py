@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.day.search.load_rules import _fitted
+from planner.day.controllers.deployment import EngineProfile
+from planner.day.search.load_rules import _busier, _fitted, _load
+from planner.traffic.trace import Trace
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -33,3 +35,19 @@ def test_windows_that_all_need_the_same() -> None:
     loads = np.linspace(0.1, 1.0, 20)
     _, rule = _fitted(loads, np.full(20, 3), 15.0, 600.0)
     assert [rule.workers_for_load(load) for load in (0.1, 0.5, 1.0, 2.0)] == [3, 3, 3, 6]
+
+
+def test_the_busiest_windows_come_with_more_traffic_too() -> None:
+    """Ten windows of 60 to 600 requests/min: the eight busiest, each with 1.4 and 2 times its requests."""
+    engine = EngineProfile(0.0, 1e-4, 0.0, 0.0, 0.0, 64, 1e5, 1e4)
+    parts = []
+    for rate in range(1, 11):
+        arrival_s = np.arange(0.0, 600.0, 1 / rate)
+        tokens = np.full(len(arrival_s), 100)
+        parts.append(Trace("even", arrival_s, tokens, tokens))
+    busier = _busier(parts, engine, 600.0)
+    assert len(busier) == 16
+    highest = max(_load(part, engine, "prefill", 15.0, 600.0) for part in parts)
+    assert max(_load(part, engine, "prefill", 15.0, 600.0) for part in busier) == pytest.approx(
+        2 * highest, rel=0.05
+    )

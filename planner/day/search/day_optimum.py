@@ -266,8 +266,8 @@ def _cut_least_sizes(search: _DaySearch) -> None:
             for steps in (own, *(range(t, t + 1) for t in own if len(own) > 1)):
                 if search.out_of_time():
                     return
-                least = _least_that_holds(
-                    partial(_misses_with_size, runs, window, steps, c), pool.least, pool.most, last
+                least = least_that_holds(
+                    partial(misses_with_size, runs, window, steps, c), pool.least, pool.most, last
                 )
                 if steps is own:
                     last = least
@@ -280,14 +280,14 @@ def _cut_least_sizes(search: _DaySearch) -> None:
         _repair_sequence(search, floor, _add_cuts(search, floor, day))
 
 
-def _misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, size: int) -> bool:
+def misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, size: int) -> bool:
     """Whether a window is missed with `size` workers of pool `c` in these steps and the most elsewhere."""
     workers = runs.terms.most
     workers[steps.start : steps.stop, c] = size
     return runs.misses_window(workers, window, runs.own_steps(window).start)
 
 
-def _least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
+def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
     """The least of low ... high that does not fail, from a guess on; `high` is taken to hold."""
     low -= 1  # Sizes up to `low` are taken to fail.
     at, stride = min(max(guess - 1, low + 1), high - 1), 1
@@ -337,7 +337,7 @@ def _explain_miss(search: _DaySearch, workers: Ints, window: int) -> Cut:
         if search.out_of_time():
             break
         if size < most and not still_fails(most):
-            raised[t, c] = _least_that_holds(still_fails, size + 1, most, size + 1) - 1
+            raised[t, c] = least_that_holds(still_fails, size + 1, most, size + 1) - 1
     return _cut_of(terms, raised, range(first, later.stop)) or _cut_of(terms, workers, range(later.stop))
 
 

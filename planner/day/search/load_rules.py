@@ -2,8 +2,10 @@
 
 Of windows spread over the traffic each is simulated by itself: the least sizes that keep the SLO in it. A
 rule gives a window's load (deployment.LoadRule) so many workers that COVERED of the windows with such a load
-need no more, with the span of seconds that explains a pool's sizes best. On a production day prompts are five
-times as long in one hour as in another and bursts come and go; the mean rate says little of what is needed.
+need no more, with the span of seconds that explains a pool's sizes best. The busiest windows are simulated
+with more traffic too, so that a rule knows what lies above the highest load of the day. On a production day
+prompts are five times as long in one hour as in another and bursts come and go; the mean rate says little of
+what is needed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from planner.day.controllers.deployment import EngineProfile, LoadRule, peak_loa
 from planner.day.search.capacity import least_that_keep
 from planner.domain import Slo
 from planner.fleet import Fleet, Role
+from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -28,6 +31,11 @@ LEAST_WINDOWS = 8
 LEAST_REQUESTS = 200  # of a window: of fewer no percentile is known
 SPANS_S = (15.0, 60.0, 600.0)
 COVERED = 0.9
+# The busiest windows are simulated with so many times their traffic. Without these a rule took one worker
+# more for any load above the highest seen: 13 % above the optimum on a day of one prefill and one decode
+# worker, 3 % with them (2026-11-24).
+MORE_TRAFFIC = (1.4, 2.0)
+MOST_BUSY_WINDOWS = 8
 WINDOW_S = 600.0  # where the SLO names none
 
 
@@ -39,6 +47,7 @@ def load_rules(
     parts = _windows(trace, window_s)
     if len(parts) < LEAST_WINDOWS:
         return ()
+    parts += _busier(parts, engines[0], window_s)
     ones = [1] * len(fleet.pools)
     needed = np.array([least_that_keep(fleet, part, slo, ones, most) or tuple(most) for part in parts])
     rules = []
@@ -65,6 +74,16 @@ def _windows(trace: Trace, window_s: float) -> list[Trace]:
         part = trace.select(np.arange(*edges[k]))
         parts.append(replace(part, arrival_s=part.arrival_s - starts_s[k]))
     return parts
+
+
+def _busier(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
+    """The windows of the highest load with copies of their own requests laid over them."""
+    by_load = sorted(parts, key=lambda part: -_load(part, engine, "mixed", window_s, window_s))
+    return [
+        rescale(part, times * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
+        for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS])
+        for times in MORE_TRAFFIC
+    ]
 
 
 def _load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
