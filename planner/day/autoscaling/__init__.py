@@ -23,7 +23,7 @@ from planner.day.autoscaling import (
 )
 from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
 from planner.day.autoscaling.controller_choice import of_chosen
-from planner.day.autoscaling.scalable_pools import MEASURED, SCALED, find_scale_targets
+from planner.day.autoscaling.scalable_pools import MEASURED, SCALABLE, SCALED, find_scale_targets
 from planner.day.autoscaling.scale_targets import ScaleTarget, with_all_pools
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
@@ -206,7 +206,7 @@ def _without(readme: str, *headings: str) -> str:
 
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
     """Objects without a count of their own begin with one worker."""
-    if target in ("llm-d", "production-stack", "dynamo") or autoscaler.controller == "knative":
+    if SCALABLE[target].begins_with_counts or autoscaler.controller == "knative":
         return []
     return [
         f"    kubectl scale {place.kind.lower()}.{place.api_version.rpartition('/')[0]}/{place.object_name} "
@@ -221,27 +221,21 @@ def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget])
         "Sizes are bounded by least and most, not by the GPUs that there are: a pod that finds no node "
         "waits, and counts."
     ]
-    if target in ("kubernetes", "lws", "disaggregatedset", "llm-d"):
+    row = SCALABLE[target]
+    if row.drains:
         drains = ", ".join(sorted({f"{place.scaled.drain_s:g} s" for place in scale_targets}))
         lines.append(
             f"A worker that is given up ends its requests for {drains} (`--shutdown-timeout`) and is then "
             "killed. Kubernetes chooses which one: pods that are not ready, then those that were ready for "
             "the shortest time, whatever they have in flight."
         )
-    elif target in ("kserve", "production-stack", "dynamo", "ray-serve"):
+    else:
         lines.append(
             "How a worker ends what it has is the target's own matter: vLLM by default aborts its requests "
             "when it is told to stop."
         )
-    if target in ("llm-d", "production-stack"):
-        lines.append(
-            "`helm upgrade` sets the chart's count again, until the autoscaler's next decision; the values "
-            "have those of the beginning."
-        )
-    if target == "disaggregatedset":
-        lines.append("`scaling: {mode: External}` and its DisaggregatedSetRoleScaler need LWS 0.10 or newer.")
-    if target == "kserve" and controller != "knative":
-        lines.append("Applying the service again leaves the Deployments' counts: the spec has none.")
+    if row.remark and controller != "knative":  # whose objects are others
+        lines.append(row.remark)
     lines.append(
         "Prefill and decode pools are scaled apart: nothing here keeps their ratio."
         if any(place.pool.role != "mixed" for place in scale_targets)

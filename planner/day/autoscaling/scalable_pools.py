@@ -56,7 +56,8 @@ class ScalableTarget:
     `place` says where the workers of a pool are, for objects beside the target's files; None where the target
     scales them itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is the path of a pool's
     own file, with `{label}`, where each has one; other files then stay as they are. Labels have `letters` at
-    most.
+    most. `begins_with_counts`: its files hold the counts of the beginning. `drains`: they tell vLLM to end
+    its requests before it stops. `remark` is a line for README.md.
     """
 
     change: Change
@@ -64,6 +65,9 @@ class ScalableTarget:
     is_measured: bool = True
     file_of_pool: str = ""
     letters: int = engine_command.POOL_LETTERS
+    begins_with_counts: bool = False
+    drains: bool = False
+    remark: str = ""
 
 
 def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
@@ -198,15 +202,39 @@ def _ray_serve(document: Document, scaling: Scaling) -> None:
     ray_serve_autoscaler.add_autoscaling(document, scaling.fleet, scaling.autoscaler)
 
 
+_CHART_SETS_COUNTS = (
+    "`helm upgrade` sets the chart's count again, until the autoscaler's next decision; the values "
+    "have those of the beginning."
+)
 SCALABLE: Mapping[str, ScalableTarget] = MappingProxyType(
     {
-        "kubernetes": ScalableTarget(_kubernetes, kubernetes_target),
-        "lws": ScalableTarget(_kubernetes, lws_target),
-        "disaggregatedset": ScalableTarget(_disaggregatedset, disaggregatedset_target),
-        "llm-d": ScalableTarget(_llm_d, llm_d_target, file_of_pool="llm-d/{label}.values.yaml"),
-        "kserve": ScalableTarget(_kserve, kserve_target),
-        "dynamo": ScalableTarget(_dynamo, dynamo_target, is_measured=False, letters=dynamo.COMPONENT_NAME),
-        "production-stack": ScalableTarget(_production_stack, production_stack_target),
+        "kubernetes": ScalableTarget(_kubernetes, kubernetes_target, drains=True),
+        "lws": ScalableTarget(_kubernetes, lws_target, drains=True),
+        "disaggregatedset": ScalableTarget(
+            _disaggregatedset,
+            disaggregatedset_target,
+            drains=True,
+            remark="`scaling: {mode: External}` and its DisaggregatedSetRoleScaler need LWS 0.10 or newer.",
+        ),
+        "llm-d": ScalableTarget(
+            _llm_d,
+            llm_d_target,
+            file_of_pool="llm-d/{label}.values.yaml",
+            begins_with_counts=True,
+            drains=True,
+            remark=_CHART_SETS_COUNTS,
+        ),
+        "kserve": ScalableTarget(
+            _kserve,
+            kserve_target,
+            remark="Applying the service again leaves the Deployments' counts: the spec has none.",
+        ),
+        "dynamo": ScalableTarget(
+            _dynamo, dynamo_target, is_measured=False, letters=dynamo.COMPONENT_NAME, begins_with_counts=True
+        ),
+        "production-stack": ScalableTarget(
+            _production_stack, production_stack_target, begins_with_counts=True, remark=_CHART_SETS_COUNTS
+        ),
         "ray-serve": ScalableTarget(_ray_serve, None, is_measured=False),
     }
 )
