@@ -1,5 +1,6 @@
 """Settings shared by all tests."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # As the command has it, before NumPy is loaded.
 
 # A shell that starts `make test` in the background lets it ignore interrupts, and with it all that tests
 # interrupt.

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.utils.validation import check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
 
 from planner.errors import ExtrapolationError, InputError
 from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, length_features, output_table
@@ -82,7 +83,10 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 early_stopping=False,
                 random_state=self.random_state,
             )
-            self.trees_ = trees.fit(X, y)
+            with threadpool_limits(
+                1
+            ):  # On a busy machine threads that wait for each other take 30 times as long.
+                self.trees_ = trees.fit(X, y)
         return self
 
     def predict(self, X: Floats) -> Ints:
@@ -90,7 +94,8 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, reset=False, dtype=np.float64)
         if self.trees_ is None:
             return np.full(len(X), self.majority_)
-        return np.asarray(self.trees_.predict(X))
+        with threadpool_limits(1):
+            return np.asarray(self.trees_.predict(X))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ from planner.traffic.trace import Trace
 # On paper the refuted rate lies at most this share above the highest rate that is carried.
 RATE_STEP_FRAC = 0.01
 
+# The rate of the first fleet found is raised by this factor until it fails.
+FIRST_STRIDE = 2.0
 # In production the refuted rate lies at most this share above the highest rate that is carried.
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
@@ -78,16 +80,20 @@ class RateClimb:
         each type is refuted once or twice, and not at every rate. The worker types of a `known` fleet are
         tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
         """
-        at_rps = rate_rps
+        at_rps, known_failed_rps = rate_rps, math.inf
         try:
             while known is not None and self.fleet is None and at_rps >= KNOWN_LEAST_FRAC * rate_rps:
-                self._try_rate(at_rps, known)
+                if not self._try_rate(at_rps, known):
+                    known_failed_rps = at_rps
                 at_rps = _round_rate(at_rps * KNOWN_STEP_FRAC)
             while self.fleet is None and rate_rps >= self.least_rps:
                 self._try_rate(rate_rps)
                 rate_rps = _round_rate(rate_rps / 2)
+            stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
-                self._take_further(self.fleet)
+                self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
+                # Other worker types carry little more than the first did, and did not fail where these did.
+                stride, known_failed_rps = 1 + 8 * self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
                     break
@@ -103,17 +109,18 @@ class RateClimb:
             self.failed_rps = min(self.failed_rps, rate_rps)
         return fleet is not None
 
-    def _take_further(self, fleet: Fleet) -> None:
-        """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`."""
-        failed = self.failed_rps
-        factor = 2.0 if math.isinf(failed) else 1 + 4 * self.step_frac
+    def _take_further(self, fleet: Fleet, stride: float, failed: float) -> None:
+        """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`. The first
+        rate is `stride` times that which is known to hold; at `failed` they are known to fail.
+        """
+        factor = stride if math.isinf(failed) else 1 + 4 * self.step_frac
         while failed > self.holds_rps * (1 + self.step_frac):
             at = min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed))
             rate_rps = _round_rate(at)
             if not self.holds_rps < rate_rps < failed:
                 break
             if self._try_rate(rate_rps, fleet):
-                factor = min(factor * factor, 2.0)
+                factor = min(factor * factor, FIRST_STRIDE)
             else:
                 failed = rate_rps
 
