@@ -18,6 +18,7 @@ from planner.simulator.replay import COUNTED_WHILE_RUNNING
 from planner.simulator.slo_verdict import measured
 from planner.slo_metrics import METRICS, SloMetric
 from planner.solvers.required_work import slo_work
+from planner.studies.fleet_comparison import comparison_lines
 
 NORMALIZED = SloMetric(
     key="normalized_latency",
@@ -64,10 +65,22 @@ def test_a_metric_added_by_its_row_is_planned_simulated_and_reported(metric: Slo
 
 def test_a_limit_that_no_idle_worker_keeps_is_infeasible(metric: SloMetric) -> None:
     with pytest.raises(fleetplan.InfeasibleError, match="normalized"):
-        fleetplan.plan({metric.key: {"p90": "1 ms"}}, traffic(), **SMALL)
+        fleetplan.plan({metric.key: {"p90": "1 ms"}}, traffic(requests=60), **SMALL)
 
 
 def test_a_metric_without_known_work_obliges_a_fleet_to_none(metric: SloMetric) -> None:
     trace = traffic(requests=50)
     with_it = Slo((Limit("ttft", 0.9, 1.0), Limit(metric.key, 0.9, 0.01)))
     assert slo_work(with_it, trace) == slo_work(replace(with_it, limits=with_it.limits[:1]), trace)
+
+
+def test_a_metric_added_by_its_row_is_compared_and_printed_of_runs(metric: SloMetric) -> None:
+    """Sixty requests: the comparison and the table of percentiles have its line."""
+    found = fleetplan.plan({"ttft": {"p90": "5 s"}}, traffic(requests=60, rate_rps=2.0), **SMALL)
+    assert isinstance(found, PlanResult)
+    slo = {metric.key: {"p90": "100 ms"}}
+    run = fleetplan.simulate(found.fleet, traffic(requests=60, rate_rps=2.0), slo)
+    assert f"{metric.key}_s" in set(run.to_frame()["metric"])
+    compared = fleetplan.compare([found.fleet], traffic(requests=60, rate_rps=2.0), slo)
+    labels = [label for label, _ in comparison_lines(compared.comparison)]
+    assert f"{metric.abbreviation} p90" in labels

@@ -13,11 +13,12 @@ import typer
 
 from planner.commands.command_output import CatalogOption, out_file
 from planner.errors import InputError, PlannerError
+from planner.slo_metrics import METRICS
 
 USUAL_GPUS = "h100-80g"  # of options alone: an answer in seconds
 ANY = "any"
 _LIMIT = re.compile(
-    r"\s*(ttft|tpot|tbt|e2e)[ ._-]?(p\d{1,2}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
+    rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
 )
 
 

@@ -22,6 +22,7 @@ from planner.commands.command_output import (
     stdout_console,
 )
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.slo_metrics import METRICS
 from planner.units import quantity
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")  # as studies
 def pareto(
     slo: SloArgument,
     over: Annotated[
-        str, typer.Option("--over", help="ttft, tbt, tpot, e2e (or ttft.p90), power, cost, rate.")
+        str, typer.Option("--over", help=f"{', '.join(METRICS)} (or ttft.p90), power, cost, rate.")
     ],
     trace: TraceArgument = None,
     first: Annotated[

@@ -85,53 +85,12 @@ TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))  # whose tim
 
 def step_grid() -> Iterator[StepShape]:
     """The steps that are fitted: prefills, decodes, and both in one step as chunked prefill makes them."""
-    lengths = (
-        16,
-        24,
-        32,
-        48,
-        64,
-        96,
-        128,
-        192,
-        256,
-        384,
-        512,
-        768,
-        1024,
-        1536,
-        2048,
-        3072,
-        4096,
-        6144,
-        8192,
-        12288,
-        16384,
-        24576,
-        32768,
-    )
+    lengths = [*(tokens for tokens in TOKENS if tokens >= 16), MOST_STEP_TOKENS]
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
         if prompts * new <= MOST_STEP_TOKENS:
             yield StepShape(prompts, new, cached, 0, 0)
     batches = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-    contexts = (
-        128,
-        256,
-        384,
-        512,
-        768,
-        1024,
-        1536,
-        2048,
-        3072,
-        4096,
-        6144,
-        8192,
-        16384,
-        32768,
-        65536,
-        131072,
-    )
+    contexts = [128, *(tokens for tokens in TOKENS if 256 <= tokens <= 8192), 16384, 32768, 65536, 131072]
     for decodes, context in product(batches, contexts):
         yield StepShape(0, 0, 0, decodes, context)
     chunks, cached_tokens = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 2048, 8192)

@@ -118,15 +118,7 @@ def plan_yaml(plan: Plan) -> str:
         "--slo SLO.YAML\n"
     )
     document: Document = {
-        "status": plan.status,
-        "llm": fleet.llm.name,
-        "cost_usd_per_h": plan.bill.usd_per_h,
-        "bill": bill_document(plan.bill),
-        "power_w": fleet.power_w,
-        "power": power_document(plan.power),
-        "gpus": fleet.gpus,
-        "usd_per_million": _per_million(plan),
-        **_throughput(plan),
+        **_totals(plan),
         "objective": {
             "name": plan.certificate.objective,
             "unit": plan.certificate.unit,
@@ -190,6 +182,21 @@ def _per_million(plan: Plan) -> Document:
 def _throughput(plan: Plan) -> Document:
     values = plan.throughput
     return {} if values is None else {"throughput": dataclasses.asdict(values)}
+
+
+def _totals(plan: Plan) -> Document:
+    """What a fleet is and costs as a whole, as plan.yaml and `--json` begin."""
+    return {
+        "status": plan.status,
+        "llm": plan.fleet.llm.name,
+        "cost_usd_per_h": plan.bill.usd_per_h,
+        "bill": bill_document(plan.bill),
+        "power_w": plan.fleet.power_w,
+        "power": power_document(plan.power),
+        "gpus": plan.fleet.gpus,
+        "usd_per_million": _per_million(plan),
+        **_throughput(plan),
+    }
 
 
 def _prefixes(plan: Plan) -> Document:
@@ -297,15 +304,7 @@ def to_json(plan: Plan) -> Document:
     fleet = plan.fleet
     document: Document = plain(
         {
-            "status": plan.status,
-            "llm": fleet.llm.name,
-            "cost_usd_per_h": plan.bill.usd_per_h,
-            "bill": bill_document(plan.bill),
-            "power_w": fleet.power_w,
-            "power": power_document(plan.power),
-            "gpus": fleet.gpus,
-            "usd_per_million": _per_million(plan),
-            **_throughput(plan),
+            **_totals(plan),
             "placement": placement_document(plan.placement),
             **_prefixes(plan),
             **_fleet_summary(fleet),
