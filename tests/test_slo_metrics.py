@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from questions import traffic
+from plans import CATALOG
+from questions import question, traffic
 
 import fleetplan
 from planner import slo_metrics
 from planner.api.results import PlanResult
 from planner.domain import Limit, Slo
 from planner.reports import output
+from planner.search.problem.build_problem import OutOfReachError, build_problem
 from planner.simulator.replay import COUNTED_WHILE_RUNNING
 from planner.simulator.slo_verdict import measured
 from planner.slo_metrics import METRICS, SloMetric
@@ -63,9 +65,12 @@ def test_a_metric_added_by_its_row_is_planned_simulated_and_reported(metric: Slo
     assert metric.sentence in files["report.html"] and "Latency per token of output" in files["report.html"]
 
 
-def test_a_limit_that_no_idle_worker_keeps_is_infeasible(metric: SloMetric) -> None:
-    with pytest.raises(fleetplan.InfeasibleError, match="normalized"):
-        fleetplan.plan({metric.key: {"p90": "1 ms"}}, traffic(requests=60), **SMALL)
+def test_a_limit_that_no_idle_worker_keeps_is_out_of_reach(metric: SloMetric) -> None:
+    """A token a millisecond is below one decode step."""
+    asked = question(slo={metric.key: {"p90": "1 ms"}})
+    with pytest.raises(OutOfReachError, match=f"latency: {metric.key} p90 <= 1 ms is below") as error:
+        build_problem(asked, traffic(requests=60), CATALOG)
+    assert error.value.floors[0][1] > 0.001
 
 
 def test_a_metric_without_known_work_obliges_a_fleet_to_none(metric: SloMetric) -> None:
