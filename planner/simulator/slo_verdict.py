@@ -1,4 +1,10 @@
-"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test."""
+"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test.
+
+A step of an engine gives a token to each of its sequences, and a gap is the time between two tokens of one
+request. A run (`layout.RUN`) is a series of steps with the same sequences, of which step j takes `first_s` +
+j `growth_s`. The gaps of a simulation are in one of three places: counted as it ran, against its limits alone
+(`counted`, `violations`), in its recorded `runs`, or, of long traces, in bins (`gaps`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ import numpy.typing as npt
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above, nearest_rank
 from planner.files.column_files import release_memory
 from planner.simulator import counting
-from planner.simulator.layout import REJECTED, run_seconds
+from planner.simulator.layout import FINISHED, REJECTED, run_seconds
 from planner.simulator.replay import Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
@@ -22,8 +28,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class InWindow:
-    """What a limit comes to in the window from `start_s` to `end_s`; NaN for `value_s` where it is of no
-    percentile. `kept_frac` is the share of its values within the limit.
+    """What a limit comes to in the window from `start_s` to `end_s`. `value_s` is its percentile, NaN for the
+    attainment, which has none. `kept_frac` is the share of its values within the limit.
     """
 
     start_s: float
@@ -41,7 +47,7 @@ class InWindow:
 class Line:
     """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
 
-    With `slo: {every: ...}` it holds where it holds in every window; `worst` is the one with the largest
+    With `slo: {every: ...}` the line holds only if each window does; `worst` is the window with the largest
     value, None without `every` or where values were left out.
     """
 
@@ -66,12 +72,14 @@ class Verdict:
     """Does the SLO hold?
 
     `attainment_frac` is the share of measured requests that keep every limit at once (for tbt: in their
-    longest gap). `is_steady` is the backlog test: of the requests that arrived in the last tenth of the
-    window at least half waited no longer than `patience_s`, neither for their first token nor between two
-    tokens; that is the loosest TTFT limit (60 s where the SLO has none), `patient_frac` the share of them,
-    and reports.words.queue_text says it. A fleet whose queue grows, before prefill or before decode,
-    fails it whatever its percentiles. Where requests wait for others the window ends for this test when the
-    last would have arrived had answers taken no time: later no session begins, and any queue gets shorter.
+    longest gap).
+
+    `is_steady` is the backlog test: of the requests that arrived in the last tenth of the window at least
+    half (`patient_frac`) waited no longer than `patience_s`, neither for their first token nor between two
+    tokens. `patience_s` is the loosest TTFT limit, 60 s where the SLO has none. A fleet whose queue grows,
+    before prefill or before decode, fails the test whatever its percentiles are. With sessions the window of
+    this test ends with the last nominal arrival (what would arrive if answers took no time), because after it
+    no session begins and any queue gets shorter.
 
     With `slo: {every: ...}` the limits and the attainment are judged in each of the `windows`, the backlog
     over the whole. A fleet that rejects a request does not hold. `attainment_worst` is the window in which
@@ -112,7 +120,7 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
 
 
 def _own_percentile_s(values_s: Floats, percentile_frac: float) -> float:
-    """The same of values whose order nobody needs any more."""
+    """As `percentile_s`, in place: the values are reordered."""
     if len(values_s) == 0:
         return float("nan")
     at = nearest_rank(percentile_frac, len(values_s)) - 1
@@ -124,19 +132,19 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Requests that count: they arrived inside the window."""
     start, end = simulation.window_s
     inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
-    release_memory(simulation.arrival_s)
+    release_memory(simulation.arrival_s)  # Pages of a mapped file are given back; the array stays readable.
     return inside
 
 
 def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
-    """values[mask]; what is chosen side by side, as the measured requests of most traces are, is no copy."""
+    """values[mask]; a view without a copy where the mask is one contiguous part, as it mostly is."""
     first = int(mask.argmax())
     end = len(mask) - int(mask[::-1].argmax())
     return values[first:end] if mask[first:end].all() else values[mask]
 
 
 def _values_s(simulation: Simulation, metric: Metric) -> Floats:
-    """Of every request (n,), NaN where it never got that far; of gaps the longest."""
+    """The value of every request (n,), for tbt its longest gap; NaN where a request never got that far."""
     return METRICS[metric].values_s(simulation)
 
 
@@ -148,12 +156,13 @@ def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
         mask &= simulation.output_tokens > 1
         release_memory(simulation.output_tokens)
     seen_s = chosen(values_s, mask)
+    # A view is copied, because its array belongs to the simulation.
     return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
 
 
 def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
-    """The recorded runs (layout.RUN) that gave tokens to somebody, cut to gaps that ended inside the window,
-    by default the measured one.
+    """The recorded runs that gave tokens, cut to the steps that ended inside the window, by default the
+    measured one.
 
     Needs a simulation with `record=True`.
     """
@@ -165,9 +174,9 @@ def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None
 
 
 def _with_gaps(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, Floats]:
-    """The recorded runs that gave tokens to somebody, and when their first and their last step ended."""
+    """The recorded runs that gave tokens, and when their first and their last step ended."""
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    # added up as in the kernel, to the last bit: the last token of all must not fall out of the window
+    # The sum is that of the kernel to the last bit, so that the last token does not fall out of the window.
     last_end_s = runs["start_s"] + run_seconds(runs)
     return runs, runs["start_s"] + runs["first_s"], last_end_s
 
@@ -177,18 +186,21 @@ def _gap_runs_in(simulation: Simulation, edges_s: Floats) -> list[npt.NDArray[np
     bounds = _bounds_s(simulation, edges_s)
     runs, first_end_s, last_end_s = _with_gaps(simulation)
     starts_s, ends_s = np.array(bounds).T
-    first = np.searchsorted(ends_s, first_end_s)  # the first window that ends no sooner
-    last = np.searchsorted(starts_s, last_end_s, "right") - 1  # the last one that begins no later
+    # The windows that a run meets go from `first` to `last`. Both may lie outside of all windows, so they are
+    # clamped before they are used as indices.
+    first = np.searchsorted(ends_s, first_end_s)
+    last = np.searchsorted(starts_s, last_end_s, "right") - 1
     is_inside = (first == last) & (first_end_s >= starts_s[np.minimum(first, len(bounds) - 1)])
     is_inside &= last_end_s <= ends_s[np.maximum(last, 0)]
+    # Runs inside one window are sorted by it and sliced; the few that cross an edge are cut.
     order = np.flatnonzero(is_inside)[np.argsort(first[is_inside], kind="stable")]
-    places = np.searchsorted(first[order], np.arange(len(bounds) + 1))
-    others = np.flatnonzero(~is_inside & (first <= last))
+    slice_starts = np.searchsorted(first[order], np.arange(len(bounds) + 1))
+    crossing = np.flatnonzero(~is_inside & (first <= last))
     return [
         np.concatenate(
             [
-                runs[order[places[v] : places[v + 1]]],
-                _cut_to_window(runs[others[(first[others] <= v) & (v <= last[others])]], *bounds[v]),
+                runs[order[slice_starts[v] : slice_starts[v + 1]]],
+                _cut_to_window(runs[crossing[(first[crossing] <= v) & (v <= last[crossing])]], *bounds[v]),
             ]
         )
         for v in range(len(bounds))
@@ -199,7 +211,7 @@ def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> 
     """Runs across an edge of the window, without the steps that end outside."""
     cut = runs.copy()
     for run in cut:
-        j = np.arange(run["steps"])
+        j = np.arange(run["steps"])  # Steps 0 to j take (j + 1) first_s + growth_s (1 + 2 + ... + j).
         ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
         kept = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
         run["steps"] = len(kept)
@@ -215,7 +227,7 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     if not total:
         return float("nan")
     rank = nearest_rank(percentile_frac, total)
-    if counting.gaps_at_most(runs, 0.0) >= rank:  # tokens that left together
+    if counting.gaps_at_most(runs, 0.0) >= rank:  # Tokens of one step have gaps of nothing between them.
         return 0.0
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
     while high - low > 1e-9 * high:
@@ -224,7 +236,7 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
             high = middle
         else:
             low = middle
-    gap_s = float(counting.next_gap_s(runs, low))  # the gaps in (low, high] one by one
+    gap_s = float(counting.next_gap_s(runs, low))  # The gaps in (low, high] are looked at one by one.
     while counting.gaps_at_most(runs, gap_s) < rank:
         gap_s = float(counting.next_gap_s(runs, gap_s))
     return gap_s
@@ -256,9 +268,9 @@ def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> f
 @dataclass(frozen=True, slots=True, eq=False)
 class TenantService:
     """Service of each tenant (U,) per second, while all were served: tokens of prompts and of output, each
-    kind with its weight in the policies, as the fair queues count it but for what was cached.
+    kind with its weight in the policies. Cached tokens count too, which fair queues leave out.
 
-    A prompt counts when its first token is out, cached or not, the output when it ends. `window_s` runs from
+    A prompt counts when its first token is out, the output when it ends. `window_s` runs from
     the last tenant's first arrival to the first tenant's last completion. `jain_index` is that of service
     over weight: 1 if all are equal, 1 / U if one has all; NaN if the window is empty.
     """
@@ -270,11 +282,11 @@ class TenantService:
 
 def tenant_service(simulation: Simulation) -> TenantService:
     """Needs a trace that names tenants."""
-    of, users = simulation.tenant, range(len(simulation.tenants))
+    tenant_of, users = simulation.tenant, range(len(simulation.tenants))
     first_token_s = simulation.arrival_s + simulation.ttft_s
     finish_s = simulation.arrival_s + simulation.e2e_s
-    start_s = max(float(simulation.arrival_s[of == u].min(initial=np.inf)) for u in users)
-    end_s = min(float(np.nanmax(finish_s[of == u], initial=-np.inf)) for u in users)
+    start_s = max(float(simulation.arrival_s[tenant_of == u].min(initial=np.inf)) for u in users)
+    end_s = min(float(np.nanmax(finish_s[tenant_of == u], initial=-np.inf)) for u in users)
     tokens = np.zeros(len(simulation.tenants))
     of_prompt, of_output = simulation.token_weights
     for at_s, amount in (
@@ -282,7 +294,7 @@ def tenant_service(simulation: Simulation) -> TenantService:
         (finish_s, of_output * simulation.output_tokens),
     ):
         inside = (at_s >= start_s) & (at_s <= end_s)
-        tokens += np.bincount(of[inside], weights=amount[inside], minlength=len(tokens))
+        tokens += np.bincount(tenant_of[inside], weights=amount[inside], minlength=len(tokens))
     rate = tokens / (end_s - start_s) if end_s > start_s else np.full(len(tokens), np.nan)
     return TenantService((start_s, end_s), rate, jain_index(rate / simulation.tenant_weights))
 
@@ -297,7 +309,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
     Without `values` the percentiles are left out (NaN), which is quicker; the verdict is the same. With
-    `every` and limits on tbt it needs a simulation with `record=True`, or one that `keeps` gave.
+    `every` and limits on tbt it needs a simulation with `record=True`, or one that `replay.keeps` gave.
     """
     if simulation.limits != slo.limits:
         raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
@@ -305,9 +317,10 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     lines = []
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
-        if not limit.row.is_of_gaps:  # requests that never got that far violate too
+        if not limit.row.is_of_gaps:  # Requests that never got that far violate it too.
             seen_s = request_values_s(simulation, limit.metric)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
+        # A simulation that was stopped early, since its SLO was lost, is not complete.
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
@@ -336,7 +349,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
 
 
 def windows_s(simulation: Simulation, every_s: float) -> Floats:
-    """Edges (V + 1,) of the windows of this length, as `slo_windows_s` says."""
+    """Edges (V + 1,) of the windows of this length, by nominal arrivals (`slo_windows_s`)."""
     start_s, end_s = simulation.window_s
     return slo_windows_s(simulation.nominal_s, (start_s, min(end_s, simulation.nominal_end_s)), every_s)
 
@@ -344,13 +357,15 @@ def windows_s(simulation: Simulation, every_s: float) -> Floats:
 def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
     """What limit `k` comes to in each window, without the percentiles."""
     limit, many = simulation.limits[k], len(edges_s) - 1
+    has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
     if not limit.row.is_of_gaps:
-        late = request_values_s(simulation, limit.metric) > limit.limit_s
-        of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
-        counted, violations = np.bincount(of, minlength=many), np.bincount(of[late], minlength=many)
+        is_late = request_values_s(simulation, limit.metric) > limit.limit_s
+        window_of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        counted = np.bincount(window_of, minlength=many)
+        violations = np.bincount(window_of[is_late], minlength=many)
     elif np.array_equal(edges_s, simulation.edges_s):
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
-    elif simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k]):
+    elif has_gap_runs:
         of_windows = _gap_runs_in(simulation, edges_s)
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
@@ -361,10 +376,10 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
             float(start_s),
             float(end_s),
             float("nan"),
-            1.0 - late / of if of else 1.0,
-            late <= allowed_above(limit.percentile_frac, of),
+            1.0 - violated / total if total else 1.0,
+            violated <= allowed_above(limit.percentile_frac, total),
         )
-        for start_s, end_s, of, late in zip(
+        for start_s, end_s, total, violated in zip(
             edges_s[:-1], edges_s[1:], counted.tolist(), violations.tolist(), strict=True
         )
     ]
@@ -372,23 +387,23 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
 
 def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[int]:
     """The windows between `edges_s` (V + 1,) in which a limit or the attainment is missed."""
-    found = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
+    lines = [in_windows(simulation, k, edges_s) for k in range(len(slo.limits))]
     if slo.attainment_frac is not None:
-        found.append(attained_in_windows(simulation, slo, edges_s))
-    return [v for v in range(len(edges_s) - 1) if not all(each[v].holds for each in found)]
+        lines.append(attained_in_windows(simulation, slo, edges_s))
+    return [v for v in range(len(edges_s) - 1) if not all(each[v].holds for each in lines)]
 
 
 def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
-    """The window in which limit `k`'s percentile is largest, of equal ones, or where gaps were not recorded,
-    the one in which the fewest keep it.
+    """The window in which limit `k`'s percentile is largest. Of equal ones, and where gaps were not recorded,
+    it is the window with the fewest values within the limit.
     """
-    limit, found = simulation.limits[k], in_windows(simulation, k, edges_s)
+    limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
     if not limit.row.is_of_gaps:
         seen_s = request_values_s(simulation, limit.metric)
-        of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        window_of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
         ordered_s, ends = (
-            seen_s[np.argsort(of, kind="stable")],
-            np.cumsum(np.bincount(of, minlength=len(found))),
+            seen_s[np.argsort(window_of, kind="stable")],
+            np.cumsum(np.bincount(window_of, minlength=len(windows))),
         )
         parts_s = np.split(ordered_s, ends[:-1])
         values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
@@ -397,16 +412,16 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
             gap_percentile_s(runs, limit.percentile_frac) for runs in _gap_runs_in(simulation, edges_s)
         ]
     else:
-        return min(found, key=lambda each: (each.holds, each.kept_frac))
-    v = max(range(len(found)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -found[v].kept_frac))
-    return replace(found[v], value_s=values_s[v])
+        return min(windows, key=lambda each: (each.holds, each.kept_frac))
+    v = max(range(len(windows)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -windows[v].kept_frac))
+    return replace(windows[v], value_s=values_s[v])
 
 
 def _arrivals_s(simulation: Simulation, metric: Metric) -> Floats:
-    """Of the requests of `request_values_s`."""
-    chosen = measured(simulation)
+    """The arrival times of the requests whose values `request_values_s` gives."""
+    mask = measured(simulation)
     return simulation.arrival_s[
-        chosen & (simulation.output_tokens > 1) if METRICS[metric].is_of_decodes else chosen
+        mask & (simulation.output_tokens > 1) if METRICS[metric].is_of_decodes else mask
     ]
 
 
@@ -422,36 +437,38 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     """
     if not len(edges_s):
         return []
-    of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
-    kept, found = _keeps_all(simulation, slo), []
+    window_of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
+    kept, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
-        share = float(kept[of == v].mean()) if (of == v).any() else 1.0
-        found.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
-    return found
+        share = float(kept[window_of == v].mean()) if (window_of == v).any() else 1.0
+        windows.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
+    return windows
 
 
 def _attainment(simulation: Simulation, slo: Slo) -> float:
-    kept = _keeps_all(simulation, slo)
+    kept = _measured_keep_all(simulation, slo)
     return float(kept.mean()) if len(kept) else 1.0
 
 
-def _keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
+def _measured_keep_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which measured requests keep all limits at once."""
     return np.asarray(keeps_all(simulation, slo)[measured(simulation)])
 
 
 def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which of all requests (n,) are served and keep all limits at once (tbt: in their longest gap)."""
-    kept = simulation.status == 0
+    kept = simulation.status == FINISHED
     for limit in slo.limits:
         kept &= ~(_values_s(simulation, limit.metric) > limit.limit_s)
     return np.asarray(kept)
 
 
 def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
-    """Of the requests that arrived last, the share that waited no longer than so many seconds."""
+    """(share, patience_s): of the requests that arrived last, the share that waited at most `patience_s`."""
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
     last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
-    waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])  # one token: no gap
-    waited_s[simulation.status[last] != 0] = np.inf
+    waited_s = np.fmax(
+        simulation.ttft_s[last], simulation.tbt_max_s[last]
+    )  # fmax ignores the NaN of answers of one token.
+    waited_s[simulation.status[last] != FINISHED] = np.inf
     return float((waited_s <= slo.patience_s).mean()) if last.any() else 1.0, slo.patience_s
