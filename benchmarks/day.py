@@ -29,10 +29,20 @@ SLO = {
     "fleet": {"gpus": {"a100-80g": 256, "h100-80g": 256}},
 }
 STEP_S = 600.0
+LEAST_GAP = 1e-9  # of the mean: gaps that are all zero give no times
+MOST_CV = 10.0  # Gamma gaps of more are all zero but one.
 SAMPLED = 20  # of the requests of the curve one in so many
 
 
-def drawn(day_seen: Trace, rates: Path, *, first: int = 0, steps: int | None = None, seed: int = 0) -> Trace:
+def drawn(
+    day_seen: Trace,
+    rates: Path,
+    *,
+    first: int = 0,
+    steps: int | None = None,
+    seed: int = 0,
+    one_in: float = SAMPLED,
+) -> Trace:
     """Traffic of the curve from its `first` ten minutes on, lengths from the same time of the day at hand."""
     rng = np.random.default_rng(seed)
     table = np.genfromtxt(rates, delimiter=",", names=True)[first : None if steps is None else first + steps]
@@ -40,9 +50,9 @@ def drawn(day_seen: Trace, rates: Path, *, first: int = 0, steps: int | None = N
     places = {step: np.flatnonzero(of_day == step) for step in np.unique(of_day)}
     arrivals, rows = [], []
     for k, row in enumerate(table):
-        count = round(float(row["requests_per_s"]) * STEP_S / SAMPLED)
-        cv = max(float(row["cv"]), 0.1)
-        gaps = rng.gamma(1 / cv**2, size=count + 1)
+        count = round(float(row["requests_per_s"]) * STEP_S / one_in)
+        cv = min(max(float(np.nan_to_num(row["cv"], nan=1.0)), 0.1), MOST_CV)
+        gaps = rng.gamma(1 / cv**2, size=count + 1) + LEAST_GAP
         arrivals.append(k * STEP_S + STEP_S * np.cumsum(gaps)[:-1] / gaps.sum())
         step = int(row["seconds"] % 86400 // STEP_S)
         rows.append(rng.choice(places.get(step, np.arange(len(day_seen))), count))

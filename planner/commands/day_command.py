@@ -72,6 +72,13 @@ def day(
         str | None,
         typer.Option("--train", help="'70 %': choose parameters on the first part, judge on the rest."),
     ] = None,
+    oracle: Annotated[
+        bool,
+        typer.Option(
+            "--oracle",
+            help="Tune HPA, KEDA, WVA and Dynamo on 70 %, judge on the rest: least GPU hours, best settings.",
+        ),
+    ] = False,
     start: Annotated[
         str | None, typer.Option("--start", help="Until a worker is ready; else by the LLM and --storage.")
     ] = None,
@@ -93,15 +100,20 @@ def day(
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
     no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
+    from planner.day import day_page
     from planner.day.day_api import DayResult, day
-    from planner.day.day_page import NAMES
     from planner.files.checked_files import check_output_directory
 
     if out is not None:
         check_output_directory(out)
-        keep_inputs([out / name for name in NAMES], slo, trace, fleet)
-    given = {"controllers": controllers, "every": every, "train": train, "start": start}
-    given |= {"storage": storage, "billing": billing}
+        keep_inputs([out / name for name in day_page.NAMES], slo, trace, fleet)
+    given: dict[str, str | bool | None] = {
+        "controllers": controllers,
+        "every": every,
+        "train": train,
+        "start": start,
+    }
+    given |= {"storage": storage, "billing": billing, "oracle": oracle or None}
     with Progress() as progress, at_work(executor, address):
         requests = (
             None
@@ -124,6 +136,8 @@ def day(
         print_json(day_result.to_dict(), warnings)
         return
     if isinstance(day_result, DayResult):
+        for line in day_page.least_gpu_hours(day_result.answer) if day_result.is_oracle else ():
+            stdout_console(soft_wrap=True).print(line, markup=False)
         print_answer(day_result.answer)
     else:
         print_joint_answer(day_result.answer)

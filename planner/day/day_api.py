@@ -16,7 +16,7 @@ from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.day import day_page, several_llms_day_page
 from planner.day.day_fleets import THE_PLAN, cheapest_fleet, worth_standing
-from planner.day.day_manifests import OUTDATED, controller_manifests
+from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_of_all
 from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.day.day_study import DayAnswer, DayQuestion, study_day
 from planner.day.several_llms_day import JointAnswer, study_day_together
@@ -46,6 +46,7 @@ class DayResult(Result):
     """Every controller's day beside the fleet that stands all day and the optimum."""
 
     answer: DayAnswer
+    is_oracle: bool = False
 
     @property
     def winner(self) -> str:
@@ -56,7 +57,8 @@ class DayResult(Result):
         return day_page.recommendation(self.answer)
 
     def sentences(self) -> list[str]:
-        return [*day_page.proof_lines(self.answer), *self.answer.warnings]
+        floor = day_page.least_gpu_hours(self.answer) if self.is_oracle else []
+        return [*floor, *day_page.proof_lines(self.answer), *self.answer.warnings]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan day --json` prints."""
@@ -74,9 +76,11 @@ class DayResult(Result):
         return day_page.render_day(self.answer)["day.html"]
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
-        """Write day.html, tables and the manifests of the winner into a folder, all or none."""
+        """Write day.html, tables and the manifests of the winner, of an oracle those of all, all or none."""
         check_output_directory(Path(folder))
         written = {**day_page.render_day(self.answer), **controller_manifests(self.answer)}
+        if self.is_oracle:
+            written |= manifests_of_all(self.answer)
         write_files(Path(folder), written, outdated=OUTDATED)
         return tuple(written)
 
@@ -150,6 +154,9 @@ def day(
     `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each entry to
     its fleet.
 
+    With `oracle` in the section public autoscalers are tuned on the first 70 % and judged on the rest, and
+    the GPU hours of the optimum are told beside theirs.
+
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
     began = time.monotonic()
@@ -157,6 +164,8 @@ def day(
     section = {**(question.document.get("day") or {}), **(terms or {})}
     day_section = parse_day(section, f"{question.path}: day")
     if question.has_several_llms:
+        if day_section.is_oracle:
+            raise InputError("oracle: takes one LLM; leave it out, or give a question of one")
         return _day_together(
             question, trace, standing, day_section, catalog, seed, began + time_limit_s, progress
         )
@@ -200,7 +209,7 @@ def day(
             progress=progress,
         )
 
-    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s))
+    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s), day_section.is_oracle)
 
 
 def _question(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from planner.day import autoscaling
-from planner.day.day_study import DayAnswer
+from planner.day.day_study import STATIC, DayAnswer, Ran
 from planner.errors import InputError
 
-OUTDATED = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")  # An earlier winner left these.
+_OF_ONE = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")
+# An earlier winner, or oracle, left these.
+OUTDATED = (*_OF_ONE, *(f"{name}/{path}" for name in autoscaling.PAIRS for path in _OF_ONE))
 
 
-def controller_manifests(answer: DayAnswer) -> dict[str, str]:
-    """manifests/TARGET/... for the winner; where a target has none, manifests/README.md says why."""
-    winner, fleet = answer.winner, answer.question.fleet
+def controller_manifests(answer: DayAnswer, row: Ran | None = None) -> dict[str, str]:
+    """manifests/TARGET/... for this row, or the winner; manifests/README.md says which targets have none."""
+    winner, fleet = row or answer.winner, answer.question.fleet
     assert winner.chosen is not None and winner.deployment is not None
     trace = answer.question.trace
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())
@@ -30,3 +32,13 @@ def controller_manifests(answer: DayAnswer) -> dict[str, str]:
         why = "\n".join(refused) or f"Nothing here runs {winner.name}."
         files["manifests/README.md"] = f"# Targets without a manifest of {winner.name}\n\n{why}\n"
     return files
+
+
+def manifests_of_all(answer: DayAnswer) -> dict[str, str]:
+    """CONTROLLER/manifests/TARGET/... for every controller that has any, with the settings chosen for it."""
+    return {
+        f"{row.name}/{path}": text
+        for row in answer.rows
+        if row.name != STATIC and row.name in autoscaling.PAIRS
+        for path, text in controller_manifests(answer, row).items()
+    }

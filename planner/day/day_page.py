@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.day import day_causes
 from planner.day.day_study import STATIC, DayAnswer, Ran, workers_over_time
 from planner.day.search.capacity import slo_text
 from planner.day.search.causal_bound import BLOCKS_S
@@ -74,6 +75,18 @@ def proof_lines(answer: DayAnswer) -> list[str]:
     ]
 
 
+def least_gpu_hours(answer: DayAnswer) -> list[str]:
+    """The GPU hours that a controller pays that knows all traffic, beside those of each one that does not."""
+    if answer.optimum is None:
+        return []
+    own = answer.optimum.ran.gpu_hours
+    others = ", ".join(
+        f"{row.name} {row.gpu_hours:,.1f} ({percent(row.gpu_hours - own, own)}, {row.missed_windows} missed)"
+        for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.gpu_hours))
+    )
+    return [f"The cheapest sizes that keep every window pay {own:,.1f} GPU hours; {others}."]
+
+
 def _causal_lines(answer: DayAnswer) -> list[str]:
     """What a controller without a look ahead pays at least for few missed windows, if there is a bound."""
     if answer.optimum is None or answer.optimum.causal is None:
@@ -82,10 +95,10 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
     hour_usd, two_usd = (answer.optimum.causal.usd(few, block_s) for block_s in BLOCKS_S)
     own = answer.optimum.usd
     return [
-        f"Without a look ahead {100 * FEW_MISSED_FRAC:g} % of windows missed costs at least {usd(hour_usd)} "
-        f"({percent(hour_usd - own, own)}) where windows come in any order within an hour, {usd(two_usd)} "
-        f"({percent(two_usd - own, own)}) within two (sizes changed between windows, if more workers never "
-        "hurt)."
+        f"On days of these windows in any order within an hour no controller that cannot see ahead misses "
+        f"{100 * FEW_MISSED_FRAC:g} % for less than {usd(hour_usd)} ({percent(hour_usd - own, own)}) in the "
+        f"mean, within two hours {usd(two_usd)} ({percent(two_usd - own, own)}): sizes changed between "
+        "windows, if more workers never hurt."
     ]
 
 
@@ -248,6 +261,9 @@ def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
         "rerouted": sum(each.rerouted for each in row.hurt),
         "regret_usd": regret,
         "regret_windows": row.missed_windows,
+        "causes": None
+        if (causes := day_causes.find_causes(answer, row)) is None
+        else {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(causes).items()},
     }
 
 
@@ -378,12 +394,21 @@ def _html(answer: DayAnswer) -> str:
         )
         if answer.fleets
         else "",
+        _causes_section(answer),
         section("Over the day", drawn(draw_day(answer))),
         section(f"Windows that {best.name} misses", bullets(missed, "None.")),
         section("Settings", bullets(settings_lines(answer))),
         section("What this rests on", bullets(basis_lines(answer))),
     ]
     return page("A day under controllers", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
+
+
+def _causes_section(answer: DayAnswer) -> str:
+    """What each controller costs above the optimum by cause, and its missed windows by cause."""
+    rows = day_causes.cause_rows(answer, answer.rows)
+    caption = "USD above the optimum by cause, and missed windows by cause"
+    drawn_table = table(day_causes.HEAD, rows, caption=caption, numeric=range(1, len(day_causes.HEAD)))
+    return section("Causes", drawn_table) if rows else ""
 
 
 def settings_lines(answer: DayAnswer) -> list[str]:

@@ -11,6 +11,7 @@ day:
   least: 1                   # workers of every pool; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
   optimum: true              # or false: it is not looked for
+  oracle: true               # public autoscalers, tuned on the first 70 %; manifests of all of them
   fleets: all                # or plan: only the cheapest fleet that stands, not its alternatives
 """
 
@@ -26,10 +27,13 @@ from planner.files.document_values import Section, read_share, refused_value
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("image", "least", "most", "missed_window", "optimum", "fleets"),
+    *("image", "least", "most", "missed_window", "optimum", "fleets", "oracle"),
 )
 USUAL_EVERY_S = 600.0
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
+# What `plan day --oracle` tunes on the first part of the traffic and judges on the rest: public autoscalers.
+AUTOSCALERS = ("hpa", "keda", "wva", "dynamo", "dynamo-sla")
+ORACLE_TRAIN = "70 %"
 USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # a node that is new
 ALL_FLEETS, PLAN_ALONE = "all", "plan"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
@@ -58,6 +62,7 @@ class DaySection:
     missed_usd: float | None = None
     optimum: bool = True
     fleets: str = ALL_FLEETS
+    is_oracle: bool = False
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
@@ -69,7 +74,10 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         if "start" in section and key in section:
             raise InputError(f"{section.path_of('start')}: says what {key} would tell; drop one of the two")
     image = section.text("image", USUAL_IMAGE)
-    chosen = parse_controllers(section.get("controllers", list(USUAL)), section.path_of("controllers"))
+    is_oracle = section.flag("oracle", False)
+    train = section.get("train", ORACLE_TRAIN if is_oracle else None)
+    usual = list(AUTOSCALERS if is_oracle else USUAL)
+    chosen = parse_controllers(section.get("controllers", usual), section.path_of("controllers"))
     most = section.whole_number("most", None)
     least = section.whole_number("least", 1, least=0)
     if most is not None and most < least:
@@ -77,7 +85,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
     return DaySection(
         controllers=chosen,
         every_s=section.positive("every", "s", None),
-        train_frac=parse_train(section.get("train"), section.path_of("train")),
+        train_frac=parse_train(train, section.path_of("train")),
         start_s=section.at_least("start", "s", None),
         storage=section.text("storage", USUAL_STORAGE),
         image=None if image == "none" else image,
@@ -90,6 +98,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         missed_usd=section.number("missed_window", None, least=0.0),
         optimum=section.flag("optimum", True),
         fleets=section.one_of("fleets", (ALL_FLEETS, PLAN_ALONE), ALL_FLEETS),
+        is_oracle=is_oracle,
     )
 
 

@@ -7,13 +7,16 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from simulations import LLM, make_latency, make_pool, make_trace
 
-from planner.day import day_page
+from planner.day import day_causes, day_manifests, day_page
 from planner.day.controllers.table import parse_controllers
+from planner.day.day_settings import parse_day
 from planner.day.day_study import (
     DayAnswer,
     DayQuestion,
@@ -27,8 +30,9 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Role
 from planner.parallel.executors import Executor, working_on
 from planner.simulator import simulate
-from planner.simulator.elastic import ElasticPool
+from planner.simulator.elastic import ElasticPool, ElasticRun, Span
 from planner.simulator.slo_verdict import judge, keeps_all, missed_windows
+from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.traffic.trace import Trace
 
 EVERY_S = 60.0
@@ -221,6 +225,20 @@ def test_nothing_is_written_where_a_folder_cannot_be(answer: DayAnswer, tmp_path
     assert place.read_text() == "here"
 
 
+def test_an_oracle_tunes_public_autoscalers_and_writes_the_manifests_of_each(answer: DayAnswer) -> None:
+    section = parse_day({"oracle": True})
+    assert [each.row.name for each in section.controllers] == ["hpa", "keda", "wva", "dynamo", "dynamo-sla"]
+    assert section.train_frac == 0.7 and parse_day({"oracle": True, "train": "50 %"}).train_frac == 0.5
+    written = day_manifests.manifests_of_all(answer)
+    assert {path.split("/")[0] for path in written} == {"hpa", "cron", "fleetplan"}
+    assert any("kind: HorizontalPodAutoscaler" in text for path, text in written.items() if path[:3] == "hpa")
+    assert answer.optimum is not None
+    (told,) = day_page.least_gpu_hours(answer)
+    assert told.startswith(
+        f"The cheapest sizes that keep every window pay {answer.optimum.ran.gpu_hours:,.1f} "
+    )
+
+
 @pytest.mark.slow
 def test_controllers_run_elsewhere_as_they_do_here(answer: DayAnswer) -> None:
     """Parameters are chosen there too."""
@@ -231,3 +249,28 @@ def test_controllers_run_elsewhere_as_they_do_here(answer: DayAnswer) -> None:
     assert day_page.day_table(there) == day_page.day_table(here)
     assert [row.chosen for row in there.rows] == [row.chosen for row in here.rows]
     assert all(np.array_equal(a.run.asked, b.run.asked) for a, b in zip(there.rows, here.rows, strict=True))
+
+
+def test_causes_add_up_to_what_a_day_costs_above_the_optimum(answer: DayAnswer) -> None:
+    """And every missed window has one cause."""
+    for row in answer.rows:
+        causes = day_causes.find_causes(answer, row)
+        assert causes is not None
+        assert causes.usd == pytest.approx(answer.regret_usd(row), abs=1e-9)
+        missed = [v for v, window in enumerate(row.windows) if not window.holds]
+        assert sorted((*causes.too_few, *causes.too_late, *causes.as_many)) == missed
+        assert causes.without_usd <= 0 <= min(causes.kept_usd, causes.unneeded_usd)
+
+
+def test_causes_by_hand() -> None:
+    """Two workers for 2 h at 3600 USD/h each; the optimum has the second for 1000 s.
+
+    It is kept for an hour after that, and unneeded for the 2600 s that are left.
+    """
+    terms = DayTerms(np.array([0.0, 7200.0]), (PoolTerms(0.0, 1, 2, 3600.0),))
+    runs = []
+    for until_s in (7200.0, 1000.0):
+        spans = [Span(0, 0, 0.0, 0.0, 7200.0, 7200.0), Span(1, 0, 0.0, 0.0, until_s, until_s)]
+        runs.append(cast(ElasticRun, SimpleNamespace(spans=tuple(spans))))
+    assert day_causes._compare_ready(terms, *runs) == pytest.approx([3600.0, 2600.0, 0.0])
+    assert day_causes._compare_ready(terms, *runs[::-1]) == pytest.approx([0.0, 0.0, -6200.0])

@@ -1,0 +1,107 @@
+"""Five days under controllers: what each costs above the optimum by cause, and what none can go below.
+
+    python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty]
+
+TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of a
+curve its second day is drawn as benchmarks/day.py draws it, to ten requests/s in the mean; Azure's hour comes
+twelve times, a daily curve over it; "bursty" is m-large's mean rate with gaps of a coefficient of variation
+of 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.day import SLO, STEP_S, drawn
+from planner.api.inputs import read_trace
+from planner.day import day_causes
+from planner.day.day_api import DayResult, day
+from planner.traffic.trace import Trace
+
+LARGE = {"llm": SLO["llm"], "workers": [{"name": "h100", "gpu": "h100-80g", "tp": 4, "count": 6}]}
+SMALL_SLO = {
+    "llm": "meta-llama/Llama-3.1-8B",
+    "slo": {"ttft": {"p95": "1 s"}, "tbt": {"p99": "100 ms"}, "every": "10 min"},
+    "fleet": {"gpus": {"a100-80g": 16}, "sold_as": {"a100-80g": "gpu"}},
+}
+SMALL = {
+    "llm": SMALL_SLO["llm"],
+    "sold_as": {"a100-80g": "gpu"},
+    "workers": [{"name": "a100", "gpu": "a100-80g", "tp": 1, "count": 5}],
+}
+MEAN_RPS = 10.0
+BURSTY_CV = 5.0
+AZURE_HOURS = 12
+STEPS_OF_DAY = 144
+
+
+def curve_day(traces: Path, name: str) -> Trace:
+    """The second day of a curve of rates, lengths from the same time of m-large's day."""
+    seen, rates = (
+        read_trace(traces / "servegen/m-large-day9-1in20.csv.gz"),
+        traces / f"servegen/m-{name}-rates.csv",
+    )
+    table = np.genfromtxt(rates, delimiter=",", names=True)[STEPS_OF_DAY : 2 * STEPS_OF_DAY]
+    one_in = float(table["requests_per_s"].mean()) / MEAN_RPS
+    return drawn(seen, rates, first=STEPS_OF_DAY, steps=STEPS_OF_DAY, one_in=one_in)
+
+
+def azure_day(traces: Path) -> Trace:
+    """The hour twelve times, thinned to 15 % at the ends and whole in the middle."""
+    hour, rng = read_trace(traces / "AzureLLMInferenceTrace_conv.csv"), np.random.default_rng(1)
+    at_s, length_s = hour.arrival_s - hour.arrival_s[0], hour.duration_s + 1
+    arrivals, rows = [], []
+    for k in range(AZURE_HOURS):
+        share = 0.15 + 0.85 * np.sin(np.pi * (k + at_s / length_s) / AZURE_HOURS) ** 2
+        rows.append(np.flatnonzero(rng.random(len(hour)) < share))
+        arrivals.append(at_s[rows[-1]] + k * length_s)
+    index = np.concatenate(rows)
+    return Trace("azure", np.concatenate(arrivals), hour.input_tokens[index], hour.output_tokens[index])
+
+
+def bursty_day(traces: Path) -> Trace:
+    """m-large's requests in their order, with gamma gaps."""
+    seen, rng = read_trace(traces / "servegen/m-large-day9-1in20.csv.gz"), np.random.default_rng(2)
+    gaps = rng.gamma(1 / BURSTY_CV**2, size=len(seen))
+    arrival_s = STEPS_OF_DAY * STEP_S * np.cumsum(gaps) / gaps.sum()
+    return Trace("bursty", arrival_s, seen.input_tokens, seen.output_tokens)
+
+
+DAYS: dict[str, tuple[Callable[[Path], Trace], Any, Any]] = {
+    "large": (lambda traces: read_trace(traces / "servegen/m-large-day9-1in20.csv.gz"), SLO, LARGE),
+    "mid": (lambda traces: curve_day(traces, "mid"), SLO, LARGE),
+    "small": (lambda traces: curve_day(traces, "small"), SLO, LARGE),
+    "azure": (azure_day, SMALL_SLO, SMALL),
+    "bursty": (bursty_day, SLO, LARGE),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--train")
+    parser.add_argument("--days", default=",".join(DAYS))
+    options = parser.parse_args()
+    for name in options.days.split(","):
+        read, slo, fleet = DAYS[name]
+        began = time.process_time()
+        terms = {} if options.train is None else {"train": options.train}
+        result = day(slo, read(options.traces), standing=fleet, terms=terms, time_limit_s=300.0)
+        assert isinstance(result, DayResult)
+        print(f"{name}: {result.headline()}", *result.sentences()[:3], sep="\n")
+        print(*day_causes.HEAD, "Missed", "USD", sep=" | ")
+        for row, cells in zip(
+            result.answer.rows, day_causes.cause_rows(result.answer, result.answer.rows), strict=False
+        ):
+            print(*cells, row.missed_windows, f"{row.usd:,.2f}", sep=" | ")
+        print(f"{time.process_time() - began:.1f} CPU s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Where the money of a controller's day goes beyond the optimum's, and why windows are missed.
+
+A bill is the sum of
+
+    starting   workers that are paid and not ready yet
+    draining   workers that were given up and end what they have
+    idle       GPUs without a worker on nodes that are sold whole
+    rounding   started units (hours) that are paid to their end
+    ready      workers that take requests
+
+and what ready workers cost more than the optimum's is parted, at each moment and of each pool, into
+
+    kept       more than the optimum has, which had as many within the last hour
+    unneeded   more than the optimum had in the last hour
+    without    fewer than the optimum (below zero)
+
+so the causes add up to the difference of both bills. A window that is missed was short of workers because too
+few were ordered, or these came too late; or it had as many as the optimum, at other moments or after a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.day.day_study import DayAnswer, Ran, terms_of, workers_over_time
+from planner.simulator.elastic import ElasticRun
+from planner.solvers.pool_sizes import DayTerms, billed_usd
+
+Floats = npt.NDArray[np.float64]
+RECENT_S = 3600.0  # Workers that the optimum had within so long count as kept, not as unneeded.
+
+
+@dataclass(frozen=True, slots=True)
+class DayCauses:
+    """What a day costs above the optimum by cause [USD], and the missed windows by cause."""
+
+    starting_usd: float
+    draining_usd: float
+    idle_usd: float
+    rounding_usd: float
+    kept_usd: float
+    unneeded_usd: float
+    without_usd: float
+    too_few: tuple[int, ...]
+    too_late: tuple[int, ...]
+    as_many: tuple[int, ...]
+
+    @property
+    def usd(self) -> float:
+        """The difference of both bills."""
+        parts = (self.starting_usd, self.draining_usd, self.idle_usd, self.rounding_usd)
+        return sum(parts) + self.kept_usd + self.unneeded_usd + self.without_usd
+
+
+def find_causes(answer: DayAnswer, row: Ran) -> DayCauses | None:
+    """The causes of one day above the optimum; None where no optimum is known."""
+    if answer.optimum is None:
+        return None
+    terms = terms_of(replace(answer.question, trace=answer.judged))
+    best = answer.optimum.ran
+    own_usd, best_usd = _bill_parts(terms, row.run), _bill_parts(terms, best.run)
+    starting_usd, draining_usd, idle_usd, rounding_usd = (own_usd - best_usd).tolist()
+    kept_usd, unneeded_usd, without_usd = _compare_ready(terms, row.run, best.run).tolist()
+    too_few, too_late, as_many = _missed_by_cause(row, best)
+    return DayCauses(
+        starting_usd,
+        draining_usd,
+        idle_usd,
+        rounding_usd,
+        kept_usd,
+        unneeded_usd,
+        without_usd,
+        too_few,
+        too_late,
+        as_many,
+    )
+
+
+def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
+    """USD of starting and draining workers, idle GPUs and rounding up (4,)."""
+    prices, starting_usd, draining_usd, paid_usd = terms.prices(), 0.0, 0.0, 0.0
+    lives = [(span.pool, span.asked_s, span.gone_s) for span in run.spans]
+    for span in run.spans:
+        price_usd_per_s = float(prices[span.pool]) / 3600
+        given_up_s = min(span.given_up_s, span.gone_s)
+        starting_usd += price_usd_per_s * (min(span.ready_s, given_up_s) - span.asked_s)
+        draining_usd += price_usd_per_s * (span.gone_s - given_up_s)
+        paid_usd += price_usd_per_s * (span.gone_s - span.asked_s)
+    by_second_usd = billed_usd(replace(terms, unit_s=0.0), lives)
+    rounding_usd = billed_usd(terms, lives) - by_second_usd
+    return np.array([starting_usd, draining_usd, by_second_usd - paid_usd, rounding_usd])
+
+
+def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Times at which a pool's ready workers change, and how many are ready from then on."""
+    changes: dict[float, int] = {-np.inf: 0}
+    for span in run.spans:
+        until_s = min(span.given_up_s, span.gone_s)
+        if span.pool == pool and span.ready_s < until_s:
+            changes[span.ready_s] = changes.get(span.ready_s, 0) + 1
+            changes[until_s] = changes.get(until_s, 0) - 1
+    times_s = sorted(changes)
+    return np.array(times_s), np.cumsum([changes[time_s] for time_s in times_s])
+
+
+def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats:
+    """USD of ready workers kept, unneeded and done without (3,)."""
+    total_usd = np.zeros(3)
+    for pool, price_usd_per_h in enumerate(terms.prices().tolist()):
+        own_s, own = _ready_changes(run, pool)
+        best_s, needed = _ready_changes(best, pool)
+        times_s = np.unique(np.concatenate((own_s, best_s, best_s + RECENT_S)))
+        times_s = times_s[np.isfinite(times_s)]
+        if len(times_s) < 2:
+            continue
+        begins_s = times_s[:-1]
+        ready = own[np.searchsorted(own_s, begins_s, "right") - 1]
+        now = np.searchsorted(best_s, begins_s, "right")
+        ago = np.searchsorted(best_s, begins_s - RECENT_S, "right")
+        recent = np.array(
+            [needed[max(first - 1, 0) : last].max() for first, last in zip(ago, now, strict=True)]
+        )
+        there = needed[now - 1]
+        more = np.maximum(ready - there, 0)
+        kept = np.minimum(more, recent - there)
+        usd = price_usd_per_h * np.diff(times_s) / 3600
+        total_usd += [usd @ kept, usd @ (more - kept), usd @ np.minimum(ready - there, 0)]
+    return total_usd
+
+
+def _missed_by_cause(row: Ran, best: Ran) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Missed windows for which too few workers were asked, to which they came too late, and all others."""
+    pools = row.run.asked.shape[1]
+    edges_s = np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
+    own = workers_over_time(row.run, pools, edges_s)[1]
+    needed = workers_over_time(best.run, pools, edges_s)[1]
+    causes: tuple[list[int], list[int], list[int]] = [], [], []
+    for v, window in enumerate(row.windows):
+        if window.holds:
+            continue
+        short = own[:, v] < needed[:, v] - 0.01
+        last = int(np.searchsorted(row.run.asked_s, window.end_s))
+        first = max(int(np.searchsorted(row.run.asked_s, window.start_s, "right")) - 1, 0)
+        ordered = row.run.asked[first : max(last, first + 1)].max(axis=0)
+        few = short & (ordered < np.floor(needed[:, v] + 0.01))
+        causes[0 if few.any() else 1 if short.any() else 2].append(v)
+    return tuple(causes[0]), tuple(causes[1]), tuple(causes[2])
+
+
+HEAD = (
+    "Controller",
+    "Above the optimum",
+    "Starting",
+    "Draining",
+    "Idle GPUs of nodes",
+    "Started hours",
+    "Kept after the need",
+    "Never needed",
+    "Done without",
+    "Too few asked for",
+    "Too late",
+    "As many workers",
+)
+
+
+def cause_rows(answer: DayAnswer, rows: Sequence[Ran]) -> list[tuple[str, ...]]:
+    """A row for each controller: USD above the optimum by cause, then missed windows by cause."""
+    table_rows = []
+    for row in rows:
+        if (causes := find_causes(answer, row)) is None:
+            return []
+        numbers = (
+            causes.usd,
+            causes.starting_usd,
+            causes.draining_usd,
+            causes.idle_usd,
+            causes.rounding_usd,
+            causes.kept_usd,
+            causes.unneeded_usd,
+            causes.without_usd,
+        )
+        counts = (causes.too_few, causes.too_late, causes.as_many)
+        table_rows.append(
+            (row.name, *(f"{each:+,.2f}" for each in numbers), *(str(len(each)) for each in counts))
+        )
+    return table_rows
