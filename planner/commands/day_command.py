@@ -49,36 +49,39 @@ TraceOption = Annotated[
         help="The traffic: CSV or JSONL, plain or .gz; with llms, where an entry has none of its own.",
     ),
 ]
+FleetOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--fleet",
+        readable=False,
+        help="plan.yaml, its folder, or fleet.yaml: what stands all day; with llms their folder.",
+    ),
+]
+TrainOption = Annotated[
+    str | None,
+    typer.Option("--train", help="'70 %': choose parameters on the first part, judge on the rest."),
+]
+OracleOption = Annotated[
+    bool,
+    typer.Option(
+        "--oracle",
+        help="Tune HPA, KEDA, WVA and Dynamo on 70 %, judge on the rest: least GPU hours, best settings.",
+    ),
+]
 
 
 def day(
     slo: SloArgument,
     trace: TraceOption = None,
-    fleet: Annotated[
-        Path | None,
-        typer.Option(
-            "--fleet",
-            readable=False,
-            help="plan.yaml, its folder, or fleet.yaml: what stands all day; with llms their folder.",
-        ),
-    ] = None,
+    fleet: FleetOption = None,
     controllers: Annotated[
         str | None, typer.Option("--controllers", help="Their names, 'hpa,keda'; see docs/controllers.md.")
     ] = None,
     every: Annotated[
         str | None, typer.Option("--every", help="The grid on which the optimum changes sizes.")
     ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option("--train", help="'70 %': choose parameters on the first part, judge on the rest."),
-    ] = None,
-    oracle: Annotated[
-        bool,
-        typer.Option(
-            "--oracle",
-            help="Tune HPA, KEDA, WVA and Dynamo on 70 %, judge on the rest: least GPU hours, best settings.",
-        ),
-    ] = False,
+    train: TrainOption = None,
+    oracle: OracleOption = False,
     start: Annotated[
         str | None, typer.Option("--start", help="Until a worker is ready; else by the LLM and --storage.")
     ] = None,
