@@ -36,7 +36,7 @@ from planner.search.problem.plan_problem import (
 )
 from planner.search.several.several_llms import plan_together
 from planner.studies import what_if
-from planner.studies.per_gpu import MOST_UNASKED, add_each_gpu, gpu_types
+from planner.studies.per_gpu import MOST_DEFAULT_GPU_TYPES, add_each_gpu, gpu_types
 from planner.studies.routers import plan_each_target, simulate_routers, simulate_routers_of_each
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
@@ -191,7 +191,9 @@ def beside_each_gpu(
     left_s = study.left_s - (time.monotonic() - began)
     if (per_gpu := task.per_gpu) is None:
         per_gpu = (
-            1 < len(gpu_types(task, study)) <= MOST_UNASKED and answer.status != "best found" and left_s > 0
+            1 < len(gpu_types(task, study)) <= MOST_DEFAULT_GPU_TYPES
+            and answer.status != "best found"
+            and left_s > 0
         )
     elif per_gpu:
         left_s = study.left_s

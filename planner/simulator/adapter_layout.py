@@ -1,4 +1,4 @@
-"""What LoRA adds to the kernel's state, and how a fleet and a trace make it."""
+"""What LoRA adds to the kernel's state, made from a fleet and a trace."""
 
 from __future__ import annotations
 
@@ -16,50 +16,49 @@ from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
 
 COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
-SETTING = np.dtype(  # of a worker type
-    [
-        ("max_loras", "i8"),
-        ("max_cpu_loras", "i8"),
-        *((name, "f8") for name in COSTS),  # planner.models.lora.LoraCost
-    ]
+SETTING = np.dtype(  # A record for each worker type; `models.lora.LoraCost` says what the costs are.
+    [("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)]
 )
-ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])  # a list of requests
-# numbers: stamp of the latest step that was looked at, how many adapters are in it, and how many it loads
+ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])  # A linked list of requests.
+# Indices into `AdapterState.numbers`: the stamp of the latest step that was looked at (steps are stamped 1,
+# 2, ... in the order in which they are formed), how many adapters are in it, and how many of these it loads.
 STAMP, IN_STEP, LOADING = 0, 1, 2
 NUMBERS = 3
 
 
 class AdapterState(NamedTuple):
-    """W workers, n requests, T worker types; A adapters, from 1 on: 0 is the LLM alone. A worker has up to S
-    slots and keeps up to C adapters in the host's memory (no column where it keeps all).
+    """W workers, n requests, T worker types, A adapters. Adapters are numbered from 1 on; 0 is the LLM alone.
+
+    A worker has up to S slots for adapters on its GPUs (vLLM's max_loras), and up to C in the host's memory
+    (max_cpu_loras). C is 0 if the host's memory holds all adapters, since then nothing needs to be simulated.
     """
 
-    of: npt.NDArray[np.int64]  # (n,) the adapter of each request
+    adapter_of: npt.NDArray[np.int64]  # (n,) the adapter of each request
     settings: npt.NDArray[np.void]  # (T,) SETTING
-    waiting: npt.NDArray[np.int32]  # (W, A + 1) requests that wait for their prompt, by adapter
+    waiting: npt.NDArray[np.int32]  # (W, A + 1) how many requests wait for their prefill, by adapter
     slots: npt.NDArray[np.int32]  # (W, S) the adapter in each slot, 0: none
-    slot_at: npt.NDArray[np.int32]  # (W, A + 1) the slot of each adapter, NONE: it has none
+    slot_at: npt.NDArray[np.int32]  # (W, A + 1) the slot of each adapter, NONE: it is in no slot
     slot_uses: npt.NDArray[np.int64]  # (W, S) stamp of the step that used the slot last
-    kept: npt.NDArray[np.int32]  # (W, C), and so on, of the host's memory
-    kept_at: npt.NDArray[np.int32]
-    kept_uses: npt.NDArray[np.int64]
-    stamps: npt.NDArray[np.int64]  # (A + 1,) of the last step that had the adapter
-    step: npt.NDArray[np.int64]  # (A + 1,) adapters of the step that is being formed
-    aside: npt.NDArray[np.void]  # (1,) ASIDE: requests that found no slot while it is
-    loads: npt.NDArray[np.int64]  # (W,) adapters put into a slot
+    cpu_slots: npt.NDArray[np.int32]  # (W, C) the same three of the host's memory
+    cpu_slot_at: npt.NDArray[np.int32]  # (W, A + 1)
+    cpu_slot_uses: npt.NDArray[np.int64]  # (W, C)
+    stamps: npt.NDArray[np.int64]  # (A + 1,) stamp of the last step with the adapter
+    step: npt.NDArray[np.int64]  # (A + 1,) the adapters of the step that is being formed, IN_STEP of them
+    aside: npt.NDArray[np.void]  # (1,) ASIDE: requests that the step being formed has no slot for
+    loads: npt.NDArray[np.int64]  # (W,) how many times an adapter was put into a slot
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
 
 
 NO_ADAPTERS = AdapterState(
-    of=nothing("i8"),
+    adapter_of=nothing("i8"),
     settings=nothing(SETTING),
     waiting=nothing("i4", 2),
     slots=nothing("i4", 2),
     slot_at=nothing("i4", 2),
     slot_uses=nothing("i8", 2),
-    kept=nothing("i4", 2),
-    kept_at=nothing("i4", 2),
-    kept_uses=nothing("i8", 2),
+    cpu_slots=nothing("i4", 2),
+    cpu_slot_at=nothing("i4", 2),
+    cpu_slot_uses=nothing("i8", 2),
     stamps=nothing("i8"),
     step=nothing("i8"),
     aside=nothing(ASIDE),
@@ -69,7 +68,7 @@ NO_ADAPTERS = AdapterState(
 
 
 def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = False) -> None:
-    """Raise InputError where the adapters that the trace names are not those that are served."""
+    """Raise InputError if the trace names adapters that are not served, or lacks those that caches need."""
     if lora is None:
         if trace.adapters:
             raise InputError(
@@ -94,7 +93,7 @@ def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = Fals
 
 
 def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
-    """(n,) the adapter of each request: as the trace says, else each as likely as the next."""
+    """The adapter (n,) of each request: as the trace says, or drawn with equal shares if it names none."""
     check_adapters(lora, trace)
     if not trace.adapters:
         return np.random.default_rng([seed, lora.adapter_count]).integers(
@@ -103,72 +102,78 @@ def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
     names = list(range(1, len(trace.adapters) + 1))
     if not isinstance(lora.adapters, int):
         names = [lora.adapters.index(name) + 1 for name in trace.adapters]
-    return np.append(np.array(names, np.int64), 0)[trace.adapter]  # -1 is the last: the LLM alone
+    # `trace.adapter` is -1 for a request to the LLM alone, which picks the 0 that is appended.
+    return np.append(np.array(names, np.int64), 0)[trace.adapter]
 
 
-def start_with(
-    places: npt.NDArray[np.int32], at: npt.NDArray[np.int32], uses: npt.NDArray[np.int64], own: int
+def fill_slots(
+    slots: npt.NDArray[np.int32], slot_at: npt.NDArray[np.int32], uses: npt.NDArray[np.int64], count: int
 ) -> None:
-    """Of one worker: as vLLM starts, which loads all adapters one after the other, the last ones stay."""
-    count = len(at) - 1
-    at[:], uses[:], places[:] = NONE, 0, 0
-    for i in range(own):
-        a = count - own + 1 + i
-        places[i], at[a] = a, i
+    """Fill the first `count` slots of one worker as vLLM starts: it loads all adapters one after the other,
+    so the last ones stay.
+    """
+    adapters = len(slot_at) - 1
+    slot_at[:], uses[:], slots[:] = NONE, 0, 0
+    for i in range(count):
+        a = adapters - count + 1 + i
+        slots[i], slot_at[a] = a, i
 
 
-def _places(
-    workers: int, most: int, count: int
+def _empty_slots(
+    workers: int, slots: int, adapters: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """(adapter in each place, place of each adapter, stamps of the steps that used a place last)"""
-    columns = count + 1 if most else 0
+    """(adapter in each slot, slot of each adapter, stamp of the step that used each slot last)"""
+    columns = adapters + 1 if slots else 0
     return (
-        np.zeros((workers, most), np.int32),
+        np.zeros((workers, slots), np.int32),
         np.full((workers, columns), NONE, np.int32),
-        np.zeros((workers, most), np.int64),
+        np.zeros((workers, slots), np.int64),
     )
 
 
 def make_adapters(
     fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]
 ) -> AdapterState | None:
-    """None for a fleet without LoRA. `kinds` (W,) are the workers' types."""
+    """The state at the start; None for a fleet without LoRA. `kinds` (W,) are the workers' indices into
+    `types`.
+    """
     lora = fleet.lora
     if lora is None:
         return None
-    of, count, workers = adapter_numbers(lora, trace, fleet.policies.seed), lora.adapter_count, len(kinds)
+    adapter_of = adapter_numbers(lora, trace, fleet.policies.seed)
+    count, workers = lora.adapter_count, len(kinds)
     settings = np.zeros(len(types), SETTING)
-    for i, kind in enumerate(types):
-        if kind.lora is None:
-            settings[i]["max_loras"] = settings[i]["max_cpu_loras"] = count
+    for i, worker_type in enumerate(types):
+        setting, costs = settings[i], worker_type.lora
+        if costs is None:  # Adapters cost these workers nothing, so they never wait for a slot.
+            setting["max_loras"] = setting["max_cpu_loras"] = count
             continue
-        settings[i]["max_loras"], settings[i]["max_cpu_loras"] = (
-            min(most, count) for most in (kind.lora.lora.max_loras, kind.lora.lora.max_cpu_loras)
-        )
+        setting["max_loras"] = min(costs.lora.max_loras, count)
+        setting["max_cpu_loras"] = min(costs.lora.max_cpu_loras, count)
         for name in COSTS:
-            settings[i][name] = getattr(kind.lora.cost, name)
-    most_slots, most_kept = int(settings["max_loras"].max()), int(settings["max_cpu_loras"].max())
+            setting[name] = getattr(costs.cost, name)
+    most_slots, most_cpu_slots = int(settings["max_loras"].max()), int(settings["max_cpu_loras"].max())
     if (settings["max_cpu_loras"] == count).all():
-        most_kept = 0
+        most_cpu_slots = 0
     aside = np.zeros(1, ASIDE)
     aside["head"] = NONE
-    slots, slot_at, slot_uses = _places(workers, most_slots, count)
-    kept, kept_at, kept_uses = _places(workers, most_kept, count)
+    slots, slot_at, slot_uses = _empty_slots(workers, most_slots, count)
+    cpu_slots, cpu_slot_at, cpu_slot_uses = _empty_slots(workers, most_cpu_slots, count)
     for w in range(workers):
-        own = settings[kinds[w]]
-        start_with(slots[w], slot_at[w], slot_uses[w], own["max_loras"])
-        if most_kept:
-            start_with(kept[w], kept_at[w], kept_uses[w], own["max_cpu_loras"])
+        setting = settings[kinds[w]]
+        fill_slots(slots[w], slot_at[w], slot_uses[w], setting["max_loras"])
+        if most_cpu_slots:
+            fill_slots(cpu_slots[w], cpu_slot_at[w], cpu_slot_uses[w], setting["max_cpu_loras"])
     return AdapterState(
-        of=of,
+        adapter_of=adapter_of,
         settings=settings,
         waiting=np.zeros((workers, count + 1), np.int32),
         slots=slots,
         slot_at=slot_at,
         slot_uses=slot_uses,
-        kept=kept,
-        kept_at=kept_at,
-        kept_uses=kept_uses,
+        cpu_slots=cpu_slots,
+        cpu_slot_at=cpu_slot_at,
+        cpu_slot_uses=cpu_slot_uses,
         stamps=np.zeros(count + 1, np.int64),
         step=np.zeros(count + 1, np.int64),
         aside=aside,

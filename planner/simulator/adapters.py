@@ -1,18 +1,19 @@
-"""LoRA adapters in the kernel: who is admitted where slots are few, and what a step with adapters takes.
+"""LoRA adapters in the kernel: which requests are admitted when slots are few, and what adapters add to a
+step.
 
-vLLM's scheduler admits no request whose adapter is not in the step where that has as many adapters as there
-are slots; it is passed over, and those behind it are looked at. A worker loads the adapters of a step that
-are in none of its slots before the step, each into the slot used longest ago by an earlier step; those that
-it does not keep in the host's memory come from disk, and the one used longest ago there makes way. Adapters
-of the step itself make way for nobody: vLLM's order among these is that of a Python set.
+When a step has as many adapters as the worker has slots, vLLM's scheduler passes over requests with any other
+adapter and looks at those behind them. Adapters of the step that are in no slot are loaded before it, each
+into the slot used longest ago. An adapter that is not in the host's memory either comes from disk, and the
+one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads them
+in the order of a Python set, so which slots they get differs.)
 
-What is here is compiled only for fleets with LoRA. An adapter's number is its place among all, from 1 on; 0
-is the LLM alone.
+This module is compiled only for fleets with LoRA; without it each `where_lora` function is its first
+argument. An adapter's number counts from 1; 0 is the LLM alone. State is in `adapter_layout.AdapterState`.
 """
 
 from __future__ import annotations
 
-from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, start_with
+from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, fill_slots
 from planner.simulator.layout import NONE, READY, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_lora
 from planner.simulator.queue_orders import leave, next_waiting
@@ -21,20 +22,21 @@ from planner.simulator.queues import append, pop, put
 
 @where_lora(lambda state: False)
 def passes_over(state):
-    """Whether whoever comes may be admitted before those that wait."""
+    """Whether a request may be admitted before others that arrived earlier and wait."""
     return True
 
 
 @where_lora(lambda state, w, r, by: None)
 def count_waiting(state, w, r, by):
-    """So many more (fewer) wait on worker w for the adapter of request r."""
-    state.adapters.waiting[w, state.adapters.of[r]] += by
+    """Add `by` to the requests that wait on worker w for the adapter of request r."""
+    state.adapters.waiting[w, state.adapters.adapter_of[r]] += by
 
 
 @kernel_jit
 def _note(state, r):
+    """The adapter of request r is in the step that is being formed."""
     adapters = state.adapters
-    a = adapters.of[r]
+    a = adapters.adapter_of[r]
     if a > 0 and adapters.stamps[a] != adapters.numbers[STAMP]:
         adapters.stamps[a] = adapters.numbers[STAMP]
         adapters.step[adapters.numbers[IN_STEP]] = a
@@ -43,7 +45,7 @@ def _note(state, r):
 
 @where_lora(lambda state, l: None)
 def note_running(state, l):
-    """The adapters of the step that is being formed on lane l: so far those of who runs."""
+    """Begin a new step on lane l: its adapters so far are those of the requests that run there."""
     lane = state.lanes[l]
     state.adapters.numbers[STAMP] += 1
     state.adapters.numbers[IN_STEP] = 0
@@ -55,21 +57,22 @@ def note_running(state, l):
 
 @where_lora(lambda state, r: None)
 def note_admitted(state, r):
-    """Request r is in the step that is being formed."""
+    """Request r has been admitted to the step that is being formed."""
     _note(state, r)
 
 
 @kernel_jit
 def _has_slot(state, w, r):
+    """Whether the step being formed on worker w has a slot for the adapter of request r."""
     adapters = state.adapters
-    a = adapters.of[r]
-    most = adapters.settings[state.workers[w].type].max_loras
-    return a == 0 or adapters.numbers[IN_STEP] < most or adapters.stamps[a] == adapters.numbers[STAMP]
+    a = adapters.adapter_of[r]
+    slots = adapters.settings[state.workers[w].type].max_loras
+    return a == 0 or adapters.numbers[IN_STEP] < slots or adapters.stamps[a] == adapters.numbers[STAMP]
 
 
 @kernel_jit
 def _may_follow(state, w):
-    """Whether anybody who waits on worker w needs no further slot."""
+    """Whether any request that waits on worker w needs no further slot."""
     adapters = state.adapters
     if adapters.waiting[w, 0] > 0:
         return True
@@ -81,8 +84,8 @@ def _may_follow(state, w):
 
 @where_lora(lambda state, w: next_waiting(state, w))
 def next_with_slot(state, w):
-    """The request of which worker w computes the prompt next, of those that find a slot; who finds none is
-    set aside.
+    """The request that worker w prefills next: the first one with a slot. Those before it are set aside. NONE
+    if no request that waits has one.
     """
     while True:
         r = next_waiting(state, w)
@@ -96,7 +99,7 @@ def next_with_slot(state, w):
 
 @where_lora(lambda state, w: None)
 def put_back(state, w):
-    """Whoever was set aside waits where he was."""
+    """Requests that were set aside wait again, each where it was in the queue."""
     worker, aside = state.workers[w], state.adapters.aside[0]
     while aside.head[0] != NONE:
         r = pop(state.requests, aside, ZERO)
@@ -105,7 +108,9 @@ def put_back(state, w):
 
 @where_lora(lambda state, w: state.workers[w].head[READY])
 def next_ready(state, w):
-    """The first of those whose KV worker w has who finds a slot; those before it are set aside."""
+    """The first request with a slot, of those whose KV has arrived on worker w; those before it are set
+    aside.
+    """
     worker = state.workers[w]
     while worker.head[READY] != NONE and not _has_slot(state, w, worker.head[READY]):
         r = pop(state.requests, worker, READY)
@@ -115,7 +120,7 @@ def next_ready(state, w):
 
 @where_lora(lambda state, w: None)
 def put_back_ready(state, w):
-    """Whoever was set aside stands before the others once more."""
+    """Requests that were set aside go back to the head of the list."""
     worker, aside = state.workers[w], state.adapters.aside[0]
     if aside.head[0] == NONE:
         return
@@ -127,42 +132,44 @@ def put_back_ready(state, w):
 
 
 @kernel_jit
-def _place_for(adapters, places, at, uses, own, a):
-    """Put adapter a in the first `own` places, where it is not: instead of the one used longest ago, of those
-    that are not in this step; of such as were used together the one with the lowest number. Returns that, 0
-    for none.
+def _put_in_slot(adapters, slots, slot_at, uses, count, a):
+    """Put adapter a, which is in none of the first `count` slots, into the one used longest ago by an adapter
+    that is not in this step; among equals, the one of the lowest adapter. Returns the adapter that makes way,
+    0 if the slot was empty.
     """
     oldest = NONE
-    for i in range(own):
-        b = places[i]
+    for i in range(count):
+        b = slots[i]
         if b > 0 and adapters.stamps[b] == adapters.numbers[STAMP]:
             continue
-        if oldest == NONE or uses[i] < uses[oldest] or (uses[i] == uses[oldest] and b < places[oldest]):
+        if oldest == NONE or uses[i] < uses[oldest] or (uses[i] == uses[oldest] and b < slots[oldest]):
             oldest = i
-    b = places[oldest]
+    b = slots[oldest]
     if b > 0:
-        at[b] = NONE
-    places[oldest], at[a] = a, oldest
+        slot_at[b] = NONE
+    slots[oldest], slot_at[a] = a, oldest
     return b
 
 
 @kernel_jit
-def _bring(state, w, a, kind):
-    """Seconds until adapter a, which the step of worker w needs, is in a slot."""
+def _bring_to_slot(state, w, a, kind):
+    """Bring adapter a, which the next step of worker w needs, into a slot; returns the seconds that takes."""
     adapters, seconds = state.adapters, 0.0
     stamp = adapters.numbers[STAMP]
     slots, slot_at = adapters.slots[w], adapters.slot_at[w]
-    if adapters.kept.shape[1] > 0:
-        kept_at, kept_uses = adapters.kept_at[w], adapters.kept_uses[w]
-        if kept_at[a] == NONE:
+    if adapters.cpu_slots.shape[1] > 0:
+        cpu_slot_at, cpu_slot_uses = adapters.cpu_slot_at[w], adapters.cpu_slot_uses[w]
+        if cpu_slot_at[a] == NONE:
             seconds += kind.disk_s
-            b = _place_for(adapters, adapters.kept[w], kept_at, kept_uses, kind.max_cpu_loras, a)
-            if b > 0 and slot_at[b] != NONE:  # who is forgotten leaves its slot too
+            b = _put_in_slot(
+                adapters, adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, kind.max_cpu_loras, a
+            )
+            if b > 0 and slot_at[b] != NONE:  # vLLM drops an adapter from the GPU with its copy in memory.
                 slots[slot_at[b]], adapters.slot_uses[w, slot_at[b]], slot_at[b] = 0, 0, NONE
-        kept_uses[kept_at[a]] = stamp
+        cpu_slot_uses[cpu_slot_at[a]] = stamp
     if slot_at[a] == NONE:
         seconds += kind.load_s
-        _place_for(adapters, slots, slot_at, adapters.slot_uses[w], kind.max_loras, a)
+        _put_in_slot(adapters, slots, slot_at, adapters.slot_uses[w], kind.max_loras, a)
         adapters.loads[w] += 1
         adapters.numbers[LOADING] += 1
     adapters.slot_uses[w, slot_at[a]] = stamp
@@ -171,7 +178,7 @@ def _bring(state, w, a, kind):
 
 @where_lora(lambda state, l: 0.0)
 def adapters_s(state, l):
-    """Seconds that adapters add to the step that was formed on lane l, loads included."""
+    """Seconds that adapters add to the step that was formed on lane l, loads included (`models.lora`)."""
     note_running(state, l)
     adapters, lane = state.adapters, state.lanes[l]
     adapters.numbers[LOADING] = 0
@@ -182,32 +189,34 @@ def adapters_s(state, l):
     kind = adapters.settings[state.workers[w].type]
     tokens, seconds = 0.0, 0.0
     for slot in range(lane.decodes):
-        if adapters.of[state.slots[l, slot].request] > 0:
+        if adapters.adapter_of[state.slots[l, slot].request] > 0:
             tokens += lane.width
     for i in range(lane.prefills):
-        if adapters.of[state.chunks[l, i].request] > 0:
+        if adapters.adapter_of[state.chunks[l, i].request] > 0:
             tokens += state.chunks[l, i].tokens
     for i in range(active):
-        seconds += _bring(state, w, adapters.step[i], kind)
+        seconds += _bring_to_slot(state, w, adapters.step[i], kind)
     seconds += kind.kernels_s + active * kind.read_s + tokens * kind.token_s
+    # Each token reads the experts' matrices that it visits, until those of all adapters of the step are read.
     return seconds + min(tokens * kind.visited_frac, float(active)) * kind.experts_s
 
 
 @where_lora(lambda state: False)
 def is_loading(state):
-    """Whether the step that was formed last begins with a load: those that follow it do not."""
+    """Whether the step formed last begins with a load, so that equal steps after it are shorter."""
     return state.adapters.numbers[LOADING] > 0
 
 
-_start_with = kernel_jit(start_with)
+_fill_slots = kernel_jit(fill_slots)
 
 
 @where_lora(lambda state, w: None)
 def forget_adapters(state, w):
-    """Worker w is down: nobody waits there, and it comes back as it started."""
+    """Worker w is down: no request waits there, and it comes back with the adapters of its start."""
     adapters = state.adapters
     kind = adapters.settings[state.workers[w].type]
     adapters.waiting[w, :] = 0
-    _start_with(adapters.slots[w], adapters.slot_at[w], adapters.slot_uses[w], kind.max_loras)
-    if adapters.kept.shape[1] > 0:
-        _start_with(adapters.kept[w], adapters.kept_at[w], adapters.kept_uses[w], kind.max_cpu_loras)
+    _fill_slots(adapters.slots[w], adapters.slot_at[w], adapters.slot_uses[w], kind.max_loras)
+    if adapters.cpu_slots.shape[1] > 0:
+        cpu_slot_at, cpu_slot_uses = adapters.cpu_slot_at[w], adapters.cpu_slot_uses[w]
+        _fill_slots(adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, kind.max_cpu_loras)

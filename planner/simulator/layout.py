@@ -369,7 +369,7 @@ class State(NamedTuple):
     after: npt.NDArray[np.void] = np.zeros(0, AFTER)  # (n + 1,), empty where nobody waits for others
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that do, by parent
     place: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (W,) where workers lie; empty: nobody asks
-    ways: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (P, P) index into `link`, by place
+    link_between: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (P, P) index into `link`, by place
     edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) of the windows in which limits are held too
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V), V = 0: over the whole alone
     caches: Any = None  # cache_layout.Caches where workers keep prefixes

@@ -1,4 +1,9 @@
-"""Requests that wait, in a heap by key or in a list, first in, first out: linked by their own fields."""
+"""Queues of requests in the kernel: skew heaps by key, and linked lists, first in first out.
+
+A request is an index into the array `requests`, NONE for no request. Its fields `left` and `right` are its
+children in a heap, `next` its successor in a list; so it is in one heap and one list at most. A list is a
+pair of fields `head[number]` and `tail[number]` of its owner, a worker or a rank.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from planner.simulator.numba_compile import kernel_jit, small_jit
 
 @kernel_jit
 def meld(requests, a, b):
-    """The root of two skew heaps made one: smallest key first, among equals the smallest index."""
+    """Merge two skew heaps and return the root: the smallest key, and of equal ones the smallest index."""
     if a == NONE:
         return b
     if b == NONE:
@@ -30,7 +35,7 @@ def meld(requests, a, b):
 
 @kernel_jit
 def put(requests, root, r, key):
-    """The root of a heap with request r in it."""
+    """Insert request r with this key into a heap and return its new root."""
     requests[r].key = key
     requests[r].left = NONE
     requests[r].right = NONE
@@ -39,36 +44,38 @@ def put(requests, root, r, key):
 
 @small_jit
 def without_root(requests, root):
+    """Remove the root of a heap and return the new one."""
     return meld(requests, requests[root].left, requests[root].right)
 
 
 @kernel_jit
-def append(requests, owner, which, r):
-    """Put request r at the end of a list of `owner`, a worker or a rank."""
+def append(requests, owner, number, r):
+    """Put request r at the end of list `number` of `owner`."""
     requests[r].next = NONE
-    if owner.head[which] == NONE:
-        owner.head[which] = r
+    if owner.head[number] == NONE:
+        owner.head[number] = r
     else:
-        requests[owner.tail[which]].next = r
-    owner.tail[which] = r
+        requests[owner.tail[number]].next = r
+    owner.tail[number] = r
 
 
 @small_jit
-def pop(requests, owner, which):
-    r = owner.head[which]
-    owner.head[which] = requests[r].next
+def pop(requests, owner, number):
+    """Take the first request out of list `number` of `owner`, which is not empty, and return it."""
+    r = owner.head[number]
+    owner.head[number] = requests[r].next
     return r
 
 
 @kernel_jit
-def drop(requests, owner, which, r):
-    """Take request r out of a list of `owner`, in which it is."""
-    before, at = NONE, owner.head[which]
-    while at != r:
-        before, at = at, requests[at].next
-    if before == NONE:
-        owner.head[which] = requests[r].next
+def drop(requests, owner, number, r):
+    """Take request r out of list `number` of `owner`, in which it is."""
+    previous, current = NONE, owner.head[number]
+    while current != r:
+        previous, current = current, requests[current].next
+    if previous == NONE:
+        owner.head[number] = requests[r].next
     else:
-        requests[before].next = requests[r].next
-    if owner.tail[which] == r:
-        owner.tail[which] = before
+        requests[previous].next = requests[r].next
+    if owner.tail[number] == r:
+        owner.tail[number] = previous

@@ -585,7 +585,7 @@ def _state(
         order=order,
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
-        link=worker_places.rows(fleet),
+        link=worker_places.make_links(fleet),
         disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
         limits=_watched(limits, trace, window_s),
         policy=_policy_numbers(fleet),
@@ -606,7 +606,7 @@ def _state(
         outputs=outputs,
         offload=offload,
     )
-    state = worker_places.with_ways(state, fleet)
+    state = worker_places.with_link_numbers(state, fleet)
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
     if len(state.disturbances):
@@ -713,7 +713,7 @@ def _caches(
     """None where no prefixes are kept."""
     if not fleet.policies.prefix_cache or not trace.has_prefixes:
         return None
-    in_memory = 0 if offload is None else int(offload.kept["nodes"].sum())
+    in_memory = 0 if offload is None else int(offload.memories["nodes"].sum())
     return cache_layout.make_caches(fleet, trace, kinds, worker_types, in_memory=in_memory)
 
 

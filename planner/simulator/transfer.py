@@ -236,7 +236,8 @@ def transfer_end_s(state, r, blocks, time_s):
     """
     request, link, slow_factor = state.requests[r], state.link[0], state.link[0].slow_factor
     if len(state.place) > 0:
-        link = state.link[state.ways[state.place[request.prefill_worker], state.place[request.decode_worker]]]
+        from_place, to_place = state.place[request.prefill_worker], state.place[request.decode_worker]
+        link = state.link[state.link_between[from_place, to_place]]
     seconds = blocks * link.block_s * slow_factor
     overlap_s, rest_s = 0.0, seconds
     if request.length_tokens >= link.overlap_tokens:

@@ -1,11 +1,11 @@
-"""Where workers lie, and so which link a pair hands KV over: of fleets whose network has a topology.
+"""On which nodes workers are, if the network has a topology, and so over which link two of them hand over KV.
 
 Workers are dealt out to nodes of their GPU, prefill and decode workers in turns, in proportion to their
-counts, so that nodes hold both; each goes to the first node with room. One of more GPUs than a node has takes
-whole nodes. Two workers on the same nodes hand over by NVLink (the GPU row's link_bandwidth, no two transfers
-slow each other down), stage beside stage (DistServe, arXiv:2401.09670, section 4.2); others by the NIC of the
-node where the prefill worker lies (`network: bandwidth`), and between racks by the uplink of its rack where
-that is the slower one. A transfer waits for those before it on its own link alone.
+counts, so that nodes hold both; each goes to the first node with room. A worker with more GPUs than a node
+has takes whole nodes. The nodes of a worker are its place. Two workers at the same place hand over by NVLink
+(the GPU row's link_bandwidth; transfers do not slow each other down), stage beside stage (DistServe,
+arXiv:2401.09670, section 4.2). Others use the NIC of the prefill worker's node (`network: bandwidth`), and
+between racks the uplink of its rack if that is slower. A transfer waits for earlier ones on its link alone.
 """
 
 from __future__ import annotations
@@ -21,71 +21,72 @@ from planner.fleet import Fleet, Pool, Topology
 from planner.simulator import layout
 from planner.simulator.layout import State
 
-MOST_PLACES = 4096
+MOST_PLACES = 4096  # The matrix of links between all pairs of places then has 128 MiB.
 
 
-def places(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
-    """The nodes of every running worker, in the simulator's order."""
+def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
+    """The numbers of the nodes of every running worker, in the simulator's order."""
     pools = fleet.running_pools
-    nodes: list[tuple[str, int]] = []  # kind of each node, and the GPUs that are free
-    found: list[list[tuple[int, ...]]] = [[] for _ in pools]
+    nodes: list[tuple[str, int]] = []  # The GPU of each node, and how many of them are free.
+    pool_nodes: list[list[tuple[int, ...]]] = [[] for _ in pools]
     for p in _in_turns(pools):
-        kind = pools[p].type
-        per_node = int(kind.gpu.gpus_per_node)
-        if kind.gpus > per_node:
-            more = -(-kind.gpus // per_node)
-            found[p].append(tuple(range(len(nodes), len(nodes) + more)))
-            nodes += [(kind.gpu.name, 0)] * more
+        worker_type = pools[p].type
+        gpu_name, per_node = worker_type.gpu.name, int(worker_type.gpu.gpus_per_node)
+        if worker_type.gpus > per_node:
+            new_nodes = -(-worker_type.gpus // per_node)
+            pool_nodes[p].append(tuple(range(len(nodes), len(nodes) + new_nodes)))
+            nodes += [(gpu_name, 0)] * new_nodes
             continue
-        at = next(
-            (i for i, (gpu, free) in enumerate(nodes) if gpu == kind.gpu.name and free >= kind.gpus),
+        first_with_room = next(
+            (i for i, (gpu, free) in enumerate(nodes) if gpu == gpu_name and free >= worker_type.gpus),
             len(nodes),
         )
-        if at == len(nodes):
-            nodes.append((kind.gpu.name, per_node))
-        nodes[at] = (kind.gpu.name, nodes[at][1] - kind.gpus)
-        found[p].append((at,))
-    return tuple(where for rows in found for where in rows)
+        if first_with_room == len(nodes):
+            nodes.append((gpu_name, per_node))
+        nodes[first_with_room] = (gpu_name, nodes[first_with_room][1] - worker_type.gpus)
+        pool_nodes[p].append((first_with_room,))
+    return tuple(of_worker for workers in pool_nodes for of_worker in workers)
 
 
 def _in_turns(pools: Sequence[Pool]) -> list[int]:
-    """The pool of each worker, in the order in which they are dealt out."""
+    """The pool of each worker, in the order in which workers are dealt out to nodes."""
     ranked = [((k + 1) / pool.count, p) for p, pool in enumerate(pools) for k in range(pool.count)]
     return [p for _, p in sorted(ranked)]
 
 
-def ways(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The place of every one of the kernel's workers (W,), and the link between two places (P, P): an index
-    into the links of `rows`. Raises InputError for more places than can be held.
+def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The place of every one of the kernel's workers (W,), and the link from one place to another (P, P): an
+    index into `make_links`. Raises InputError for more than MOST_PLACES places.
     """
     topology = fleet.network.topology
     assert topology is not None
-    where = places(fleet)
-    kinds = {each: i for i, each in enumerate(dict.fromkeys(where))}
-    if len(kinds) > MOST_PLACES:
-        raise InputError(f"network.topology: {len(kinds)} nodes in use, must be at most {MOST_PLACES}")
+    nodes_of_workers = worker_nodes(fleet)
+    numbers = {nodes: i for i, nodes in enumerate(dict.fromkeys(nodes_of_workers))}
+    if len(numbers) > MOST_PLACES:
+        raise InputError(f"network.topology: {len(numbers)} nodes in use, must be at most {MOST_PLACES}")
     ranks = [pool.type.dp for pool in fleet.running_pools for _ in range(pool.count)]
-    place = np.repeat([kinds[each] for each in where], ranks)
-    racks, count = _racks(topology, list(kinds)), len(kinds)
-    is_uplink = topology.rack_bytes_per_s < fleet.network.bandwidth_bytes_per_s
-    out = np.repeat(1 + count + np.arange(count)[:, None], count, axis=1)
-    if is_uplink:
-        uplinks = np.repeat(1 + 2 * count + racks[:, None], count, axis=1)
-        out = np.where(racks[:, None] == racks[None, :], out, uplinks)
-    out[np.arange(count), np.arange(count)] = 1 + np.arange(count)
-    return place.astype(np.int64), out.astype(np.int64)
+    place_of = np.repeat([numbers[nodes] for nodes in nodes_of_workers], ranks)
+    racks, count = _racks(topology, list(numbers)), len(numbers)
+    # `make_links` has the network's own link first, then `count` NVLinks, `count` NICs, and the uplinks by
+    # rack.
+    nvlinks, nics, uplinks = 1 + np.arange(count), 1 + count + np.arange(count), 1 + 2 * count + racks
+    links = np.repeat(nics[:, None], count, axis=1)
+    if topology.rack_bytes_per_s < fleet.network.bandwidth_bytes_per_s:
+        links = np.where(racks[:, None] == racks[None, :], links, uplinks[:, None])
+    np.fill_diagonal(links, nvlinks)
+    return place_of.astype(np.int64), links.astype(np.int64)
 
 
-def with_ways(state: State, fleet: Fleet) -> State:
-    """The state that knows where workers lie; the same without a topology."""
+def with_link_numbers(state: State, fleet: Fleet) -> State:
+    """The state with the places of its workers and the links between them; as it was without a topology."""
     if fleet.network.topology is None:
         return state
-    place, out = ways(fleet)
-    return state._replace(place=place, ways=out)
+    place_of, links = link_numbers(fleet)
+    return state._replace(place=place_of, link_between=links)
 
 
-def rows(fleet: Fleet) -> npt.NDArray[np.void]:
-    """The links: the network's own, and with a topology the NVLink of every place, its NIC, every uplink."""
+def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
+    """All links: the network's own, and with a topology the NVLink of every place, its NIC, every uplink."""
     network, topology = fleet.network, fleet.network.topology
     if not network.bandwidth_bytes_per_s > 0:
         raise InputError(f"network.bandwidth is {network.bandwidth_bytes_per_s}, must be > 0")
@@ -93,25 +94,27 @@ def rows(fleet: Fleet) -> npt.NDArray[np.void]:
     if topology is None:
         return base
     pools = (pool for pool in fleet.running_pools for _ in range(pool.count))
-    gpus = {each: pool.type.gpu for each, pool in zip(places(fleet), pools, strict=True)}
-    within = [
+    gpu_at = {nodes: pool.type.gpu for nodes, pool in zip(worker_nodes(fleet), pools, strict=True)}
+    nvlinks = [
         _link(fleet, topology.within_bytes_per_s or gpu.link_bytes_per_s, is_shared=False, latency_s=0.0)
-        for gpu in gpus.values()
+        for gpu in gpu_at.values()
     ]
-    uplinks = [_link(fleet, topology.rack_bytes_per_s)] * (1 + int(_racks(topology, list(gpus)).max()))
-    return np.concatenate([base, *within, *[base] * len(gpus), *uplinks])
+    uplinks = [_link(fleet, topology.rack_bytes_per_s)] * (1 + int(_racks(topology, list(gpu_at)).max()))
+    return np.concatenate([base, *nvlinks, *[base] * len(gpu_at), *uplinks])
 
 
-def _racks(topology: Topology, of: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
-    """Of places, by their first node."""
-    first = np.array([each[0] for each in of], np.int64)
-    return first // topology.nodes_per_rack if topology.nodes_per_rack else 0 * first
+def _racks(topology: Topology, places: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
+    """The rack (P,) of each place, which is that of its first node; all are in rack 0 if there are no
+    racks.
+    """
+    first_nodes = np.array([nodes[0] for nodes in places], np.int64)
+    return first_nodes // topology.nodes_per_rack if topology.nodes_per_rack else 0 * first_nodes
 
 
 def _link(
     fleet: Fleet, bytes_per_s: float, *, is_shared: bool = True, latency_s: float | None = None
 ) -> npt.NDArray[np.void]:
-    """Shape (1,)."""
+    """The record (1,) of an idle link with this bandwidth; the network's latency unless another is given."""
     llm, network = fleet.llm, fleet.network
     link = np.zeros(1, dtype=layout.LINK)
     link["block_s"] = KV_BLOCK_TOKENS * llm.kv_bytes_per_token / bytes_per_s

@@ -57,7 +57,7 @@ from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
 from planner.solvers.backend import run_highs, whole_value
-from planner.solvers.required_work import Obliged
+from planner.solvers.required_work import ObligedWork
 from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
 from planner.traffic.workload import TraceLengths, Workload
 
@@ -339,12 +339,12 @@ def least_token_seconds(
 
 
 @lru_cache(maxsize=2048)  # searches of one question ask for the same
-def least_workers(option: Option, lengths: TraceLengths, obliged: Obliged) -> int:
+def least_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
     return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)
 
 
-def busy_workers(option: Option, lengths: TraceLengths, obliged: Obliged) -> float:
+def busy_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) -> float:
     """How many workers of one option alone that work keeps busy, parts of a worker included.
 
     The requests that may be late are the most expensive ones, in each row by themselves.
@@ -422,7 +422,7 @@ class TrafficLoad:
     """
 
     workload: Workload
-    obliged: Obliged
+    obliged: ObligedWork
     kv_bytes_per_token: float
     link_bytes_per_s: float
     is_cached: bool = False

@@ -1,31 +1,34 @@
-"""What any controller pays at least: the work that has to be done, at its cheapest, and what is always there.
+"""A lower bound on what a day costs under any controller: its work at the cheapest price, and the least
+workers.
 
 Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1); the last one is open
-Data   pi_i, pi'_i  least USD that all work, that the prefill of request i costs in any pool (demand.prices);
-                    0 for one that no worker can hold, which is turned away
-       d_v    requests that arrive in v and may be late (allowed_above, of the share that must be prefilled)
-       s      seconds after which a prefill must be done (Due.prefill_s)
+Data   pi_i   least USD that all work of request i costs in any pool (demand.work_prices), pi'_i its prefill;
+              both are 0 for a request that no worker can hold, which is turned away
+       a_i    arrival of request i
+       d_v    how many of the requests that arrive in v may be prefilled late (allowed_above)
+       s      seconds after its arrival by which a prefill must be done (Deadlines.prefill_s)
        b      USD/h of the least workers of all pools,  b' of the cheapest worker that prefills
-       g      seconds in which the quickest worker that prefills starts
-       o_v    seconds of v in which nobody can be away (below)
-Vars   f_v    least that is paid in v
+       g      start-up of the worker that prefills and starts quickest [s]
+       o_v    seconds of v in which at least one worker that prefills must be paid (below)
+Vars   f_v    least USD that is paid in v
 
-  prefilled_v   f_v >= sum of pi'_i over i of v with a_i + s <= e_(v+1), without the d_v dearest of all of v
-  always_v      f_v >= b (e_(v+1) - e_v)                           (0 of the last, open one)
-  someone_v     f_v >= b' o_v
-  from_v        sum of f_w over w >= v  >=  sum of pi_i over i that arrive at e_v or later
+  prefilled_v   f_v >= sum of pi'_i over the i of v with a_i + s <= e_(v+1), without the d_v dearest of these
+  always_v      f_v >= b (e_(v+1) - e_v)                           (nothing for the last stretch, which is
+  open) someone_v     f_v >= b' o_v from_v        sum of f_w over w >= v  >=  sum of pi_i over i that arrive
+  at e_v or later
 
-`bound` is the least sum of f, from the last v to the first: F_v = max(F_(v+1) + f_v, work from e_v on).
+The bound is the least sum of f, computed from the last v to the first: F_v = max(F_(v+1) + f_v, work from e_v
+on).
 
-Where nobody who prefills is paid at a moment u, nobody is ready before u + g, and who arrives from u to
-u + g - s is late. If those are more than may be late, of one window, somebody is paid at u: o_v is how long
-that is so.
+Suppose that no worker that prefills is paid at a moment u. Then none is ready before u + g, and every request
+that arrives from u to u + g - s is late. If these are more than may be late in one window, a worker must be
+paid at u. o_v is how long that is so in v.
 
-A worker does at most a second of work per second it is paid for, whenever it starts, drains or moves, so all
-this holds for every controller, policy and moment, with two things of a run: each limit on TTFT or E2E is
-kept in each window of the SLO (prefilled_v), and every request that a worker can hold is served to its end
-(from_v). `of_slo_usd` is without the latter, the sum of prefilled_v and always_v. What is billed in started
-hours or whole nodes is more.
+A worker does at most a second of work per second it is paid for, whether it starts, drains or moves. So the
+bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each window of the
+SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v). `of_slo_usd` does
+without from_v: it is the sum of f with the other rows alone. A bill by started hours or whole nodes is
+higher.
 """
 
 from __future__ import annotations
@@ -45,13 +48,13 @@ from planner.traffic.workload import TraceLengths, distinct_lengths
 
 Floats = npt.NDArray[np.float64]
 
-ROUNDING = 1e-9  # of sums
+ROUNDING = 1e-9  # Sums of floats may be too large by this share; bounds are lowered by it.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastPaid:
-    """No run of the day costs less than `usd`, nor less in the stretch v than `in_stretch_usd[v]`, between
-    `edges_s`; without that all requests are served, not less than `of_slo_usd`.
+    """No run of the day that serves all requests costs less than `usd`, and no run that keeps the SLO less
+    than `of_slo_usd`. `in_stretch_usd` (V,) is f_v of the stretches between `edges_s`.
     """
 
     usd: float
@@ -61,11 +64,13 @@ class LeastPaid:
 
 
 @dataclass(frozen=True, slots=True)
-class Always:
-    """b of the least workers, b' of one that prefills, and g, in which it starts."""
+class LeastWorkers:
+    """Their price b, the price b' of the cheapest worker that prefills, and the shortest start-up g of
+    any.
+    """
 
     usd_per_h: float = 0.0
-    one_usd_per_h: float = 0.0
+    prefill_usd_per_h: float = 0.0
     start_s: float = 0.0
 
 
@@ -75,70 +80,77 @@ def least_paid(
     slo: Slo,
     edges_s: Floats,
     *,
-    always: Always = Always(),
+    least_workers: LeastWorkers = LeastWorkers(),
     is_cached: bool = False,
 ) -> LeastPaid:
     """The bound above for pools of these options, whose objectives are prices [USD/h].
 
     `edges_s` are those of the windows of the SLO, or of the whole measured window. With prefix caches
-    (`is_cached`) prompts may cost no more than one token.
+    (`is_cached`) all but one token of any prompt may be cached, so each prompt is priced as one token.
     """
-    lengths, arrival_s, each = distinct_lengths(trace), trace.arrival_s, find_deadlines(slo, trace)
+    lengths, arrival_s, deadlines = distinct_lengths(trace), trace.arrival_s, find_deadlines(slo, trace)
+    # `pair` (n,) is the index of each request's pair of lengths, found by both lengths in one sorted number.
     codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
-    at = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
-    whole_usd = _least_usd(options, lengths, whole=True, is_cached=is_cached)[at]
-    prefill_usd = _least_usd(options, lengths, whole=False, is_cached=is_cached)[at]
+    pair = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
+    whole_usd = _least_usd(options, lengths, whole=True, is_cached=is_cached)[pair]
+    prefill_usd = _least_usd(options, lengths, whole=False, is_cached=is_cached)[pair]
 
+    # The warm-up, if there is one, is a stretch before those of the windows.
     starts_s = np.concatenate(([0.0] if edges_s[0] > 0 else [], edges_s))
-    floors = always.usd_per_h * np.diff(starts_s) / 3600
-    lead, of_slo = len(starts_s) - len(edges_s), 0.0
+    floors_usd = least_workers.usd_per_h * np.diff(starts_s) / 3600
+    warm_up, of_slo_usd = len(starts_s) - len(edges_s), 0.0
     inside = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
-    of = window_numbers(arrival_s[inside], edges_s)
+    window_of = window_numbers(arrival_s[inside], edges_s)
     for v in range(len(edges_s) - 1):
-        own = inside[of == v]
-        late = allowed_above(each.prefill_frac, len(own))
-        of_slo += _without_dearest(prefill_usd[own], late)
-        done = own[arrival_s[own] + each.prefill_s <= edges_s[v + 1]]
-        floors[lead + v] = max(floors[lead + v], _without_dearest(prefill_usd[done], late))
-    alone_s = _never_alone_s(trace, slo, edges_s, always.start_s)
-    floors[lead:] = np.maximum(floors[lead:], always.one_usd_per_h * alone_s / 3600)
-    total = 0.0
-    for v in reversed(range(len(floors))):
-        from_here = whole_usd[np.searchsorted(arrival_s, starts_s[v]) :] if v else whole_usd
-        total = max(total + float(floors[v]), float(from_here.sum()))
-    of_slo = max(of_slo, float(floors.sum()))
-    return LeastPaid(total * (1 - ROUNDING), of_slo * (1 - ROUNDING), starts_s, floors * (1 - ROUNDING))
+        in_window = inside[window_of == v]
+        late = allowed_above(deadlines.prefill_frac, len(in_window))
+        of_slo_usd += _without_dearest(prefill_usd[in_window], late)
+        due = in_window[arrival_s[in_window] + deadlines.prefill_s <= edges_s[v + 1]]
+        floors_usd[warm_up + v] = max(floors_usd[warm_up + v], _without_dearest(prefill_usd[due], late))
+    occupied_s = _occupied_s(trace, slo, edges_s, least_workers.start_s)
+    floors_usd[warm_up:] = np.maximum(
+        floors_usd[warm_up:], least_workers.prefill_usd_per_h * occupied_s / 3600
+    )
+    total_usd = 0.0
+    for v in reversed(range(len(floors_usd))):
+        work_usd = whole_usd[np.searchsorted(arrival_s, starts_s[v]) :] if v else whole_usd
+        total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
+    of_slo_usd = max(of_slo_usd, float(floors_usd.sum()))
+    below = 1 - ROUNDING
+    return LeastPaid(total_usd * below, of_slo_usd * below, starts_s, floors_usd * below)
 
 
-def _never_alone_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floats:
-    """o_v (V,), for the limit that says most."""
-    arrival_s, best_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
+def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floats:
+    """o_v (V,), in each window for the limit of the SLO that gives the most."""
+    arrival_s, most_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
     inside = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
     times_s = arrival_s[inside]
     if len(times_s) < 2:
-        return best_s
-    of = window_numbers(times_s, edges_s)
-    ends = np.searchsorted(of, np.arange(len(best_s)), "right")
-    many = np.diff(ends, prepend=0)
+        return most_s
+    window_of = window_numbers(times_s, edges_s)
+    ends = np.searchsorted(window_of, np.arange(len(most_s)), "right")
+    requests = np.diff(ends, prepend=0)
     for limit in slo.limits:
         if not limit.row.has_queue or start_s <= limit.limit_s:
             continue
-        late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in many])
-        # nobody at u in (a_i, a_(i+1)]: from a_(i+1) on all before a_i + g - s are late
+        late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
+        # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that
+        # arrive from a_(i+1) to before a_i + g - s. Too many of them may fall into the first one's window, or
+        # into the last one's.
         first = np.arange(1, len(times_s))
         until = np.searchsorted(times_s, times_s[:-1] + start_s - limit.limit_s)
-        own = of[first]
-        here = np.minimum(until, ends[own]) - first > late[own]
-        last = of[np.maximum(until - 1, 0)]
-        there = until - np.maximum(first, ends[last] - many[last]) > late[last]
-        occupied_s = np.where(here | there, np.diff(times_s), 0.0)
-        by_then_s = np.concatenate(([0.0], np.cumsum(occupied_s)))
-        best_s = np.maximum(best_s, np.diff(np.interp(edges_s, times_s, by_then_s)))
-    return best_s
+        first_window = window_of[first]
+        too_many = np.minimum(until, ends[first_window]) - first > late[first_window]
+        last_window = window_of[np.maximum(until - 1, 0)]  # `until` is 0 only if no request is late.
+        last_start = ends[last_window] - requests[last_window]
+        too_many |= until - np.maximum(first, last_start) > late[last_window]
+        total_s = np.concatenate(([0.0], np.cumsum(np.where(too_many, np.diff(times_s), 0.0))))
+        most_s = np.maximum(most_s, np.diff(np.interp(edges_s, times_s, total_s)))
+    return most_s
 
 
 def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool, is_cached: bool) -> Floats:
-    """pi or pi' of each pair of lengths (U,)."""
+    """pi (`whole`) or pi' of each pair of lengths (U,) [USD]."""
     usd_s = work_prices(options, lengths, whole=whole)[0]
     is_served = np.isfinite(usd_s)
     if is_cached:
@@ -147,5 +159,5 @@ def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool,
 
 
 def _without_dearest(usd: Floats, late: int) -> float:
-    """The sum without so many of the dearest."""
+    """The sum of all but the `late` dearest."""
     return float(np.sort(usd)[: max(len(usd) - late, 0)].sum())

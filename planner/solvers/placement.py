@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.fleet import Fleet, Pool
-from planner.simulator.worker_places import places
+from planner.simulator.worker_places import worker_nodes
 from planner.solvers.backend import cp_solver
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def as_dealt(fleet: Fleet) -> NodePlacement:
     parts: dict[int, list[WorkerPart]] = {}
     topology = fleet.network.topology
     assert topology is not None
-    where = places(fleet)
+    where = worker_nodes(fleet)
     for (pool, number), nodes in zip(owners, where, strict=True):
         kind, stages = pool.type, pool.type.pp * pool.type.dp
         for i, node in enumerate(nodes):

@@ -1,28 +1,29 @@
-"""How much of the work an SLO obliges a fleet to do, and by when: what every lower bound rests on.
+"""How much work an SLO obliges a fleet to do, and by when. Every lower bound rests on it.
 
-A percentile lets some requests be late, so late that their work falls after the trace. Of n requests, m are
-measured (the warm-up is not), and
+A percentile lets some requests be late, and their work may fall after the trace. Of the requests, m are
+measured (those of the warm-up are not), and
 
     a limit on TTFT at percentile p   obliges the prefill of p m requests by the last arrival + limit
     a limit on E2E at percentile p    obliges all work of p m requests by the last arrival + limit
     TTFT at p and TPOT at q           oblige all work of (p + q - 1) m requests, by the last arrival + the
                                       limit on TTFT + the longest output at the limit on TPOT
-    any other metric                  obliges nothing that we know of
+    any other metric                  obliges nothing, as far as we can prove
     an attainment a                   obliges a m requests to all of that; with limits on TTFT and TBT too,
                                       since then a request's longest gap counts
 
-A limit on TBT at a percentile obliges nothing, not even beside one on TTFT. It is about all gaps together
-that end in the window: of 800 tokens one hand-off that takes a minute is one gap, and a gap that ends after
-the window is none. So a request may keep TTFT and decode when nobody counts any more. What gaps oblige
-follows from the backlog test alone (`steady_work`): at least half of the requests of the last tenth of the
-window wait no longer than the loosest limit on TTFT, for their first token and for every other one.
+A limit on TBT at a percentile obliges nothing, not even beside one on TTFT. It counts all gaps that end in
+the window together: a hand-off that takes a minute is one gap among the 800 of its answer, and a gap that
+ends after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige
+only through the backlog test (`steady_work`): at least half of the requests of the last tenth of the window
+wait no longer than the loosest limit on TTFT, for their first token and for every other one.
 
-`usual_work` takes for granted that whoever keeps TTFT decodes at the pace of the limit on TBT. That is a
-guess, to begin a search with; no bound and no refutation may rest on it.
+`usual_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT. This is
+a guess with which searches begin. No bound and no refutation may rest on it.
 
-Where requests wait for others (planner/traffic/sessions.py), who is late has whoever waits for it come as
-late as it likes. So with each of the requests that a percentile lets be late, all of its session is let go. A
-request of the others arrives no later than if all before it had taken all the time that the SLO leaves them.
+In a session (planner/traffic/sessions.py) a request arrives after the answer it waits for, so one late answer
+may put off all that follow. With each request that a percentile lets be late, its whole session is let go
+therefore. Requests of other sessions arrive no later than if all before them used up the time that the SLO
+leaves them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ from planner.traffic.trace import Trace, measured_window
 
 
 @dataclass(frozen=True, slots=True)
-class Obliged:
-    """Shares of all requests whose prefill (whose whole work) must be done in that many seconds."""
+class ObligedWork:
+    """At least `prefill_frac` of all requests must be prefilled within `prefill_s` seconds from the first
+    arrival, and the whole work of `whole_frac` of them must be done within `whole_s`.
+    """
 
     prefill_frac: float
     prefill_s: float
@@ -49,11 +52,12 @@ class Obliged:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """By when each measured request must be done: its prefill `prefill_s` after its arrival, all of it later.
+class Deadlines:
+    """By when the requests that arrive in `window_s` must be done: the prefill `prefill_s` after its arrival,
+    the whole request after `whole_s`.
 
-    `prefill_frac` and `whole_frac` are the shares of the measured requests, those that arrive in `window_s`,
-    that the SLO holds to that. Where `is_paced`, each of its tokens is due `gap_s` after the one before.
+    `prefill_frac` and `whole_frac` are the shares of these requests that must keep that. With `is_paced` each
+    token is due `gap_s` after the one before it; otherwise only the last token has a deadline.
     """
 
     window_s: tuple[float, float]
@@ -70,25 +74,26 @@ class Due:
         return np.asarray((trace.arrival_s >= start_s) & (trace.arrival_s <= end_s))
 
     def whole_s(self, output_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds from its arrival in which a request of such an output must be done."""
+        """Seconds after its arrival by which a request with so many output tokens must be done."""
         return np.asarray(np.maximum(self.prefill_s + self.gap_s * output_tokens, self.e2e_s))
 
     def tokens_frac(
-        self, output_tokens: npt.NDArray[np.int64], left_s: npt.NDArray[np.float64]
+        self, output_tokens: npt.NDArray[np.int64], passed_s: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """At least this share of its tokens is due `left_s` after a request's arrival; all once it is due."""
-        frac = np.zeros(len(left_s))
+        """The least share (n,) of a request's tokens that is due `passed_s` (n,) after its arrival."""
+        frac = np.zeros(len(passed_s))
         if self.is_paced:
-            frac = np.clip((left_s - self.prefill_s - self.gap_s) / (self.gap_s * output_tokens), 0.0, 1.0)
-        return np.asarray(np.where(left_s >= self.whole_s(output_tokens), 1.0, frac))
+            frac = np.clip((passed_s - self.prefill_s - self.gap_s) / (self.gap_s * output_tokens), 0.0, 1.0)
+        return np.asarray(np.where(passed_s >= self.whole_s(output_tokens), 1.0, frac))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRequests:
-    """The requests (m,) of a trace that the SLO holds to a deadline if nobody is late whom they wait for.
+    """The requests (m,) of a trace, by `index`, that have a deadline if no request that they wait for is
+    late.
 
-    `latest_s` is when each then arrives at the latest; `spared` of them at most need not be done in time, so
-    `kept` at least are.
+    `latest_s` is when each then arrives at the latest. At most `spared` of them may miss their deadline, so
+    at least `kept` are done in time.
     """
 
     index: npt.NDArray[np.int64]
@@ -97,10 +102,10 @@ class BoundRequests:
     kept: float
 
 
-def find_bound_requests(each: Due, trace: Trace, *, whole: bool) -> BoundRequests:
-    """Requests that the SLO binds to finish in time, in whole or with their prefill alone."""
-    is_measured = each.arrives(trace)
-    share = each.whole_frac if whole else each.prefill_frac
+def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> BoundRequests:
+    """The requests whose whole work has a deadline, or whose prefill has one (not `whole`)."""
+    is_measured = deadlines.arrives(trace)
+    share = deadlines.whole_frac if whole else deadlines.prefill_frac
     if not trace.after.size:
         index = np.flatnonzero(is_measured)
         return BoundRequests(
@@ -111,57 +116,59 @@ def find_bound_requests(each: Due, trace: Trace, *, whole: bool) -> BoundRequest
     if not whole:
         index = np.flatnonzero(is_measured & ~waits)
         return BoundRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
-    # nothing is known of what waits for a request of the warm-up
-    latest_s = arrivals_s(trace, np.where(is_measured, each.whole_s(trace.output_tokens), np.inf))
+    # Requests of the warm-up have no deadline, so those that wait for them may arrive at any time.
+    latest_s = arrivals_s(trace, np.where(is_measured, deadlines.whole_s(trace.output_tokens), np.inf))
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
+    # Each late request may take its session with it: at worst they are of the largest sessions.
     sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
     let_go = int(sizes[len(sizes) - min(late, len(sizes)) :].sum())
     return BoundRequests(index, latest_s[index], let_go, len(index) - let_go)
 
 
-def find_deadlines(slo: Slo, trace: Trace) -> Due:
-    """The same as `slo_work`, request by request."""
+def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
+    """By when the SLO holds each request to be done, but for the backlog test (`steady_work`)."""
     return _compute_deadlines(slo, trace, guess_pace=False)
 
 
-def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Due:
+def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
+    """The table above; with `guess_pace` as `usual_work` guesses."""
+
     def share(work: Work) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.row.obliges == work), default=0.0)
 
-    def late_s(*works: Work) -> float:
+    def loosest_s(*works: Work) -> float:
         return max((limit.limit_s for limit in slo.limits if limit.row.obliges in works), default=0.0)
 
     works: tuple[Work, ...] = ("prefill", "mean pace", "every gap", "all")
     has_prefill, has_mean_pace, has_gaps, has_all = (share(work) > 0 for work in works)
-    all_at_once = slo.attainment_frac or 0.0
-    prefill = max(share("prefill"), share("all"), all_at_once if has_prefill or has_all else 0.0)
-    whole = share("all")
+    attainment_frac = slo.attainment_frac or 0.0
+    prefill_frac = max(share("prefill"), share("all"), attainment_frac if has_prefill or has_all else 0.0)
+    whole_frac = share("all")
     if has_prefill and has_mean_pace:
-        whole = max(whole, share("prefill") + share("mean pace") - 1)
+        whole_frac = max(whole_frac, share("prefill") + share("mean pace") - 1)
     if has_prefill and has_gaps and guess_pace:
-        whole = max(whole, share("prefill"))
+        whole_frac = max(whole_frac, share("prefill"))
     if has_all or (has_prefill and (has_mean_pace or has_gaps)):
-        whole = max(whole, all_at_once)
-    return Due(
+        whole_frac = max(whole_frac, attainment_frac)
+    return Deadlines(
         window_s=measured_window(trace),
-        prefill_frac=prefill,
-        prefill_s=late_s("prefill", "all"),
-        whole_frac=max(whole, 0.0),
-        gap_s=late_s("mean pace", "every gap"),
-        e2e_s=late_s("all"),
+        prefill_frac=prefill_frac,
+        prefill_s=loosest_s("prefill", "all"),
+        whole_frac=max(whole_frac, 0.0),
+        gap_s=loosest_s("mean pace", "every gap"),
+        e2e_s=loosest_s("all"),
         is_paced=has_gaps and not has_mean_pace and not has_all,
     )
 
 
-def steady_work(slo: Slo, trace: Trace) -> Due | None:
-    """What the backlog test obliges (`Slo.patience_s`); None where requests wait for others.
-
-    There who arrives in the last tenth depends on the fleet.
+def steady_work(slo: Slo, trace: Trace) -> Deadlines | None:
+    """What the backlog test obliges (`Slo.patience_s`). None for a trace with sessions, since there the fleet
+    decides which requests arrive in the last tenth.
     """
     if trace.after.size:
         return None
     start_s, end_s = measured_window(trace)
-    return Due(
+    return Deadlines(
         window_s=(end_s - (end_s - start_s) / 10, end_s),
         prefill_frac=STEADY_FRAC,
         prefill_s=slo.patience_s,
@@ -172,27 +179,28 @@ def steady_work(slo: Slo, trace: Trace) -> Due | None:
     )
 
 
-def slo_work(slo: Slo, trace: Trace) -> Obliged:
-    """What the SLO obliges every fleet to on this trace, as above, but for the backlog test."""
+def slo_work(slo: Slo, trace: Trace) -> ObligedWork:
+    """The work that the SLO obliges every fleet to do on this trace, but for the backlog test."""
     return _in_all(_compute_deadlines(slo, trace, guess_pace=False), slo, trace)
 
 
-def usual_work(slo: Slo, trace: Trace) -> Obliged:
-    """A guess at what a fleet does that keeps the SLO: whoever keeps TTFT keeps the pace of TBT too."""
+def usual_work(slo: Slo, trace: Trace) -> ObligedWork:
+    """A guess at the work of a fleet that keeps the SLO: requests that keep TTFT keep the pace of TBT too."""
     return _in_all(_compute_deadlines(slo, trace, guess_pace=True), slo, trace)
 
 
-def _in_all(each: Due, slo: Slo, trace: Trace) -> Obliged:
-    prefill, whole = (find_bound_requests(each, trace, whole=whole) for whole in (False, True))
+def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> ObligedWork:
+    """The deadlines of single requests as shares of the trace that are done by the last deadline."""
+    prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
     ttft_s = max((limit.limit_s for limit in slo.limits if limit.row.obliges == "prefill"), default=0.0)
-    decoding_s = each.gap_s * float(trace.output_tokens.max())
+    decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 
-    def span_s(those: BoundRequests) -> float:
-        return float(those.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
+    def span_s(bound_requests: BoundRequests) -> float:
+        return float(bound_requests.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
 
-    return Obliged(
+    return ObligedWork(
         prefill_frac=prefill.kept / len(trace),
-        prefill_s=span_s(prefill) + each.prefill_s,
+        prefill_s=span_s(prefill) + deadlines.prefill_s,
         whole_frac=whole.kept / len(trace),
-        whole_s=span_s(whole) + max(ttft_s + decoding_s, each.e2e_s),
+        whole_s=span_s(whole) + max(ttft_s + decoding_s, deadlines.e2e_s),
     )

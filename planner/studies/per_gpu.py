@@ -1,9 +1,9 @@
-"""How many GPUs of each: the best fleet of each GPU type alone, searched for and simulated as the plan is.
+"""The best fleet of each GPU type alone, searched for and simulated as the plan is.
 
-What the plan's search simulated is known (`oracle.Answers`). A type of which the cheapest fleet of all is
-needs no search. Cheaper fleets of a type are not simulated one by one: nobody calls these rows exact. Beside
-a plan for production they are on paper, as each would take about as long as the plan; where `fleet: per_gpu`
-asks for them they are planned and tested for production too.
+Fleets that the plan's search simulated are not simulated again (`study.answers` has them). If the plan's own
+fleet uses one GPU type alone, that type is not searched. These rows are not called exact, so the cheaper
+fleets of a type are not simulated one by one (`walks=False`). Beside a plan for production they are fleets on
+paper, since one for production would take about as long as the plan; `fleet: per_gpu` asks for that too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.documents.task import PlanQuestion
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
 from planner.parallel.executors import parallel_width
-from planner.search.evidence.alternatives import ONE_GPU
+from planner.search.evidence.alternatives import ONE_GPU, mixed_label
 from planner.search.evidence.plan import Plan
 from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
@@ -31,12 +31,15 @@ from planner.search.problem.stages import Stage
 from planner.search.production.three_answers import plan_production
 from planner.studies.what_if import Study
 
-MOST_UNASKED = 4  # GPU types answered alone where nobody says whether to: together about as dear as the plan
-LEAST_S = 1.0  # for each GPU type
+# Without `fleet: per_gpu` up to so many GPU types are searched alone: all of them take about as long as the
+# plan.
+MOST_DEFAULT_GPU_TYPES = 4
+LEAST_S = 1.0  # Each GPU type is searched for this long at least, however little time is left.
+SAME_COST = 1 - 1e-9  # Costs nearer to each other than this factor are equal but for rounding.
 
 
 def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | None]]:
-    """The stock by GPU type: a power-capped row is of the type of its uncapped one."""
+    """The task's stock, by GPU type: power-capped rows of the catalog belong to the type without a cap."""
     types: dict[str, dict[str, int | None]] = {}
     for name, count in task.stock.items():
         if count != 0:
@@ -47,54 +50,66 @@ def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | Non
 def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float) -> Plan:
     """The plan with the best fleet of each GPU type alone among its alternatives, as "only h100-80g".
 
-    They take the place of the cheapest mixed pools of these types. Each has its share of `seconds`; a search
-    that did not come to its end says so.
+    These rows replace those of the cheapest mixed pools of the same types. Each type is searched for its
+    share of `seconds`, and its row says when that did not suffice.
     """
-    if plan.throughput is not None:
+    if (
+        plan.throughput is not None
+    ):  # The rows compare what it costs to serve the most traffic that was found.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
     share_s = max(seconds / math.ceil(len(types) / parallel_width()), LEAST_S)
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
-    for stock in types.values():  # whose traffic is one for all of them
+    for stock in types.values():  # The study remembers the traffic, so that the parallel part only reads it.
         study.traffic_request(replace(task, stock=stock))
     rows = run_each(lambda name: _plan_on_gpu(study, task, plan, name, types[name], share_s), types)
-    answered = {
-        f"{gpu}, mixed"
+    replaced_labels = {
+        mixed_label(gpu)
         for row, stock in zip(rows, types.values(), strict=True)
-        for gpu in _exhausted_gpus(row, stock)
+        for gpu in _answered_gpus(row, stock)
     }
     cheapest = min((row.objective for row in rows if row.is_priced), default=math.inf)
-    kept = [
+    # The row for one GPU type of any kind says nothing where a row for a certain type is as cheap.
+    other_rows = [
         row
         for row in plan.alternatives
-        if row.label not in answered and not (row.label == ONE_GPU and row.objective >= cheapest * (1 - 1e-9))
+        if row.label not in replaced_labels
+        and not (row.label == ONE_GPU and row.objective >= cheapest * SAME_COST)
     ]
-    if plan.certificate.answers:  # which are shown with their fleets
+    if (
+        plan.certificate.answers
+    ):  # The report shows these answers with their fleets, so rows need not repeat them.
         rows = [row for row in rows if row.fleet is None or row.fleet not in (plan.fleet, plan.on_paper)]
-    return replace(plan, alternatives=(*kept, *rows))
+    return replace(plan, alternatives=(*other_rows, *rows))
 
 
-def _exhausted_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str]:
-    """The GPUs whose mixed pools say nothing more; all of them stay where the time did not suffice."""
+def _answered_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str]:
+    """The GPUs for which `row` answers more than the row of their mixed pool; none if its search found no
+    fleet and proved nothing.
+    """
     if any(isinstance(note, NoneAlone) and not note.is_proved for note in row.notes):
         return set()
-    return {gpu + market for gpu in stock for market in ("", SPOT, OWNED)}
+    return {
+        gpu + market for gpu in stock for market in ("", SPOT, OWNED)
+    }  # "h100-80g@spot" is a GPU by name.
 
 
 def _plan_on_gpu(
     study: Study, task: PlanQuestion, plan: Plan, name: str, stock: Mapping[str, int | None], seconds: float
 ) -> Alternative:
+    """The row of GPU type `name`: its fleet for production where that is asked for and found, or on paper."""
     label = f"only {name}"
-    value = plan.certificate.value
-    made = plan.certificate.find_answer("production")
-    paper = plan.fleet if made is None else plan.on_paper
-    is_for_production = made is not None and task.per_gpu is True
+    plan_value = plan.certificate.value
+    production_answer = plan.certificate.find_answer("production")
+    paper_fleet = plan.fleet if production_answer is None else plan.on_paper
+    is_for_production = production_answer is not None and task.per_gpu is True
     if (
         not is_for_production
-        and paper is not None
-        and {pool.type.gpu.base for pool in paper.running_pools} == {name}
+        and paper_fleet is not None
+        and {pool.type.gpu.base for pool in paper_fleet.running_pools} == {name}
     ):
-        return Alternative(label, paper, value, (Remarked("is-the-plan"),) if made is None else ())
+        notes_of_plan = (Remarked("is-the-plan"),) if production_answer is None else ()
+        return Alternative(label, paper_fleet, plan_value, notes_of_plan)
     alone = replace(task, stock=stock)
     conditions = Conditions(time.monotonic() + seconds, answers=study.answers)
     try:
@@ -114,19 +129,23 @@ def _plan_on_gpu(
     notes: list[Note] = []
     if not best.level0.search.is_exhausted:
         notes.append(Remarked("perhaps-not-cheapest"))
-    fleet, against, is_on_paper = best.best, value, made is not None
-    if made is not None and is_for_production and (counts := _in_production(problem, best)) is not None:
-        fleet, against, is_on_paper = counts, made.value or math.inf, False
-    alone_value = objective_paid(problem, fleet)
-    if alone_value < against * (1 - 1e-9):
+    counts, compared_value, is_on_paper = best.best, plan_value, production_answer is not None
+    if (
+        production_answer is not None
+        and is_for_production
+        and (production_counts := _production_counts(problem, best)) is not None
+    ):
+        counts, compared_value, is_on_paper = production_counts, production_answer.value or math.inf, False
+    alone_value = objective_paid(problem, counts)
+    if alone_value < compared_value * SAME_COST:
         notes.append(Remarked("cheaper-alone"))
     if is_on_paper:
         notes.append(Remarked("on-paper"))
-    return Alternative(label, problem.oracle.fleet(fleet), alone_value, tuple(notes))
+    return Alternative(label, problem.oracle.fleet(counts), alone_value, tuple(notes))
 
 
-def _in_production(problem: Problem, paper: FleetSearch) -> Counts | None:
-    """The fleet that passes the test for production; None where none was found that does."""
+def _production_counts(problem: Problem, paper: FleetSearch) -> Counts | None:
+    """The fleet that passes the test for production; None if no such fleet was found."""
     try:
         answer = plan_production(problem, paper)
     except InfeasibleError:

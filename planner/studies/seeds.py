@@ -2,8 +2,8 @@
 
 A seed draws what is random in the traffic (the shift of every copy of a superposed trace and the requests of
 the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread) and in the
-policies (samples of workers, predictions). Where nothing is, every seed gives the same run, and the answer
-says so. Each run is what `plan simulate --seed` gives alone.
+policies (samples of workers, predictions). Where nothing is random, every seed gives the same run, and the
+answer says so. Each run is what `plan simulate --seed` gives alone.
 
 The interval of a figure (`repeats.interval`) is for its mean over the seeds. It covers what the seed draws,
 not what another day's trace would bring.
@@ -35,7 +35,9 @@ SAME_FOR_ALL = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedsQuestion:
-    """All but the seed. `trace` as `read_trace(path, seed=None)` gives it, coarse stamps not yet spread."""
+    """What to simulate, without the seed. `trace` is as `read_trace(path, seed=None)` gives it: requests of
+    one coarse stamp all have it still, and the seed spreads them.
+    """
 
     fleet: Fleet
     trace: Trace
@@ -46,7 +48,7 @@ class SeedsQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedRun:
-    """One run: its `outcome.Outcome.summary`, and its requests.csv where that was wanted."""
+    """One run: its `outcome.Outcome.summary`, and the text of its requests.csv if the caller wants that."""
 
     seed: int
     summary: output.Document
@@ -60,7 +62,7 @@ def over_seeds(
     executor: Executor | None = SERIAL,
     with_requests: bool = False,
 ) -> list[SeedRun]:
-    """One run per seed, in their order; `with_requests` keeps the first one's requests.csv."""
+    """One run per seed, in the order of `seeds`; `with_requests` keeps the first run's requests.csv."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise InputError(f"seeds: expected different ones, at least one, found {list(seeds)}")
     items = [(seed, with_requests and seed == seeds[0]) for seed in seeds]
@@ -79,10 +81,10 @@ def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
 
 def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
     """What `plan simulate --seeds --json` prints: every figure over the seeds, then the runs one by one."""
-    summaries = [one.summary for one in runs]
+    summaries = [run.summary for run in runs]
     first = summaries[0]
     return {
-        "seeds": [one.seed for one in runs],
+        "seeds": [run.seed for run in runs],
         "confidence_frac": CONFIDENCE_FRAC,
         **{
             metric: {
@@ -102,13 +104,14 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
         "slo": _slo_document([summary["slo"] for summary in summaries]) if first["slo"] else None,
         "notes": [SAME_FOR_ALL] if len(runs) > 1 and all(summary == first for summary in summaries) else [],
         "runs": [
-            {"seed": one.seed} | {key: value for key, value in one.summary.items() if key != "workers"}
-            for one in runs
+            {"seed": run.seed} | {key: value for key, value in run.summary.items() if key != "workers"}
+            for run in runs
         ],
     }
 
 
 def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
+    """How many seeds keep the SLO, and each of its lines over the seeds."""
     lines = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
     return {
         "kept_by": sum(verdict["holds"] for verdict in verdicts),
@@ -116,18 +119,19 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
         "attainment_frac": _interval_document([verdict["attainment_frac"] for verdict in verdicts]),
         "lines": [
             {
-                "limit": line[0]["limit"],
-                "limit_s": line[0]["limit_s"],
-                "kept_by": sum(one["holds"] for one in line),
-                "simulated_s": _interval_document([one["simulated_s"] for one in line]),
-                "kept_frac": _interval_document([one["kept_frac"] for one in line]),
+                "limit": of_seeds[0]["limit"],
+                "limit_s": of_seeds[0]["limit_s"],
+                "kept_by": sum(line["holds"] for line in of_seeds),
+                "simulated_s": _interval_document([line["simulated_s"] for line in of_seeds]),
+                "kept_frac": _interval_document([line["kept_frac"] for line in of_seeds]),
             }
-            for line in lines
+            for of_seeds in lines
         ],
     }
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
+    """An interval in JSON: ten significant digits, and null for NaN and infinity, which JSON lacks."""
     bounds = interval(values)
     numbers = {
         "mean": bounds.mean,

@@ -1,8 +1,9 @@
-"""A plan's fleet and its neighbours in size, under more and less of everything: what a page's sliders read.
+"""A plan's fleet, and larger and smaller ones, under other traffic, step times and limits: what a page's
+sliders show.
 
-Each fleet is simulated once for every amount of traffic and every length of steps, and judged by the plan's
-limits times every factor. More traffic is the same requests by a faster clock, as in `headroom`. Nothing is
-searched, drawn anew or lost here: it is what the fleets do on paper.
+Each fleet is simulated once for every factor on the traffic and on the step times, and judged by the plan's
+limits times every factor on them. More traffic is the same requests by a faster clock, as in `headroom`.
+There is no search, no other draw of the traffic and no loss of a worker: this is what the fleets do on paper.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
 
+# Factors on the request rate, the step times, the limits of the SLO, and the workers of each pool (rounded
+# up).
 TRAFFIC = (0.5, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 STEPS = (0.9, 1.0, 1.1, 1.25)
 LIMITS = (0.5, 0.75, 1.0, 1.5, 2.0)
-SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)  # Factors on the size of the plan's pools; results are rounded up.
+SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeVerdicts:
-    """A fleet: `kept_frac` (T, S, L, limits) is the share of requests, or gaps, within each limit, `holds`
-    (T, S, L) whether the SLO is kept. NaN, and no, where there was no time to simulate.
+    """A fleet at all T traffic, S step time and L limit factors. `kept_frac` (T, S, L, limits) is the share
+    of requests, or gaps, within each limit; `holds` (T, S, L) is whether the SLO is kept. Where there was no
+    time to simulate they are NaN and False.
     """
 
     text: str
@@ -43,9 +47,8 @@ class SizeVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class Sliders:
-    """Fleets, the cheapest first, at factors `TRAFFIC`, `STEPS` and `LIMITS`; `plan` is the plan's own.
-
-    `is_whole` is False where `time_limit_s` ended it.
+    """Fleets, the cheapest first; `plan` is the index of the plan's own among them. `is_whole` is False if
+    the time limit left some of it without a simulation.
     """
 
     sizes: tuple[SizeVerdicts, ...]
@@ -61,12 +64,12 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
     until = time.monotonic() + time_limit_s
     whole_slo = replace(slo, every_s=None)
     traces = [sped_up(trace, factor) for factor in TRAFFIC]
-    sizes = [_simulate_fleet(each, traces, whole_slo, until) for each in _neighbour_fleets(fleet)]
+    sizes = [_simulate_fleet(neighbour, traces, whole_slo, until) for neighbour in _neighbour_fleets(fleet)]
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
-    own = next(k for k, each in enumerate(sizes) if each.text == describe(fleet))
+    plan_index = next(k for k, size in enumerate(sizes) if size.text == describe(fleet))
     return Sliders(
         tuple(sizes[k] for k in order),
-        order.index(own),
+        order.index(plan_index),
         trace.rate_rps,
         tuple(limit_text(limit) for limit in slo.limits),
         tuple(limit.percentile_frac for limit in slo.limits),
@@ -75,7 +78,7 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
 
 
 def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
-    """The fleets in the order of simulation: the plan's own comes first, in case time runs out."""
+    """The fleet with all pools scaled by each of SIZES; the plan's own comes first, in case time runs out."""
     own_usd_per_h = bill_fleet(fleet).usd_per_h
     fleets: dict[tuple[int, ...], Fleet] = {}
     for factor in sorted(SIZES, key=lambda factor: factor != 1):
@@ -84,37 +87,39 @@ def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
             replace(pool, count=count) for pool, count in zip(fleet.running_pools, counts, strict=True)
         )
         other = replace(fleet, pools=pools)
-        if (
-            factor >= 1 or bill_fleet(other).usd_per_h < own_usd_per_h
-        ):  # fewer workers on nodes paid whole spare nothing
+        # A smaller fleet that costs the same, since its nodes are paid whole, is not worth a look.
+        if factor >= 1 or bill_fleet(other).usd_per_h < own_usd_per_h:
             fleets.setdefault(counts, other)
     return list(fleets.values())
 
 
 def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: float) -> SizeVerdicts:
+    """Simulate one fleet at every factor on steps and traffic, as long as there is time."""
     shape = (len(TRAFFIC), len(STEPS), len(LIMITS))
-    kept, holds = np.full((*shape, len(slo.limits)), np.nan), np.zeros(shape, dtype=bool)
+    kept_frac, holds = np.full((*shape, len(slo.limits)), np.nan), np.zeros(shape, dtype=bool)
     for s, factor in enumerate(STEPS):
         slow = tuple(replace(pool, type=pool.type.with_longer_steps(factor - 1)) for pool in fleet.pools)
         for t, trace in enumerate(traces):
             if time.monotonic() >= until:
                 break
             for k, verdict in enumerate(_judge_at_limits(replace(fleet, pools=slow), trace, slo)):
-                kept[t, s, k] = [line.kept_frac for line in verdict.lines]
+                kept_frac[t, s, k] = [line.kept_frac for line in verdict.lines]
                 holds[t, s, k] = verdict.holds
-    return SizeVerdicts(describe(fleet), bill_fleet(fleet).usd_per_h, kept, holds)
+    return SizeVerdicts(describe(fleet), bill_fleet(fleet).usd_per_h, kept_frac, holds)
 
 
 def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
     """The verdicts for every factor on the limits, all from one simulation."""
-    queries = [
+    scaled_slos = [
         replace(slo, limits=tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in slo.limits))
         for factor in LIMITS
     ]
-    every: list[Limit] = [limit for each in queries for limit in each.limits]
-    simulation = simulate(fleet, trace, limits=every, record=False)
-    for k, each in enumerate(queries):
+    all_limits: list[Limit] = [limit for scaled_slo in scaled_slos for limit in scaled_slo.limits]
+    simulation = simulate(fleet, trace, limits=all_limits, record=False)
+    for k, scaled_slo in enumerate(scaled_slos):
         part = slice(k * len(slo.limits), (k + 1) * len(slo.limits))
         counted, violations = simulation.counted[part], simulation.violations[part]
-        own = replace(simulation, limits=each.limits, counted=counted, violations=violations)
-        yield judge(own, each, values=False)
+        with_its_limits = replace(
+            simulation, limits=scaled_slo.limits, counted=counted, violations=violations
+        )
+        yield judge(with_its_limits, scaled_slo, values=False)

@@ -26,7 +26,7 @@ from planner.search.problem.options import (
 )
 from planner.search.problem.reasons import reason_text
 from planner.simulator.replay import simulate
-from planner.solvers.demand import bounds_of, least_work
+from planner.solvers.demand import least_work, step_lines
 from planner.solvers.master import least_seconds
 from planner.solvers.placement import place_fleet
 from planner.traffic.trace import Trace
@@ -120,7 +120,7 @@ def test_no_bound_takes_more_time_than_a_worker_took(seed: int) -> None:
     busy_s = float(simulate(alone.without_engine(), trace).worker_busy_s[0])
     inputs, outputs = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
     assert least_seconds(option, inputs, outputs).sum() <= busy_s * (1 + 1e-9)
-    for bound in bounds_of(option):
+    for bound in step_lines(option):
         assert sum(part.sum() for part in least_work(option, bound, inputs, outputs)) <= busy_s * (1 + 1e-9)
 
 

@@ -23,7 +23,7 @@ from planner.search.problem import draws
 from planner.search.problem.build_problem import build_problem
 from planner.simulator import judge, simulate
 from planner.simulator.slo_verdict import Verdict
-from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, until_sure
+from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, run_until_decided
 from planner.studies.seeds import SeedsQuestion, simulate_seed
 from planner.traffic.scaling import RateRequest
 
@@ -61,11 +61,11 @@ def test_a_wrong_decision_is_as_rare_as_it_says(share: float, wrong: str) -> Non
 
 def test_runs_end_when_they_decide_or_when_there_are_enough() -> None:
     verdict = Verdict((), 0.9, True, True, 0)
-    sure = until_sure("runs", lambda _: (True, verdict), 100)
+    sure = run_until_decided("runs", lambda _: (True, verdict), 100)
     assert (sure.runs, sure.kept, sure.decision) == (32, 32, "holds")
-    few = until_sure("runs", lambda _: (True, verdict), 7)
+    few = run_until_decided("runs", lambda _: (True, verdict), 7)
     assert (few.runs, few.decision) == (7, "open") and "too few" in sentence(few)
-    doomed = until_sure("runs", lambda _: (False, verdict), 100)
+    doomed = run_until_decided("runs", lambda _: (False, verdict), 100)
     assert (doomed.runs, doomed.kept, doomed.decision) == (2, 0, "fails")
 
 

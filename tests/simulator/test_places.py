@@ -17,7 +17,7 @@ from planner.models.latency import StepLatency
 from planner.runtime.live_routing import LiveFleet
 from planner.search.evidence.findings import place_workers
 from planner.simulator.replay import simulate
-from planner.simulator.worker_places import places
+from planner.simulator.worker_places import worker_nodes
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -50,14 +50,14 @@ WITHIN_S, BETWEEN_S = 100 * BLOCK_BYTES / 400e9, 100 * BLOCK_BYTES / 10e9 + 1e-3
 
 def test_nodes_hold_both_roles_in_proportion() -> None:
     """2 prefill workers of 1 GPU, 6 decode: a node of 4 has 3 decode workers and then a prefill worker."""
-    found = places(fleet((1, 2), (1, 6), SERIAL))
+    found = worker_nodes(fleet((1, 2), (1, 6), SERIAL))
     assert found[:2] == ((0,), (1,))
     assert found[2:] == ((0,), (0,), (0,), (1,), (1,), (1,))
 
 
 def test_what_is_larger_than_a_node_takes_whole_ones() -> None:
     pools = (Pool("pre", "prefill", kind(4, 2), 1), Pool("dec", "decode", kind(2), 3))
-    found = places(Fleet(LLM, pools, Policies(), SERIAL))
+    found = worker_nodes(Fleet(LLM, pools, Policies(), SERIAL))
     whole = found[0]
     assert len(whole) == 2 and not {node for nodes in found[1:] for node in nodes} & set(whole)
 
@@ -71,7 +71,7 @@ def test_the_link_of_a_pair_is_where_its_workers_lie(batching: str) -> None:
     for routing, expected in (("jsq", [near_s, far_s]), ("same-node", [near_s, near_s])):
         asked = fleet((2, 2), (2, 2), SERIAL, routing)
         asked = replace(asked, policies=replace(asked.policies, batching=batching))
-        assert places(asked) == ((0,), (1,), (0,), (1,))
+        assert worker_nodes(asked) == ((0,), (1,), (0,), (1,))
         found = simulate(asked, trace(2))
         assert found.tpot_s == pytest.approx(expected, abs=1e-9)
         assert found.decode_worker.tolist() == ([2, 2] if routing == "jsq" else [2, 3])
@@ -82,7 +82,7 @@ def test_every_node_has_a_nic_of_its_own() -> None:
     the second waits for the first."""
     pools = (Pool("pre", "prefill", kind(4), 2), Pool("dec", "decode", kind(2), 2))
     asked = Fleet(LLM, pools, Policies(routing="round-robin"), SERIAL)
-    assert places(asked) == ((0,), (2,), (1,), (1,))
+    assert worker_nodes(asked) == ((0,), (2,), (1,), (1,))
     together = trace(2, gap_s=0.0)
     apart = simulate(asked, together).tpot_s
     one = simulate(replace(asked, network=replace(SERIAL, topology=None)), together).tpot_s
@@ -134,7 +134,7 @@ def test_the_placement_of_a_plan_is_where_the_simulator_has_its_workers() -> Non
     asked = fleet((2, 2), (1, 4), replace(SERIAL, topology=Topology(nodes_per_rack=1)))
     found = place_workers(asked)
     assert found is not None
-    named = dict(zip(asked.worker_names, places(asked), strict=True))
+    named = dict(zip(asked.worker_names, worker_nodes(asked), strict=True))
     for node in found.nodes:
         for part in node.parts:
             assert int(node.name.rsplit("-", 1)[1]) in named[f"{part.pool}-{part.worker}"]

@@ -15,7 +15,7 @@ from planner.models.speculation import Speculation
 from planner.search.mixed.bounds import envelopes
 from planner.search.problem.options import judged, unreachable
 from planner.simulator.replay import Simulation, simulate
-from planner.solvers.demand import bounds_of, least_work
+from planner.solvers.demand import least_work, step_lines
 from planner.solvers.master import Option, least_seconds, least_token_seconds
 from planner.traffic.trace import Trace
 
@@ -43,7 +43,7 @@ def test_least_work_is_below_what_a_worker_takes(latency: StepLatency, is_closer
     busy_s = float(found.worker_busy_s[0])
     assert least_seconds(option, *lengths).sum() <= busy_s
     works = [
-        [sum(part.sum() for part in least_work(each, bound, *lengths)) for bound in bounds_of(each)]
+        [sum(part.sum() for part in least_work(each, bound, *lengths)) for bound in step_lines(each)]
         for each in (option, plain)
     ]
     assert max(works[0]) <= busy_s

@@ -9,7 +9,7 @@ from simulations import make_latency, make_pool, make_trace
 from planner.domain import Limit, Slo
 from planner.fleet import Role
 from planner.solvers.master import Option
-from planner.solvers.paid_work import Always, least_paid
+from planner.solvers.paid_work import LeastWorkers, least_paid
 from planner.traffic.trace import Trace
 
 EDGES_S = np.array([0.0, 100.0, 200.0])
@@ -72,7 +72,9 @@ def test_the_least_workers_are_always_paid() -> None:
     """1 USD/s through 200 s: more than the work. 0.15 USD/s: 30 USD, of which work of 0.1 s each is part."""
     slo = Slo((Limit("ttft", 0.5, 1.0),), every_s=100.0)
     for usd_per_s in (1.0, 0.15):
-        found = least_paid([option()], steady(), slo, EDGES_S, always=Always(usd_per_h=3600 * usd_per_s))
+        found = least_paid(
+            [option()], steady(), slo, EDGES_S, least_workers=LeastWorkers(usd_per_h=3600 * usd_per_s)
+        )
         assert found.usd == pytest.approx(200.0 * usd_per_s)
 
 
@@ -80,8 +82,8 @@ def test_nobody_can_be_away_where_a_start_makes_too_many_late() -> None:
     """A start takes 61 s, of which a request waits 1: who is away at u lets 60 of 100 be late, and 50 may be.
     Then somebody is paid from the first arrival on until, of both windows, too few are left."""
     slo = Slo((Limit("ttft", 0.5, 1.0),), every_s=100.0)
-    always = Always(one_usd_per_h=3600.0, start_s=61.0)
-    found = least_paid([option()], steady(), slo, EDGES_S, always=always)
+    always = LeastWorkers(prefill_usd_per_h=3600.0, start_s=61.0)
+    found = least_paid([option()], steady(), slo, EDGES_S, least_workers=always)
     # nobody may be away before 49 or from 91 - 9 on ... by counting, second by second
     arrival_s, proved_s = np.arange(200.0), np.zeros(2)
     for i in range(199):  # away at a moment after arrival i: all from i + 1 to before i + 60 are late
@@ -90,5 +92,7 @@ def test_nobody_can_be_away_where_a_start_makes_too_many_late() -> None:
             proved_s[int(arrival_s[i] >= 100)] += 1
     assert found.in_stretch_usd == pytest.approx(np.maximum(proved_s, [5.0, 5.0]))
     assert found.usd >= proved_s.sum() - 1e-6
-    quick = least_paid([option()], steady(), slo, EDGES_S, always=Always(one_usd_per_h=3600.0, start_s=50.0))
+    quick = least_paid(
+        [option()], steady(), slo, EDGES_S, least_workers=LeastWorkers(prefill_usd_per_h=3600.0, start_s=50.0)
+    )
     assert quick.usd == pytest.approx(20.0)  # 49 late: allowed

@@ -23,7 +23,7 @@ from planner.simulator.replay import judged_windows_s
 from planner.simulator.slo_verdict import judge, missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.master import Option, paid_usd_per_h
-from planner.solvers.paid_work import Always, LeastPaid, least_paid
+from planner.solvers.paid_work import LeastPaid, LeastWorkers, least_paid
 from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, lives_within_stock
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace, measured_window
@@ -126,15 +126,17 @@ class DayRuns:
         pools = list(zip(self.fleet.pools, self.elastic_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
         front = [(pool, each) for pool, each in pools if pool.role != "decode"]
-        always = Always(
+        least_workers = LeastWorkers(
             usd_per_h=paid_usd_per_h((pool.type, each.least) for pool, each in pools),
-            one_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in front),
+            prefill_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in front),
             start_s=min(
                 min(each.start_s, each.warm_start_s) if each.warm else each.start_s for _, each in front
             ),
         )
         is_cached = self.fleet.policies.prefix_cache
-        return least_paid(options, self.trace, self.slo, self.windows_s, always=always, is_cached=is_cached)
+        return least_paid(
+            options, self.trace, self.slo, self.windows_s, least_workers=least_workers, is_cached=is_cached
+        )
 
     def simulate_day(self, workers: Ints) -> DayRun:
         """The whole day with these workers (T, C) ready in the steps; each sequence is simulated once."""

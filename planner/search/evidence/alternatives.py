@@ -36,6 +36,11 @@ _PRICE_STEP = 1.3
 ONE_GPU = "one GPU type only"
 
 
+def mixed_label(gpu: str) -> str:
+    """The label of the row for the cheapest pool of mixed workers on this GPU."""
+    return f"{gpu}, mixed"
+
+
 def find_alternatives(
     problem: Problem, level0: Level0, best: Counts, value: float, made: Counts = ()
 ) -> tuple[Alternative, ...]:
@@ -75,7 +80,7 @@ def find_alternatives(
             fails = Remarked("fails-on-other-draw")
             rows.append(Alternative(label, None, objective_paid(problem, counts), (fails,), at_least=True))
     for gpu, own in alone.items():
-        label = f"{gpu}, mixed"
+        label = mixed_label(gpu)
         if own.counts is None:
             rows.append(Alternative(label, None, own.least, own.notes, at_least=True))
         elif (counts := owned_first(problem, own.counts)) not in (best, made):

@@ -31,7 +31,7 @@ from planner.search.problem.options import (
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
-from planner.solvers.required_work import Obliged, usual_work
+from planner.solvers.required_work import ObligedWork, usual_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
 
@@ -272,7 +272,7 @@ def _walk_cheaper(
         raise StoppedError  # what was begun depends on the clock
 
 
-def _bounded(problem: Problem, option: Option, guess: Obliged) -> Bounded:
+def _bounded(problem: Problem, option: Option, guess: ObligedWork) -> Bounded:
     """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))

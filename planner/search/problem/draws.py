@@ -27,7 +27,7 @@ from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.slo_verdict import Verdict
-from planner.solvers.repeats import Repeats, until_sure
+from planner.solvers.repeats import Repeats, run_until_decided
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
@@ -64,7 +64,7 @@ def on_other_draws(
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
-    verdicts = until_sure(OTHER_DRAWS, run, _most(problem), goes_on)
+    verdicts = run_until_decided(OTHER_DRAWS, run, _most(problem), goes_on)
     return replace(verdicts, after_losses=problem.oracle.has_losses)
 
 
@@ -83,7 +83,7 @@ def on_histories(
         verdict = oracle.verdict(disturbed, record=True)[1]
         return verdict.holds, verdict
 
-    return until_sure(HISTORIES, run, _most(problem), goes_on)
+    return run_until_decided(HISTORIES, run, _most(problem), goes_on)
 
 
 def interruptions(

@@ -21,7 +21,7 @@ from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.options import Left
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import Obliged
+from planner.solvers.required_work import ObligedWork
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
 
@@ -93,7 +93,7 @@ class Problem:
     left: tuple[Left, ...]
     limits: FleetLimits
     oracle: Oracle
-    obliged: Obliged  # under any policy: what bounds and level 0 start from
+    obliged: ObligedWork  # under any policy: what bounds and level 0 start from
     deadline: float
     progress: Progress
     watch: Watch
