@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from planner.simulator.layout import FINISHED, HELD, LEAVING, LIMBO, NONE, UNFINISHED, State
 from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit
-from planner.simulator.slots import blocks_for, steps_done
+from planner.simulator.slots import blocks_of_run
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,11 +36,9 @@ def _gauges(records, pool_of, results, time_s):
             r = requests[r].next
         counts[p, RUNNING] += worker.running
         counts[p, WAITING] += int(worker.assigned) - worker.running + leaving
-        blocks = worker.used_blocks
-        if kind.lanes == 1 and kind.reserved_blocks == 0:
-            lane = lanes[worker.first_lane]
-            if lane.run_steps > 0 and lane.decodes * lane.is_decoding > 0:  # those of the step under way too
-                blocks += blocks_for(lane, steps_done(lane, np.nextafter(time_s, np.inf)) + 1)
+        blocks = worker.used_blocks + blocks_of_run(
+            kind, lanes[worker.first_lane], np.nextafter(time_s, np.inf)
+        )
         sums[p, KV_SUM] += blocks / kind.kv_blocks
         counts[p, KV_SHARES] += 1
 

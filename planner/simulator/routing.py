@@ -39,7 +39,7 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.predictions import beat, forget_errors, outlive
 from planner.simulator.ranks import leads, rank_for_new
-from planner.simulator.slots import beside, blocks_for, blocks_of, steps_done
+from planner.simulator.slots import beside, blocks_of, blocks_of_run, steps_done
 
 
 @kernel_jit
@@ -289,9 +289,7 @@ def _hear_loads(state, time_s):
         worker.told_light = np.int64(worker.assigned) - worker.heavy
         worker.told_blocks = worker.used_blocks
         for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
-            lane = state.lanes[l]
-            if lane.run_steps > 1:
-                worker.told_blocks += blocks_for(lane, steps_done(lane, time_s))
+            worker.told_blocks += blocks_of_run(state.types[worker.type], state.lanes[l], time_s)
 
 
 @small_jit
@@ -339,10 +337,10 @@ def _is_candidate(state, w, need, blocks, is_strict, time_s):
     free = (
         kind.kv_blocks - worker.used_blocks - (kind.reserved_blocks if kind.reserved_blocks > 0 else blocks)
     ) - beside(kind, need)
-    # what the run has taken since it began is looked up only where it matters
-    if free < 0 or lane.run_steps <= 1 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
+    # What the run has taken since it began is looked up only where it matters.
+    if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0
-    return kind.reserved_blocks > 0 or free >= blocks_for(lane, steps_done(lane, time_s))
+    return free >= blocks_of_run(kind, lane, time_s)
 
 
 @kernel_jit

@@ -496,6 +496,22 @@ def steps_done(lane, time_s):
     )
 
 
+@kernel_jit
+def blocks_of_run(kind, lane, time_s):
+    """KV blocks that the decodes of a lane have taken since its run began, those of the step under way too.
+
+    The worker's used_blocks get them when the run ends, unless blocks are set aside or lanes share a worker.
+    """
+    if (
+        kind.lanes > 1
+        or kind.reserved_blocks > 0
+        or lane.run_steps == 0
+        or lane.decodes * lane.is_decoding == 0
+    ):
+        return ZERO
+    return blocks_for(lane, steps_done(lane, time_s) + 1)
+
+
 @where_rare(lambda state, w, r, time_s: ZERO)
 def foreseen_blocks(state, w, r, time_s):
     """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).

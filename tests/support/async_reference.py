@@ -54,6 +54,7 @@ class AsyncReference(Reference):
         self.leaving: set[int] = set()  # requests with their last token here in the step under way
         self.present_at: dict[int, Present] = {}
         self.hidden: dict[int, list[Request]] = defaultdict(list)  # preempted in the step that is prepared
+        self.prepared_blocks: dict[int, int] = defaultdict(int)  # by worker, of the step that is prepared
         self.is_preparing = False
 
     def start_step(self, worker: Worker, now: float) -> None:
@@ -69,6 +70,7 @@ class AsyncReference(Reference):
         step = self.prepared[worker.index]
         for request in self.hidden.pop(worker.index, []):
             request.shown = None
+        self.prepared_blocks[worker.index] = 0
         if step is None:
             worker.knows_all = True
             step = self.formed(worker, now, is_prepared=False)
@@ -88,9 +90,13 @@ class AsyncReference(Reference):
             if self.advance(worker, request, n):
                 step.ended.append(request)
         self.note_present(worker)
-        self.is_preparing = True
+        self.is_preparing, free = True, worker.free
         self.prepared[worker.index] = self.formed(worker, now, is_prepared=True)
         self.is_preparing = False
+        self.prepared_blocks[worker.index] = free - worker.free
+
+    def unseen_blocks(self, worker: Worker) -> int:
+        return self.prepared_blocks[worker.index]
 
     def note_present(self, worker: Worker) -> None:
         self.present_at[worker.index] = Present(

@@ -20,7 +20,10 @@ from planner.models.engine import Engine, HostTime
 from planner.traffic.trace import Trace
 
 QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # those that look at prefix caches: prefix_reference.py
-ROUTINGS = ("jsq", "least-outstanding", "round-robin", "token-jsq", "power-of-two-requests", "pending-tokens")
+ROUTINGS = (
+    *("jsq", "least-outstanding", "round-robin", "token-jsq", "power-of-two-requests", "pending-tokens"),
+    *("random", "power-of-two", "deferred"),
+)
 AnyCase = tuple[Fleet, Trace, tuple[Limit, ...], int]
 
 

@@ -29,14 +29,21 @@ class Draws:
         return ((self.state * 2685821657736338717 & MASK) >> 33) % n
 
     def choose(
-        self, routing: str, workers: Sequence[AnyWorker], score: Callable[[AnyWorker], float]
+        self,
+        routing: str,
+        workers: Sequence[AnyWorker],
+        score: Callable[[AnyWorker], float],
+        has_room: Callable[[AnyWorker], bool] = lambda worker: True,
     ) -> AnyWorker | None:
-        """One of the workers that a request fits on, in the order of the fleet. All are taken to have room
-        for it now, which `random` and `power-of-two` ask for first.
+        """One of the workers that a request fits on, in the order of the fleet. `random` and `power-of-two`
+        draw among those that have room for all of it now, if there are any.
         """
         if not workers:
             return None
-        code, count = ROUTING[routing].code, len(workers)
+        code = ROUTING[routing].code
+        if code in (RANDOM, POWER_OF_TWO):
+            workers = [worker for worker in workers if has_room(worker)] or workers
+        count = len(workers)
         if code == RANDOM:
             return workers[self.below(count)]
         if code == LOWEST_BY_LOT:  # the n-th of equals takes the place of the one before with 1 / n

@@ -114,6 +114,11 @@ class Worker:
             blocks_of(request.input + request.output) + self.beside(request) <= self.type.kv_tokens // BLOCK
         )
 
+    def is_free_for_prompts(self) -> bool:
+        """Whether two steps compute more prompt tokens than are pending."""
+        pending = sum(request.pending_tokens for request in self.assigned)
+        return pending < 2 * self.type.max_num_batched_tokens
+
     def beside(self, request: Request) -> int:
         """Blocks that it takes beside those of its tokens."""
         return self.type.kv_beside.sequence_blocks(request.input + request.output)
@@ -157,6 +162,7 @@ class Reference:
         self.draws = Draws(fleet.policies.seed)
         self.events: list[tuple[float, int, int]] = []
         self.arrivals: deque[Request] = deque()
+        self.held: deque[Request] = deque()  # at the router, in order of arrival
         self.parents: dict[int, set[int]] = {}  # those still to be finished
         for index, parent in trace.after.tolist():
             self.parents.setdefault(index, set()).add(parent)
@@ -196,6 +202,7 @@ class Reference:
                 now, kind, index = heapq.heappop(self.events)
                 self.event_s = now
                 self.happen(kind, index, now)
+            self.send_held(now)
             if self.closed_loop:
                 self.release(now)
         return self
@@ -253,9 +260,13 @@ class Reference:
         policies = self.fleet.policies
         routing = policies.routing if side == "front" else policies.decode_routing
         if draws(routing):
+            fitting = [worker for worker in pool if worker.fits(request)]
             return self.draws.choose(
-                routing, [worker for worker in pool if worker.fits(request)], Worker.score
+                routing, fitting, Worker.score, lambda worker: self.has_room_for_all(worker, request)
             )
+        if routing == "deferred" and side == "front":
+            free = [worker for worker in pool if worker.is_free_for_prompts() and worker.fits(request)]
+            return min(free, key=Worker.score, default=None)
         if routing == "round-robin":
             for _ in pool:
                 worker = pool[self.turns[side] % len(pool)]
@@ -265,11 +276,36 @@ class Reference:
             return None
         return min((worker for worker in pool if worker.fits(request)), key=Worker.score, default=None)
 
+    def has_room_for_all(self, worker: Worker, request: Request) -> bool:
+        """Whether free blocks of a worker hold the request to its end, as the router knows them."""
+        blocks = blocks_of(request.input + request.output) + worker.beside(request)
+        return blocks <= worker.free + self.unseen_blocks(worker)
+
+    def unseen_blocks(self, worker: Worker) -> int:
+        """Blocks that are taken, of which the router does not know yet."""
+        return 0
+
     def arrive(self, request: Request, now: float) -> None:
-        worker = self.choose("front", request)
-        if worker is None:
+        worker = None if self.held else self.choose("front", request)
+        if worker is not None:
+            self.send(worker, request, now)
+        elif self.fleet.policies.routing == "deferred" and any(one.fits(request) for one in self.front):
+            self.held.append(request)
+        else:
             self.reject(request)
-            return
+
+    def send_held(self, now: float) -> None:
+        """Send what waits at the router, first come first served, until there is no worker for the next.
+
+        A step that starts at this moment comes before them, as before an arrival that an answer caused.
+        """
+        if self.events and self.events[0][:2] == (now, WORKER):
+            if self.in_line[self.events[0][2]].step_start_s is None:
+                return
+        while self.held and (worker := self.choose("front", self.held[0])) is not None:
+            self.send(worker, self.held.popleft(), now)
+
+    def send(self, worker: Worker, request: Request, now: float) -> None:
         request.prefill_worker = request.decode_worker = worker.index
         worker.assigned.append(request)
         self.line_up(worker, request)
