@@ -41,8 +41,9 @@ from planner.errors import InfeasibleError, PlannerError
 from planner.files.checked_files import read_yaml
 from planner.fleet import Fleet, Pool
 from planner.search.evidence.certify import plan
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
+from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import lower_bound
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import Counts, objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.traffic_request import TrafficRequest, requested_traffic

@@ -712,6 +712,27 @@ def default_routings(*, with_caches: bool) -> tuple[str, ...]:
     return tuple(row.name for row in ROUTING.values() if row.is_default and row.needs_caches == with_caches)
 
 
+def is_deployed(row: Policy, target: str | None) -> bool:
+    """Whether vLLM and the routers of a deployment target do what the row says; None: behind `plan serve`.
+
+    Batching, admission and roles are vLLM's own, so that only the rows a plan takes by itself are there.
+    """
+    if isinstance(row, Queue):
+        return not find_router_difference(row, VLLM).is_lacking and not (row.by_turns and target is not None)
+    if isinstance(row, Routing):
+        is_lacking = find_router_difference(row, OURS).is_lacking
+        return not (is_lacking if target is None else lacks_routing(row.name, target))
+    return row.is_default
+
+
+def go_together(policies: Policies) -> bool:
+    """Whether rows that need prefix caches have them, and rows that do without have none."""
+    rows = [known[getattr(policies, name)] for name, known in BY_FIELD.items()]
+    if policies.prefix_cache:
+        return all(row.with_caches for row in rows) and not ROUTING[policies.decode_routing].needs_caches
+    return not any(row.needs_caches for row in rows)
+
+
 def find_router_difference(row: Queue | Routing, router: str) -> RouterDifference:
     """What `router` (a key of ROUTERS) does for a routing, or for an order of prompts."""
     if router == OURS:

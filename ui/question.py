@@ -246,9 +246,11 @@ def of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) -> Fo
             "spare_of": NODES if task.spare_nodes else WORKERS,
             "robust_steps": _in_unit(task.robust.step_times_frac, 100),
             "robust_traffic": _in_unit(task.robust.traffic_frac, 100),
-            "queues": list(task.queues),
+            "queues": list(task.policies.queues),
             "stages": list(task.stages),
-            "longest_wait": None if math.isinf(task.longest_wait_s) else task.longest_wait_s,
+            "longest_wait": None
+            if math.isinf(task.policies.longest_wait_s)
+            else task.policies.longest_wait_s,
             "bandwidth": _in_unit(task.network.bandwidth_bytes_per_s, 1e-9),
             "host_overhead": _in_unit(task.host_overhead_s, 1e3),
             "more": more,

@@ -248,6 +248,31 @@ class CachesSave:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyGains:
+    """What policies save with the best fleet found with them, against the best fleet found before them: on
+    paper, or in production.
+    """
+
+    label: str
+    value: float
+    saves: float
+    unit: str
+    of: AnswerName
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesRaced:
+    """Policies that were raced and save nothing near the best fleet; `rivals` save something there, less than
+    those that were taken; `unasked` are refused beside it, or there was no effort left for them.
+    """
+
+    nothing: tuple[str, ...]
+    rivals: tuple[str, ...]
+    unasked: tuple[str, ...]
+    of: AnswerName
+
+
+@dataclass(frozen=True, slots=True)
 class PinnedReplicas:
     """The best fleet with pinned prefixes beside the best fleet with LRU caches alone, both simulated.
 
@@ -555,7 +580,7 @@ class OthersLeave:
     left: tuple[Remainder, ...]
 
 
-Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "link"]
+Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "link", "raced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1146,6 +1171,8 @@ Binding = (
     | SpotSpare
     | SpotGone
     | CachesSave
+    | PolicyGains
+    | PoliciesRaced
     | PinnedReplicas
     | WorkerMore
     | Repeats

@@ -37,10 +37,17 @@ from planner.documents.fits import (
 )
 from planner.documents.gpu_payment import KEYS as PAID_KEYS
 from planner.documents.gpu_payment import Paid, paid_document, parse_paid
-from planner.documents.kv_offload_settings import check_offloaded, kv_offload_document, parse_kv_offload
+from planner.documents.kv_offload_settings import check_offloaded
 from planner.documents.lora_settings import lora_document, parse_lora
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
+from planner.documents.policy_settings import (
+    MOST,
+    MOST_STEP_TOKENS,
+    POLICY_KEYS,
+    parse_policies,
+    policies_document,
+)
 from planner.documents.speculative import (
     check_scheduling,
     engine_with_drafts,
@@ -80,8 +87,6 @@ from planner.models.memory import worker_memory
 from planner.models.parallelism import add_pipeline
 from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
-from planner.policies import BY_FIELD
-from planner.units import show_exactly
 
 Document = Mapping[str, Any]
 
@@ -133,65 +138,11 @@ WORKER_KEYS = (
     "max_num_batched_tokens",
     "speculative",
 )
-POLICY_SECONDS = {
-    "longest_wait": "queue_window_s",
-    "heartbeat": "heartbeat_s",
-    "flip_after": "flip_after_s",
-    "flip_restart": "flip_restart_s",
-    "repurpose_after": "repurpose_after_s",
-    "ttft": "ttft_s",
-    "tbt": "tbt_s",
-    "eviction_notice": "eviction_notice_s",
-    "share_window": "share_window_s",
-    "load_period": "load_period_s",
-}
-POLICY_COUNTS = {
-    "queue_batch": "queue_batch",
-    "reserve_tokens": "reserve_tokens",
-    "patience": "patience_steps",
-    "prediction_buckets": "prediction_buckets",
-    "decode_batch_tokens": "decode_batch_tokens",
-    "decode_batch": "decode_batch",
-    "heavy_tokens": "heavy_tokens",
-    "long_prefill_token_threshold": "long_prefill_token_threshold",
-    "seed": "seed",
-    "quantum_tokens": "quantum_tokens",
-    "worker_quantum_tokens": "worker_quantum_tokens",
-    "priority_groups": "priority_groups",
-    "balance_requests": "balance_requests",
-}
-POLICY_SHARES = {
-    "prediction_accuracy": "prediction_accuracy_frac",
-    "predictor_slowdown": "predictor_slowdown_frac",
-    "watermark": "watermark_frac",
-    "headroom": "headroom_frac",
-    "context_weight": "context_weight",
-    "explore_decode": "explore_decode_frac",
-    "cache_threshold": "cache_threshold_frac",
-}
-POLICY_NUMBERS = {
-    "extend_weight": "extend_weight",
-    "output_weight": "output_weight",
-    "balance_ratio": "balance_ratio",
-    "replicate_ratio": "replicate_ratio",
-}
-POLICY_KEYS = (
-    *BY_FIELD,
-    *POLICY_SECONDS,
-    *POLICY_COUNTS,
-    *POLICY_SHARES,
-    *POLICY_NUMBERS,
-    "max_num_batched_tokens",
-    "prefix_cache",
-    "kv_offload",
-    "tenant_weights",
-    "vidur_restarts",
-)
 PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WORKERS = 10_000
-MOST_STEP_TOKENS, MOST_SEQS, MOST = 2**20, 2**14, 10**9  # memory of the simulator
+MOST_SEQS = 2**14  # memory of the simulator
 WORDING = Wording(
     one_of="must be one of {}",
     flag="must be true or false",
@@ -235,7 +186,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     """
     file = Section.from_document(document, path, wording=WORDING)
     llm = _find_llm(document, path, catalog)
-    decided, given_tokens = _parse_policies(file.subsection("policies", POLICY_KEYS))
+    decided, given_tokens = parse_policies(file.subsection("policies", POLICY_KEYS))
     paid = parse_paid(file, catalog)
     if decided.kv_offload is not None:
         check_offloaded(llm, f"{file.path_of('policies')}: kv_offload")
@@ -312,7 +263,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
             }
             for pool in pools
         ],
-        "policies": _policies_document(fleet.policies),
+        "policies": policies_document(fleet.policies),
         "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
         **({} if (lora := fleet.lora) is None else {"lora": lora_document(lora)}),
         "network": network_document(fleet.network),
@@ -598,55 +549,6 @@ def _step_times(
 
 def _without_name(llm: Llm) -> Llm:
     return replace(llm, name="", context_tokens=1)
-
-
-def _parse_policies(section: Section) -> tuple[Policies, int | None]:
-    """The policies, and the token budget of workers that name none, if there is one."""
-    chosen: dict[str, Any] = {
-        name: section.one_of(name, tuple(known)) for name, known in BY_FIELD.items() if name in section
-    }
-    for name, field in POLICY_SECONDS.items():
-        if name in section:
-            chosen[field] = section.positive(name, "s")
-    for name, field in POLICY_COUNTS.items():
-        if name in section:
-            chosen[field] = section.whole_number(name, least=0, most=MOST)
-    for name, field in POLICY_SHARES.items():
-        if name in section:
-            chosen[field] = section.share(name)
-    for name, field in POLICY_NUMBERS.items():
-        if name in section:
-            chosen[field] = section.number(name, above=0.0)
-    if section.get("headroom") == 0:
-        raise InputError(f"{section.path_of('headroom')}: of 0 no request would ever be packed; must be > 0")
-    for name in ("vidur_restarts", "prefix_cache"):
-        chosen[name] = section.flag(name, False)
-    chosen["kv_offload"] = parse_kv_offload(section)
-    weights = section.subsection("tenant_weights")
-    chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
-    return Policies(**chosen), section.whole_number("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
-
-
-def _policies_document(policies: Policies) -> dict[str, Any]:
-    """The main choices, and whatever else is not as it is by default."""
-    default = Policies()
-    document: dict[str, Any] = {
-        name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")
-    }
-    for name in ("queue", "admission"):
-        if getattr(policies, name) != getattr(default, name):
-            document[name] = getattr(policies, name)
-    for name, field in (POLICY_SECONDS | POLICY_COUNTS | POLICY_SHARES | POLICY_NUMBERS).items():
-        value = getattr(policies, field)
-        if value != getattr(default, field):
-            document[name] = show_exactly(value, "s") if name in POLICY_SECONDS else value
-    if policies.vidur_restarts:
-        document["vidur_restarts"] = True
-    if policies.tenant_weights:
-        document["tenant_weights"] = dict(policies.tenant_weights)
-    if policies.kv_offload is not None:
-        document["kv_offload"] = kv_offload_document(policies.kv_offload)
-    return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}
 
 
 def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ...]:

@@ -5,7 +5,7 @@
     traffic: {rate: 20, scale: superpose, window: busiest 10 min, draws: 1}  # or a description
     fleet: {gpus: {a100-80g: 64}, owned: {a100-80g: 24}, prices: {a100-80g: 1.50 usd/h},
             network: {bandwidth: 50 GB/s}, host_overhead: 2 ms}     # or, for all GPUs: {unchecked: true}
-    policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true, routing: [cache-aware, e2]}
+    policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true}        # policy_choices.py
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
@@ -23,7 +23,6 @@ planner/documents/several_llms_question.py.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -46,6 +45,8 @@ from planner.documents.lora_settings import parse_lora
 from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import ProviderOffer, Term, offer_of
+from planner.documents.policy_choices import KEYS as POLICY_KEYS
+from planner.documents.policy_choices import PolicyChange, PolicyChoices, parse_policy_choices
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
@@ -71,17 +72,7 @@ from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.speculation import Speculation
-from planner.policies import (
-    PLANNED_QUEUES,
-    PLANNED_ROUTINGS,
-    PLANNED_WITH_CACHES,
-    QUEUE,
-    ROUTERS_OF,
-    ROUTING,
-    default_routings,
-    find_deployed_routing,
-    lacks_routing,
-)
+from planner.policies import ROUTERS_OF, find_deployed_routing
 from planner.traffic.described import Description
 from planner.traffic.scaling import Scaling
 
@@ -94,7 +85,6 @@ SAME_AS_COST = (
 )
 # Who checks the section `day:`. It is loaded by name, because the day is a wing that imports this module.
 _DAY_SETTINGS = "planner.day.day_settings"
-_USUAL = Policies()
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
 EACH_TARGET = "each"  # in place of a target: plan for the routers of each one
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
@@ -201,11 +191,7 @@ class PlanQuestion:
     ranks: tuple[int, ...] = (1,)  # data-parallel ranks of a worker, likewise
     max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # per step of an engine, that may be chosen
     max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # likewise
-    queues: tuple[str, ...] = (_USUAL.queue,)  # orders of the prompts that may be chosen, best liked first
-    longest_wait_s: float = math.inf  # but for fcfs: nobody is overtaken by what arrives this much later
-    routings: tuple[str, ...] = (_USUAL.routing,)  # likewise; those that look at prefixes need the caches
-    prefix_cache: bool = False  # hits in prefix caches may be counted on
-    kv_offload: KvOffload | None = None  # ... and in CPU memory behind them
+    policies: PolicyChoices = field(default_factory=PolicyChoices)  # what may be chosen
     robust: Robust = Robust()
     safety: Safety | None = None  # None: the traffic and the step times as they are written
     deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
@@ -259,29 +245,24 @@ class PlanQuestion:
         owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
         return {**rentable_stock(self.stock, self.owned), **owned}
 
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether hits in prefix caches may be counted on."""
+        return self.policies.prefix_cache
+
+    @property
+    def kv_offload(self) -> KvOffload | None:
+        """What is kept in CPU memory behind the prefix caches; None for nothing."""
+        return self.policies.kv_offload
+
     def policy_choices(self) -> tuple[Policies, ...]:
-        """The policies a plan may choose, preferred ones first: those without caches come before those with
-        them."""
-        blind = [name for name in self.routings if not ROUTING[name].needs_caches] or [_USUAL.routing]
-        caches = [(False, name) for name in blind]
-        caches += [(True, name) for name in self.routings] if self.prefix_cache else []
-        choices = [
-            Policies(
-                routing=routing,
-                prefix_cache=is_cached,
-                kv_offload=self.kv_offload if is_cached else None,
-                queue=queue,
-                queue_window_s=self.longest_wait_s if QUEUE[queue].may_overtake else math.inf,
-            )
-            for is_cached, routing in caches
-            for queue in self.queues
-        ]
-        if self.deploy is None:
-            return tuple(choices)
-        routed = [
-            find_deployed_routing(policies, self.deploy, is_pair=False).policies for policies in choices
-        ]
-        return tuple(dict.fromkeys(routed))
+        """The policies that are searched each, preferred ones first: those without caches come before those
+        with them."""
+        return self.policies.searched(self.slo, self.deploy)
+
+    def changed_policies(self, policies: Policies, change: PolicyChange) -> Policies | None:
+        """These policies with another value of one axis; None where that does not go together."""
+        return self.policies.changed(policies, change, self.slo, self.deploy)
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
         """These policies for prefill and decode workers; None if the target's router treats all workers
@@ -338,12 +319,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     described = parse_description(traffic, catalog.tasks)
     fleet = question.subsection("fleet", _FLEET_KEYS)
     limits = question.subsection("limits", ("power", "cost", "gpus"))
-    policies = question.subsection(
-        "policies", ("queue", "longest_wait", "prefix_cache", "kv_offload", "routing")
-    )
-    queues, longest_wait_s = _parse_queues(policies)
+    policies = question.subsection("policies", POLICY_KEYS)
     target, prices_targets = _parse_target(question)
-    routings, prefix_cache = _parse_routings(policies, target)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
         raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
@@ -356,6 +333,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         offers, not_offered, spot = _find_offers(fleet, rentable_stock(stock, owned), prices, spot, catalog)
     except CatalogError as error:
         raise CatalogError(with_place(error, where)) from None
+    kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
+    choices = parse_policy_choices(policies, target, kv_offload)
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     task = PlanQuestion(
         llm=llm.name,
@@ -384,7 +363,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         engine=_engine_of_question(question, fleet, catalog),
         speculations=_parse_speculations(question, fleet, llm, catalog),
         lora=_parse_simulated_lora(question, fleet),
-        kv_offload=_parse_simulated_kv_offload(question, fleet, policies, llm),
+        policies=choices,
         objective=_parse_objective(document.get("objective", "cost"), question.path_of("objective")),
         power_limit_w=limits.positive("power", "w", None),
         cost_limit_usd_per_h=limits.positive("cost", "usd_per_h", None),
@@ -392,13 +371,9 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
         stages=_parse_numbers(fleet, "pp", 1, most=MAX_PP),
-        ranks=_parse_ranks(fleet, llm, prefix_cache=prefix_cache),
+        ranks=_parse_ranks(fleet, llm, prefix_cache=choices.prefix_cache),
         max_num_batched_tokens=_parse_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
         max_num_seqs=_parse_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
-        queues=queues,
-        longest_wait_s=longest_wait_s,
-        routings=routings,
-        prefix_cache=prefix_cache,
         robust=_parse_robust(question.subsection("robust", ("step_times", "traffic", "spread"))),
         safety=_parse_safety_or_default(question),
         deploy=target,
@@ -742,17 +717,6 @@ def _parse_ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, 
     return ranks
 
 
-def _parse_queues(section: Section) -> tuple[tuple[str, ...], float]:
-    """`policies: {queue: [fcfs, sjf], longest_wait: 60 s}`: what may be chosen, and how it is bounded."""
-    queues = _parse_choices(section, "queue", PLANNED_QUEUES)
-    longest_wait_s = section.positive("longest_wait", "s", math.inf)
-    if "longest_wait" in section and not any(QUEUE[name].may_overtake for name in queues):
-        raise InputError(
-            f"{section.path_of('longest_wait')}: {queues[0]} overtakes nobody; drop it, or queue: [fcfs, sjf]"
-        )
-    return queues, longest_wait_s
-
-
 def _parse_target(question: Section) -> tuple[str | None, bool]:
     """`deploy: {target: kserve}`, and whether that is EACH_TARGET."""
     if "deploy" not in question:
@@ -769,48 +733,6 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
         )
     return name, False
-
-
-def _parse_routings(section: Section, target: str | None) -> tuple[tuple[str, ...], bool]:
-    """`policies: {prefix_cache: true, routing: [cache-aware, e2]}`: what may be chosen."""
-    has_cache = section.flag("prefix_cache", False)
-    if "routing" not in section:
-        return default_routings(with_caches=has_cache), has_cache
-    known = PLANNED_ROUTINGS + (PLANNED_WITH_CACHES if has_cache else ())
-    names = section.get("routing")
-    names = names if isinstance(names, list) else [names]
-    if other := [row.name for row in ROUTING.values() if row.name in names and not row.is_planned]:
-        raise InputError(
-            f"{section.path_of('routing')}: {other[0]} is {ROUTING[other[0]].words}, which `plan "
-            "simulate` has "
-            f"and no plan; take of {', '.join(known)}"
-        )
-    routings = _parse_choices(section, "routing", PLANNED_ROUTINGS + PLANNED_WITH_CACHES)
-    aware = [name for name in routings if ROUTING[name].needs_caches]
-    if aware and not has_cache:
-        raise InputError(
-            f"{section.path_of('routing')}: {aware[0]} looks at prefix caches; add prefix_cache: true, "
-            "or take "
-            f"of {', '.join(PLANNED_ROUTINGS)}"
-        )
-    if target is not None and (lacking := [name for name in routings if lacks_routing(name, target)]):
-        instead = find_deployed_routing(Policies(routing=lacking[0]), target, is_pair=False).rule_names[0]
-        has = ", ".join(name for name in known if not lacks_routing(name, target))
-        raise InputError(
-            f"{section.path_of('routing')}: {target} (deploy) cannot route by {lacking[0]}, it has {has}; "
-            f"{instead} would be in its place: leave routing out to plan with that, or take one of those"
-        )
-    return routings, has_cache
-
-
-def _parse_choices(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """One name or a list of distinct names; the first known name if the key is missing."""
-    value = section.get(key, known[0])
-    names = value if isinstance(value, list) and value else [value]
-    chosen = tuple(check_one_of(name, known, section.path_of(key)) for name in names)
-    if len(set(chosen)) < len(chosen):
-        raise InputError(f"{section.path_of(key)}: found one twice in {value!r}; name each once")
-    return chosen
 
 
 def _parse_robust(section: Section) -> Robust:

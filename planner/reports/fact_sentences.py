@@ -91,6 +91,12 @@ _SHORTCUTS: dict[facts.Shortcut, str] = {
         "no pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off "
         "passes an earlier one that waits for room"
     ),
+    "raced": "policies that save nothing near the best fleet save nothing elsewhere",
+}
+_OF_RACE: dict[facts.AnswerName, str] = {
+    "on-paper": " on paper",
+    "production": " in production",
+    "with-a-loss": " with a loss",
 }
 _CAUTIONS: dict[facts.Caution, str] = {
     "spot-nodes": "spot workers need nodes of your cloud's spot market: no manifest asks for them",
@@ -399,6 +405,25 @@ def _(fact: facts.CachesSave) -> str:
     if fact.value_without is None:
         return f"{now}; without, no fleet within the limits keeps the SLO"
     return f"{now} instead of {fact.value_without:.4g}, {fact.gpus} GPUs instead of {fact.gpus_without}"
+
+
+@sentence.register
+def _(fact: facts.PolicyGains) -> str:
+    return (
+        f"{fact.label}: {fact.saves:.4g} {fact.unit} less{_OF_RACE[fact.of]} ({fact.value:.4g} {fact.unit})"
+    )
+
+
+@sentence.register
+def _(fact: facts.PoliciesRaced) -> str:
+    parts = []
+    if fact.nothing:
+        parts.append(f"save nothing near the best fleet{_OF_RACE[fact.of]}: {'; '.join(fact.nothing)}")
+    if fact.rivals:
+        parts.append(f"save something near it, and no more than what was taken: {'; '.join(fact.rivals)}")
+    if fact.unasked:
+        parts.append(f"not simulated: {'; '.join(fact.unasked)}")
+    return "policies tried: " + ("; ".join(parts) or "none beside those searched")
 
 
 @sentence.register

@@ -22,7 +22,8 @@ from planner.parallel.executors import parallel_width
 from planner.search.evidence.alternatives import ONE_GPU, mixed_label
 from planner.search.evidence.plan import Plan
 from planner.search.level0.owned_gpus import objective_paid
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
+from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.build_problem import build_problem

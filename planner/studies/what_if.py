@@ -20,6 +20,7 @@ from typing import Any
 from planner.documents.catalog import Catalog
 from planner.documents.dotted import keys_of, with_value
 from planner.documents.facts import Answered, AskedAgain, Headroom, PromisedAt
+from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
 from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
@@ -29,9 +30,10 @@ from planner.reports.fact_sentences import moved_text
 from planner.reports.words import describe
 from planner.search.evidence.plan import served_s
 from planner.search.level0.owned_gpus import objective_paid, paid_at_least
-from planner.search.mixed.best_fleet import FleetSearch, best_of, policies_label, search_policies
+from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.infeasible import with_relaxation
+from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import Answers
@@ -219,7 +221,7 @@ def ask_again(study: Study, before: WhatIfAnswer, task: PlanQuestion, label: str
     kept = None if fleet is None else under is not None
     message = ""
     if fleet is not None and under is not None and under != fleet.policies:
-        message = policies_label(under, (under, fleet.policies)) or "the longest wait asked for"
+        message = name_policies(under, (under, fleet.policies)) or "the longest wait asked for"
     try:
         return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=message)
     except InfeasibleError as error:

@@ -18,8 +18,8 @@ from planner.models.memory import kv_cache_tokens
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import certify_plan, plan
 from planner.search.evidence.findings import few_keep_all_warnings
-from planner.search.mixed.best_fleet import search_policies
 from planner.search.mixed.bounds import checked_bound, lower_bound
+from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.link import too_slow

@@ -22,7 +22,8 @@ from planner.reports.fact_sentences import sentence, sentences
 from planner.search.evidence import findings
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.mixed.best_fleet import FleetSearch, search, search_policies
+from planner.search.mixed.best_fleet import FleetSearch, search
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, Oracle
 from planner.search.oracle.traffic_request import requested_traffic

@@ -77,7 +77,9 @@ def test_workers_that_share_a_store_have_degrees_that_kv_heads_split_over() -> N
     """Qwen3-30B-A3B has 4 KV heads: blocks of TP 8 are no use to the others."""
     llm, gpu = CATALOG.llm("qwen3-30b-a3b"), CATALOG.gpu("h100-80g")
     for is_shared, degrees in ((False, {1, 2, 4, 8}), (True, {1, 2, 4})):
-        engines = Engines.of(replace(question(), kv_offload=KvOffload(200e9, 25e9, is_shared)))
+        asked = question()
+        policies = replace(asked.policies, kv_offload=KvOffload(200e9, 25e9, is_shared))
+        engines = Engines.of(replace(asked, policies=policies))
         types, left = worker_types(llm, [gpu], CATALOG, 5000, engines)
         assert {each.tp for each in types} == degrees
         assert any("4 KV heads" in reason_text(each.because) for each in left) == is_shared

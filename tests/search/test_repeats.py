@@ -17,7 +17,8 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.fact_sentences import sentence, sentences
 from planner.search.evidence.certify import plan
-from planner.search.mixed.best_fleet import best_of, search_policies
+from planner.search.mixed.best_fleet import best_of
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem import draws
 from planner.search.problem.build_problem import build_problem

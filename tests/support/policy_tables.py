@@ -13,9 +13,11 @@ from planner.policies import (
     ROUTERS,
     ROUTING,
     RULES,
+    STEPWISE,
     VLLM,
     Policy,
     find_router_difference,
+    is_deployed,
 )
 
 ENGINE_NAMES = {"stepwise": "step by step", "distserve": "distserve", "splitwise": "splitwise"}
@@ -53,9 +55,10 @@ def _name(row: Policy) -> str:
 
 
 def _in_plans(row: Policy) -> str:
-    if not row.is_planned:
+    """Whether `policies: any` has it behind `plan serve`, or only who names it."""
+    if STEPWISE not in row.engines:
         return "no"
-    return "with prefix caches" if row.needs_caches else "yes"
+    return "yes" if is_deployed(row, None) else "by name"
 
 
 def _batching() -> Iterator[list[str]]:

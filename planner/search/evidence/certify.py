@@ -21,9 +21,10 @@ from planner.search.evidence.plan import Plan
 from planner.search.evidence.robustness import find_robustness, priced_alternatives
 from planner.search.level0 import pruning_rules
 from planner.search.level0.owned_gpus import objective_paid, paid_at_least
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search_policies
+from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.mixed.infeasible import with_relaxation
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.prefix_placing import pool_prefixes
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.problem import draws
@@ -33,6 +34,7 @@ from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws
 from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
+from planner.search.production.kept_policies import production_of_policies
 from planner.search.production.most_traffic import (
     falling_rates,
     find_most_kept_traffic,
@@ -45,7 +47,6 @@ from planner.search.production.three_answers import (
     is_test_passed,
     not_certified_warnings,
     pick_known_fleet_and_test,
-    production_or_paper,
     with_answers,
 )
 from planner.simulator.replay import Simulation
@@ -107,7 +108,9 @@ def plan(
     if task.safety is not None:
         problem, paper = best_of(searched)
         conditions.on_paper(problem, problem.oracle.fleet(paper.best))
-    production = None if task.safety is None else production_or_paper(*best_of(searched))
+    production = None
+    if task.safety is not None:
+        searched, production = production_of_policies(searched)
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
@@ -423,6 +426,7 @@ def _certificate_of(
             *findings.bound_price_facts(of_limits, wanted),
             *findings.kept_hours(simulation, problem.slo),
             *beyond.findings,
+            *best.raced,
         ),
         assumptions=list_assumptions(
             problem, problem.oracle.fleet(best.best if production is None else production.best), simulation

@@ -27,6 +27,7 @@ from planner.documents.facts import (
     Warned,
 )
 from planner.documents.offers import OLD_DAYS, age_days
+from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
 from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
 from planner.errors import InfeasibleError, PlannerError
@@ -34,7 +35,8 @@ from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
 from planner.search.evidence.robustness import least_in_proportion
 from planner.search.level0.owned_gpus import objective_paid
-from planner.search.mixed.best_fleet import FleetSearch, best_of, policies_label, search_policies
+from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective, workers_of
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
 from planner.search.oracle.traffic_request import rates_frac
@@ -107,7 +109,7 @@ def price_other_policies(
     choices = chosen.task.policy_choices()
     rows = tuple(
         Alternative(
-            policies_label(problem.oracle.policies, choices),
+            name_policies(problem.oracle.policies, choices),
             problem.oracle.fleet(other.best),
             other.value,
             (LongestTtft(_longest_ttft_s(problem, other.best)),) if clock.allows("longest-ttft") else (),
@@ -115,7 +117,7 @@ def price_other_policies(
         for problem, other in searched
         if problem is not chosen
     )
-    if chosen.task.queues == (Policies().queue,):
+    if chosen.task.policies.axes["queue"] == (Policies().queue,):
         return (*rows, *_price_shortest_first(chosen, best, clock))
     return rows
 

@@ -36,6 +36,9 @@ LINK: Shortcut = "link"
 earlier one that waits for room.
 """
 
+RACED: Shortcut = "raced"
+"""Policies that let no cheaper fleet near the best one hold let none hold (mixed/policy_search.py)."""
+
 # with jsq and first come first served; the longer tests had 1,000 to 5,000 requests
 IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
@@ -44,6 +47,7 @@ IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     FOLLOWS: (Tested(0, 150),),
     SEATS: (Tested(0, 197, of_pools=True),),
     LINK: (),  # not measured
+    RACED: (),
 }
 
 

@@ -1,4 +1,4 @@
-"""The best fleet under each choice of policies: level 0, then beyond it.
+"""The best fleet under given policies: level 0, then beyond it.
 
 A search may start from fleets that are known, and know what other searches simulated
 (planner/studies/what_if.py).
@@ -12,20 +12,17 @@ from dataclasses import dataclass, replace
 
 from planner.documents import facts
 from planner.domain import Gpu, market_of
-from planner.errors import InfeasibleError
-from planner.fleet import Fleet, Policies
+from planner.fleet import Fleet
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates, owned_first
 from planner.search.mixed.infeasible import infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
-from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import in_time
-from planner.search.problem.plan_problem import Problem, SearchProgress, with_policies
+from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.solvers.master import Option
-from planner.traffic.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,7 @@ class FleetSearch:
     level0: Level0
     cuts: int
     beyond_exact: bool
+    raced: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()  # what other policies were worth
 
 
 def search(
@@ -118,72 +116,6 @@ def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -
         among = known or owned_candidates(problem, level0)
         return in_time(lambda: search_mixed_fleets(problem, level0, among).best, level0.search.best)
     return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
-
-
-def search_policies(
-    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
-) -> list[tuple[Problem, FleetSearch]]:
-    """`search` under each choice of policies there is, where it finds a fleet.
-
-    Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
-    begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
-    the best for all. Raises InfeasibleError if no choice finds a fleet.
-    """
-    while True:
-        answers = _each_policy(problem, start, prove=prove, walks=walks)
-        chosen, results = best_of(answers)
-        failed = next(
-            (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw)), None
-        )
-        if failed is None:
-            return answers
-        draws = (*problem.oracle.draws, failed)
-        problem.progress(
-            f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
-        )
-        problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
-
-
-def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
-    return (
-        any(draw is known for known in oracle.draws) or replace(oracle, trace=draw, draws=()).holds([best])[0]
-    )
-
-
-def _each_policy(
-    problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
-) -> list[tuple[Problem, FleetSearch]]:
-    """Each choice's search begins with the best fleets of those before."""
-    answers: list[tuple[Problem, FleetSearch]] = []
-    errors: list[InfeasibleError] = []
-    choices = problem.task.policy_choices()
-    for policies in choices:
-        policy_problem = with_policies(problem, policies)
-        if policies.prefix_cache and answers:  # its settings are fitted to the best fleet so far
-            policy_problem = with_policies(problem, fitted(policy_problem.oracle, best_of(answers)[1].best))
-        if len(choices) > 1:
-            problem.progress(policies_label(policies, choices))
-        known = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
-        try:
-            answers.append((policy_problem, search(policy_problem, known, prove=prove, walks=walks)))
-        except InfeasibleError as error:
-            errors.append(error)
-    if not answers:
-        raise errors[0]
-    return answers
-
-
-def policies_label(policies: Policies, choices: Sequence[Policies]) -> str:
-    """What sets these policies apart from the other choices: "queue sjf", "prefix caches, routing e2"."""
-    parts = []
-    if len({each.prefix_cache for each in choices}) > 1:
-        parts.append("prefix caches" if policies.prefix_cache else "no prefix caches")
-    parts += [
-        f"{name} {getattr(policies, name)}"
-        for name in ("routing", "queue")
-        if len({getattr(each, name) for each in choices}) > 1
-    ]
-    return ", ".join(parts)
 
 
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:

@@ -1,0 +1,343 @@
+"""`policies:` of slo.yaml: which policies a plan may choose among.
+
+    policies:
+      queue: [fcfs, sjf]                   # a row of planner/policies.py, a list of rows, or any
+      routing: any                         # likewise decode_routing, batching, admission, pools
+      prediction: [known, mean, 85 %]      # what schedulers believe of output lengths
+      longest_wait: 60 s                   # but for fcfs: nobody is overtaken by what arrives this much later
+      prefix_cache: true                   # rows that look at caches need them
+      research: true                       # any: rows that nothing deploys too
+      quantum_tokens: 2000                 # and every other setting of fleet.yaml
+
+What is named is searched, each choice by itself. `any` stands for every row that the deployment target has:
+the first is searched, the others are raced against what it finds (search/mixed/policy_race.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from planner.documents.policy_settings import (
+    POLICY_COUNTS,
+    POLICY_NUMBERS,
+    POLICY_SECONDS,
+    POLICY_SHARES,
+    parse_settings,
+)
+from planner.domain import Slo
+from planner.errors import InputError
+from planner.files.document_values import Section, check_one_of, read_share
+from planner.fleet import Policies
+from planner.models.kv_offload import KvOffload
+from planner.policies import (
+    BY_FIELD,
+    MIXED_POOL,
+    POOLS,
+    QUEUE,
+    REPURPOSE,
+    ROUTING,
+    STEPWISE,
+    Policy,
+    default_routings,
+    find_deployed_routing,
+    go_together,
+    is_deployed,
+)
+
+ANY = "any"
+KNOWN, MEAN = "known", "mean"
+MEAN_BUCKETS = 10  # of prompt lengths, over which the mean output is taken (TetriInfer predicts by as many)
+REPURPOSE_AFTER_S = 120.0  # where pools `repurpose` are among `any` and nobody says how long to wait
+MOST_EACH = 32  # choices that are searched each; of more the first is searched and the others are raced
+_USUAL = Policies()
+_AXES = (*BY_FIELD, "prediction")
+_SETTINGS = (*POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS, "tenant_weights")
+_OF_OTHERS = ("prediction_accuracy", "prediction_buckets", "seed")  # said by `prediction`, or by --seed
+KEYS = (
+    *_AXES,
+    *(name for name in _SETTINGS if name not in _OF_OTHERS),
+    *("prefix_cache", "kv_offload", "research"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """One value of one axis, to be taken in place of what a plan has there."""
+
+    axis: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoices:
+    """The values of each axis that are searched, each beside each, the best liked first; and those that are
+    raced. `settings` are those of every choice. Without `axes` a plan has what fleets have by themselves.
+    """
+
+    axes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"queue": (_USUAL.queue,), "routing": (_USUAL.routing,)}
+    )
+    raced: tuple[PolicyChange, ...] = ()
+    settings: Policies = _USUAL
+    longest_wait_s: float = math.inf
+    prefix_cache: bool = False
+    kv_offload: KvOffload | None = None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return self.axes["queue"]
+
+    @property
+    def routings(self) -> tuple[str, ...]:
+        return self.axes["routing"]
+
+    def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
+        """Each beside each, those without caches before those with them."""
+        blind = [name for name in self.routings if not ROUTING[name].needs_caches]
+        if not blind and not self._needs_caches():
+            blind = [_USUAL.routing]
+        caches = [(False, name) for name in blind]
+        caches += [(True, name) for name in self.routings] if self.prefix_cache else []
+        others = [
+            [(axis, value) for value in values] for axis, values in self.axes.items() if axis != "routing"
+        ]
+        choices = []
+        for is_cached, routing in caches:
+            for changes in itertools.product(*others):
+                policies = replace(
+                    self.settings, prefix_cache=is_cached, kv_offload=self.kv_offload if is_cached else None
+                )
+                for axis, value in (("routing", routing), *changes):
+                    policies = self._changed(policies, axis, value, slo)
+                if go_together(policies):
+                    choices.append(_as_deployed(policies, target))
+        return tuple(dict.fromkeys(choices))
+
+    def _needs_caches(self) -> bool:
+        """Whether one axis has nothing but rows that need caches."""
+        return any(
+            all(BY_FIELD[axis][value].needs_caches for value in values)
+            for axis, values in self.axes.items()
+            if axis in BY_FIELD and axis != "routing"
+        )
+
+    def changed(
+        self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
+    ) -> Policies | None:
+        """These policies with another value of one axis; None where that does not go together."""
+        row = BY_FIELD[change.axis][change.value] if change.axis in BY_FIELD else None
+        if row is not None and row.needs_caches and not policies.prefix_cache:
+            if not self.prefix_cache:
+                return None
+            policies = replace(policies, prefix_cache=True, kv_offload=self.kv_offload)
+        other = self._changed(policies, change.axis, change.value, slo)
+        if not go_together(other):
+            other = replace(other, prefix_cache=False, kv_offload=None)
+        if not go_together(other):
+            return None
+        other = _as_deployed(other, target)
+        return None if other == policies else other
+
+    def _changed(self, policies: Policies, axis: str, value: str, slo: Slo) -> Policies:
+        if axis == "prediction":
+            buckets = MEAN_BUCKETS if value == MEAN else 0
+            accuracy_frac = None if value in (KNOWN, MEAN) else float(value)
+            return replace(policies, prediction_buckets=buckets, prediction_accuracy_frac=accuracy_frac)
+        changes: dict[str, Any] = {axis: value}
+        if axis == "queue":
+            row = QUEUE[value]
+            is_bounded = row.may_overtake and not row.needs_caches
+            changes["queue_window_s"] = self.longest_wait_s if is_bounded else math.inf
+        elif axis == "routing" and ROUTING[value].by_formula:
+            changes |= _limits_of(slo, policies)
+        elif axis == "pools":
+            is_said = self.settings.repurpose_after_s < math.inf
+            needs = POOLS[value].code in (REPURPOSE, MIXED_POOL)
+            after_s = self.settings.repurpose_after_s if is_said else REPURPOSE_AFTER_S
+            changes["repurpose_after_s"] = after_s if needs else math.inf
+        return replace(policies, **changes)
+
+
+def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
+    """What best-fit keeps on every worker: the SLO's tightest limits, where the question says nothing."""
+    ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
+    pace = [limit.limit_s for limit in slo.limits if limit.row.is_pace]
+    return {
+        "ttft_s": min([policies.ttft_s, *ttft]) if math.isinf(policies.ttft_s) else policies.ttft_s,
+        "tbt_s": min([policies.tbt_s, *pace]) if math.isinf(policies.tbt_s) else policies.tbt_s,
+    }
+
+
+def _as_deployed(policies: Policies, target: str | None) -> Policies:
+    return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
+
+
+# -- read --------------------------------------------------------------------------------------------------
+
+
+def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOffload | None) -> PolicyChoices:
+    """The section `policies`. Raises InputError with the key, what was found and what is possible."""
+    prefix_cache, research = section.flag("prefix_cache", False), section.flag("research", False)
+    axes: dict[str, tuple[str, ...]] = {}
+    raced: list[PolicyChange] = []
+    for axis in _AXES:
+        if axis == "routing" and axis not in section:
+            axes[axis] = default_routings(with_caches=prefix_cache)
+            continue
+        if axis not in section and axis not in ("queue",):
+            continue
+        first, *others = _values_of(section, axis, target, prefix_cache=prefix_cache, research=research)
+        if section.get(axis) == ANY:
+            known = default_routings(with_caches=prefix_cache) if axis == "routing" else (first,)
+            axes[axis] = known
+            raced += [PolicyChange(axis, value) for value in (first, *others) if value not in known]
+        else:
+            axes[axis] = (first, *others)
+    if research and target is None and ANY not in [section.get(axis) for axis in _AXES]:
+        raise InputError(
+            f"{section.path_of('research')}: adds to what `any` stands for, and no policy is any; "
+            "write queue: any, for one, or drop it"
+        )
+    if math.prod(map(len, axes.values())) > MOST_EACH:
+        raced = [*(PolicyChange(axis, value) for axis in axes for value in axes[axis][1:]), *raced]
+        axes = {axis: values[:1] for axis, values in axes.items()}
+    settings = parse_settings(section)
+    longest_wait_s = settings.pop("queue_window_s", math.inf)
+    values = (*axes["queue"], *(change.value for change in raced if change.axis == "queue"))
+    if math.isfinite(longest_wait_s) and not any(QUEUE[name].may_overtake for name in values):
+        raise InputError(
+            f"{section.path_of('longest_wait')}: {axes['queue'][0]} overtakes nobody; drop it, or queue: "
+            "[fcfs, sjf]"
+        )
+    choices = PolicyChoices(
+        axes, tuple(raced), Policies(**settings), longest_wait_s, prefix_cache, kv_offload
+    )
+    if not choices.searched(Slo(()), None):
+        together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
+        raise InputError(
+            f"{section.where}: {together} do not go together "
+            f"{'with' if prefix_cache else 'without'} prefix caches; drop one of them"
+        )
+    return choices
+
+
+def _values_of(
+    section: Section, axis: str, target: str | None, *, prefix_cache: bool, research: bool
+) -> tuple[str, ...]:
+    """The values of one axis: as they are named, or all that `any` stands for, the usual one first."""
+    if axis == "prediction":
+        return _predictions(section)
+    rows, usual = BY_FIELD[axis], str(getattr(_USUAL, axis))
+    possible = [
+        row for row in rows.values() if STEPWISE in row.engines and (prefix_cache or not row.needs_caches)
+    ]
+    if axis == "decode_routing":
+        possible = [row for row in possible if not row.needs_caches]
+    value = section.get(axis, usual)
+    if value == ANY:
+        names = [row.name for row in possible if research or is_deployed(row, target)]
+        return tuple(dict.fromkeys((usual, *names)))
+    names = value if isinstance(value, list) and value else [value]
+    known = tuple(row.name for row in rows.values() if STEPWISE in row.engines)
+    if other := [row for row in rows.values() if row.name in names and row.name not in known]:
+        raise InputError(
+            f"{section.path_of(axis)}: {other[0].name} is {other[0].words}, which `plan simulate` has and no "
+            f"plan; take of {', '.join(row.name for row in possible)}"
+        )
+    chosen = tuple(check_one_of(name, (*known, ANY), section.path_of(axis)) for name in names)
+    if ANY in chosen:
+        raise InputError(f"{section.path_of(axis)}: any stands alone; write {axis}: any, or drop it")
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"{section.path_of(axis)}: found one twice in {value!r}; name each once")
+    _check_caches(section, axis, [rows[name] for name in chosen], possible, prefix_cache=prefix_cache)
+    if target is not None and not research:
+        _check_target(section, axis, [rows[name] for name in chosen], possible, target)
+    return chosen
+
+
+def _check_caches(
+    section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], *, prefix_cache: bool
+) -> None:
+    aware = [row.name for row in chosen if row not in possible]
+    if aware and axis == "decode_routing":
+        raise InputError(
+            f"{section.path_of(axis)}: {aware[0]} looks at prefix caches, and decode workers keep none; take "
+            f"of {', '.join(row.name for row in possible)}"
+        )
+    if aware and not prefix_cache:
+        raise InputError(
+            f"{section.path_of(axis)}: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
+            f"of {', '.join(row.name for row in possible)}"
+        )
+
+
+def _check_target(
+    section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], target: str
+) -> None:
+    """Refuse what the deployment target lacks, with what it has."""
+    lacking = [row for row in chosen if not is_deployed(row, target)]
+    if axis == "decode_routing" or not lacking:
+        return
+    has = ", ".join(row.name for row in possible if is_deployed(row, target))
+    if axis == "routing":
+        instead = find_deployed_routing(Policies(routing=lacking[0].name), target, is_pair=False).rule_names[
+            0
+        ]
+        raise InputError(
+            f"{section.path_of(axis)}: {target} (deploy) cannot route by {lacking[0].name}, it has {has}; "
+            f"{instead} would be in its place: leave routing out to plan with that, or take one of those"
+        )
+    raise InputError(
+        f"{section.path_of(axis)}: {target} (deploy) lacks {lacking[0].name}, it has {has}; take one of those"
+    )
+
+
+def _predictions(section: Section) -> tuple[str, ...]:
+    """What schedulers believe of outputs: `known`, the `mean` of prompts of such a length, or a share of
+    predictions that are right to a bucket of 200 tokens.
+    """
+    value, where = section.get("prediction"), section.path_of("prediction")
+    if value == ANY:
+        return KNOWN, MEAN
+    found = []
+    for each in value if isinstance(value, list) and value else [value]:
+        if each in (KNOWN, MEAN):
+            found.append(str(each))
+            continue
+        if isinstance(each, str) and not each[:1].isdigit():
+            check_one_of(each, (KNOWN, MEAN, ANY, "85 %"), where)
+        found.append(repr(read_share(each, where)))
+    if len(set(found)) < len(found):
+        raise InputError(f"{where}: found one twice in {value!r}; name each once")
+    return tuple(found)
+
+
+# -- said --------------------------------------------------------------------------------------------------
+
+
+def name_policies(policies: Policies, choices: Sequence[Policies]) -> str:
+    """What sets these policies apart from the others: "queue sjf", "prefix caches, routing e2"."""
+    return ", ".join(_names(policies, choices))
+
+
+def _names(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
+    def differs(name: str) -> bool:
+        return len({getattr(each, name) for each in choices}) > 1
+
+    if differs("prefix_cache"):
+        yield "prefix caches" if policies.prefix_cache else "no prefix caches"
+    for name in ("routing", "queue", *(name for name in BY_FIELD if name not in ("routing", "queue"))):
+        if differs(name):
+            yield f"{name.replace('_', ' ')} {getattr(policies, name)}"
+            if name == "queue" and math.isfinite(policies.queue_window_s):
+                yield f"at most {policies.queue_window_s:g} s of waiting"
+    if differs("prediction_buckets") or differs("prediction_accuracy_frac"):
+        accuracy_frac = policies.prediction_accuracy_frac
+        if accuracy_frac is not None:
+            yield f"outputs predicted to {100 * accuracy_frac:g} %"
+        else:
+            yield "outputs predicted by mean" if policies.prediction_buckets else "outputs known"

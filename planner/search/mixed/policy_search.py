@@ -1,0 +1,246 @@
+"""The best fleet under each choice of policies, and a race of those that nobody named (`policies: any`).
+
+What is named is searched each by itself. Of the rest a search each would cost too much, so they are raced:
+each is asked about the fleets near the best one that cost less, in rounds. The one that saves most is
+searched, and the next round is raced beside it, until none saves anything. What a race leaves out is an
+assumption of the certificate (level0/pruning_rules.py, RACED).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents import facts
+from planner.documents.policy_choices import PolicyChange, name_policies
+from planner.errors import InfeasibleError, InputError
+from planner.fleet import Fleet, Policies
+from planner.search.level0 import pruning_rules
+from planner.search.level0.level0_search import Level0
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.router_fit import fitted
+from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.fleet_counts import Counts, largest_below, names_of, objective
+from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
+from planner.search.oracle.stopping import StoppedError
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.plan_problem import Problem, with_policies
+from planner.simulator.policy_checks import check
+from planner.traffic.trace import Trace
+
+RACE_EFFORT_FRAC = 1.0  # of what the searches have simulated, a race may simulate as much again
+MOST_ROUNDS = 4  # of a race: so many policies are taken one beside the other at most
+NEAR_DESIGNS = 3  # fleets of other worker types that are asked about, beside those with a worker fewer
+AT_ONCE = 8  # policies that are raced before the effort is looked at again
+
+
+def search_policies(
+    problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
+) -> list[tuple[Problem, FleetSearch]]:
+    """`search` under each choice of policies there is, where it finds a fleet.
+
+    Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
+    begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
+    the best for all. Raises InfeasibleError if no choice finds a fleet.
+    """
+    while True:
+        answers = _each_policy(problem, start, prove=prove, walks=walks)
+        chosen, results = best_of(answers)
+        failed = next(
+            (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw)), None
+        )
+        if failed is None:
+            return answers
+        draws = (*problem.oracle.draws, failed)
+        problem.progress(
+            f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
+        )
+        problem = replace(problem, oracle=replace(problem.oracle, draws=draws))
+
+
+def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
+    return (
+        any(draw is known for known in oracle.draws) or replace(oracle, trace=draw, draws=()).holds([best])[0]
+    )
+
+
+def _each_policy(
+    problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
+) -> list[tuple[Problem, FleetSearch]]:
+    """Each choice's search begins with the best fleets of those before."""
+    answers: list[tuple[Problem, FleetSearch]] = []
+    errors: list[InfeasibleError] = []
+    choices = problem.task.policy_choices()
+    for policies in choices:
+        policy_problem = with_policies(problem, policies)
+        if policies.prefix_cache and answers:  # its settings are fitted to the best fleet so far
+            policy_problem = with_policies(problem, fitted(policy_problem.oracle, best_of(answers)[1].best))
+        if len(choices) > 1:
+            problem.progress(name_policies(policies, choices))
+        known = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
+        try:
+            answers.append((policy_problem, search(policy_problem, known, prove=prove, walks=walks)))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not answers:
+        raise errors[0]
+    return race_policies(problem, answers)
+
+
+# -- the race ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RacedPolicy:
+    """Policies that were raced. `best` is the cheapest fleet found with them near the best one, None where
+    none of those that cost less holds; `is_simulated` is False where they are refused beside this fleet.
+    """
+
+    change: PolicyChange
+    policies: Policies
+    best: Counts | None
+    is_simulated: bool = True
+
+    @property
+    def value(self) -> float:
+        return math.inf if self.best is None else objective(self.best)
+
+
+def race_policies(
+    problem: Problem, answers: Sequence[tuple[Problem, FleetSearch]]
+) -> list[tuple[Problem, FleetSearch]]:
+    """The answers with those of policies that a race has found to save something."""
+    changes, answers = list(problem.task.policies.raced), list(answers)
+    if not changes:
+        return answers
+    told: list[facts.PolicyGains | facts.PoliciesRaced] = []
+    effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in answers)
+    nothing, unasked = list[str](), list[str]()
+    for _ in range(MOST_ROUNDS):
+        chosen, best = best_of(answers)
+        raced, left, spent = race(chosen, best.best, best.level0, changes, effort)
+        effort -= spent
+        nothing += [
+            label_of(chosen, each.policies) for each in raced if each.is_simulated and each.best is None
+        ]
+        unasked += [label_of(chosen, each.policies) for each in raced if not each.is_simulated]
+        unasked += [label_of(chosen, policies) for policies in left]
+        gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+        told += gains_of(chosen, best.best, gains)
+        if not gains:
+            break
+        first = with_policies(chosen, gains[0].policies)
+        problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
+        assert gains[0].best is not None
+        try:
+            found = search(first, [first.oracle.fleet(gains[0].best)], walks=False)
+        except InfeasibleError:
+            break
+        answers.append((first, found))
+        changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
+        if problem.out_of_time() or not changes:
+            break
+    for _, each in answers:
+        each.level0.search.assumed.add(pruning_rules.RACED)
+        each.level0.search.is_exact = False
+    told.append(
+        facts.PoliciesRaced(tuple(dict.fromkeys(nothing)), (), tuple(dict.fromkeys(unasked)), "on-paper")
+    )
+    winner = best_of(answers)[1]
+    return [(each, replace(one, raced=tuple(told)) if one is winner else one) for each, one in answers]
+
+
+def race(
+    problem: Problem, best: Counts, level0: Level0, changes: Iterable[PolicyChange], effort: float
+) -> tuple[list[RacedPolicy], list[Policies], float]:
+    """Each change of the problem's policies against the fleets near `best` that cost less: what came of it,
+    the policies for which there was no effort left, and the effort.
+    """
+    found: dict[Policies, PolicyChange] = {}
+    for change in changes:
+        policies = problem.task.changed_policies(problem.oracle.policies, change)
+        if policies is not None and not _is_idle(policies, problem.oracle.policies, best):
+            found.setdefault(policies, change)
+    near, todo, spent = near_fleets(problem, best, level0), list(found.items()), 0.0
+    raced: list[RacedPolicy] = []
+    while todo and near and spent <= effort and not problem.out_of_time():
+        wave, todo = todo[:AT_ONCE], todo[AT_ONCE:]
+        for one, cost in run_each(lambda item: _race_one(problem, near, *item), wave):
+            raced.append(one)
+            spent += cost
+    if not near:
+        return [RacedPolicy(change, policies, None) for policies, change in todo], [], spent
+    return raced, [policies for policies, _ in todo], spent
+
+
+def _is_idle(policies: Policies, own: Policies, best: Counts) -> bool:
+    """Whether they differ in nothing that this fleet does: hand-offs without pairs."""
+    is_pair = any(option.role == "prefill" for option, _ in best)
+    return not is_pair and replace(policies, decode_routing=own.decode_routing, pools=own.pools) == replace(
+        own, repurpose_after_s=policies.repurpose_after_s
+    )
+
+
+def _race_one(
+    problem: Problem, near: Sequence[Counts], policies: Policies, change: PolicyChange
+) -> tuple[RacedPolicy, float]:
+    oracle = with_policies(problem, policies).oracle
+    try:
+        check(oracle.fleet(near[0]))
+    except InputError:
+        return RacedPolicy(change, policies, None, is_simulated=False), 0.0
+    best: Counts | None = None
+    try:
+        for counts in near:
+            if best is not None and objective(counts) >= objective(best):
+                continue
+            if oracle.holds([counts])[0]:
+                smaller = without_spare_workers(counts, oracle)
+                if best is None or objective(smaller) < objective(best):
+                    best = smaller
+    except StoppedError:
+        pass
+    return RacedPolicy(change, policies, best), float(oracle.effort())
+
+
+def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
+    """Fleets that cost less than `best`, the dearest first: with a worker fewer, and for a single pool as
+    many of the most promising other types as cost less.
+    """
+    value, found = objective(best), list[Counts]()
+    for i in range(len(best)):
+        fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
+        roles = {other.role for other, _ in fewer}
+        if fewer and ("prefill" in roles) == ("decode" in roles) and objective(fewer) < value * (1 - 1e-9):
+            found.append(fewer)
+    if len(best) == 1:
+        role = best[0][0].role
+        others = [
+            item for item in level0.bounded.values() if item.option.role == role and item.option != best[0][0]
+        ]
+        others.sort(key=lambda item: (item.likely * item.option.objective, item.option.name))
+        for item in others[:NEAR_DESIGNS]:
+            most = min(largest_below(item.option, value, ()), item.most)
+            if max(item.least, 1) <= most < math.inf:
+                found.append(((item.option, int(most)),))
+    found = [counts for counts in found if problem.allows(counts)]
+    unique = {names_of(counts): counts for counts in found}
+    return sorted(unique.values(), key=lambda counts: -objective(counts))
+
+
+def gains_of(
+    problem: Problem, best: Counts, gains: Sequence[RacedPolicy], kind: facts.AnswerName = "on-paper"
+) -> list[facts.PolicyGains]:
+    unit = OBJECTIVE_UNITS[problem.task.objective]
+    return [
+        facts.PolicyGains(
+            label_of(problem, each.policies), each.value, objective(best) - each.value, unit, kind
+        )
+        for each in gains
+    ]
+
+
+def label_of(problem: Problem, policies: Policies) -> str:
+    """What sets them apart from the problem's own."""
+    return name_policies(policies, (policies, problem.oracle.policies))

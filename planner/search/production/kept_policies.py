@@ -1,0 +1,132 @@
+"""The policies of the fleet that is run, where policies were raced (`policies: any`).
+
+What is cheapest on paper may be dearer in production, and policies that save nothing on paper may save there.
+So production is planned with the best policies on paper, then with those that were searched first, and then
+all are raced again: each policy is asked about fleets near the best one that cost less, in the search's
+scenarios. A fleet counts as cheaper once it has passed its test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.documents import facts
+from planner.errors import InfeasibleError
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.policy_search import RACE_EFFORT_FRAC, RacedPolicy, gains_of, label_of, race
+from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.stopping import StoppedError
+from planner.search.problem.plan_problem import Problem, with_policies
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_scenarios
+from planner.search.production.three_answers import (
+    FleetTrial,
+    Production,
+    find_production_fleet,
+    is_test_passed,
+    production_or_paper,
+    with_answers,
+)
+
+MOST_SEARCHED = 2  # policies for which production is searched after the race, the most promising first
+
+Searched = tuple[Problem, FleetSearch]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tested:
+    """A fleet that passed its test, and the search on paper whose policies it has."""
+
+    searched: Searched
+    trial: FleetTrial
+
+    @property
+    def value(self) -> float:
+        return objective(self.trial.best)
+
+
+def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
+    """The three answers, with the policies for which production costs least; the searches that are left are
+    those no cheaper on paper than theirs, theirs first among equals.
+    """
+    searched = list(searched)
+    chosen, paper = best_of(searched)
+    if not chosen.task.policies.raced:
+        return searched, production_or_paper(chosen, paper)
+    known = _tested((chosen, paper))
+    if known is None:
+        return searched, production_or_paper(chosen, paper)
+    known, told = _compare_with_first(searched, known), list[facts.PolicyGains | facts.PoliciesRaced]()
+    problem = known.searched[0]
+    raced, left = _race_in_scenarios(known, 2 * problem.oracle.effort())
+    gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+    before = known
+    for each in gains[:MOST_SEARCHED]:
+        other = _searched_with(known.searched, each)
+        found = None if other is None else _tested(other, below=known.value)
+        if found is not None and found.value < known.value * (1 - 1e-9):
+            known = found
+            kept = replace(each, best=found.trial.best)
+            told += gains_of(problem, before.trial.best, [kept], "production")
+            break
+    nothing = tuple(
+        label_of(problem, each.policies) for each in raced if each.best is None and each.is_simulated
+    )
+    taken = known.searched[0].oracle.policies
+    rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != taken)
+    unasked = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left)
+    told.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
+    own_problem, own = known.searched
+    own = replace(own, raced=(*paper.raced, *told))
+    others = [each for each in searched if each[0] is not own_problem and each[1].value >= own.value]
+    return [(own_problem, own), *others], with_answers(own_problem, own, known.trial)
+
+
+def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:
+    """Production with these policies, None where there is none or it fails its test."""
+    problem, paper = searched
+    if below is not None and paper.value >= below * (1 - 1e-9):
+        return None
+    try:
+        trial = find_production_fleet(problem, paper)
+    except InfeasibleError:
+        return None
+    if trial is None or not is_test_passed(trial.kept_in, trial.test.safety):
+        return None
+    return _Tested(searched, trial)
+
+
+def _compare_with_first(searched: Sequence[Searched], known: _Tested) -> _Tested:
+    """The cheaper of production with the best policies on paper and with those that were searched first."""
+    first = searched[0]
+    if first[0] is known.searched[0]:
+        return known
+    other = _tested(first, below=known.value)
+    return known if other is None or other.value >= known.value * (1 - 1e-9) else other
+
+
+def _race_in_scenarios(known: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
+    """What came of every change of policies near the production fleet, and what there was no effort for."""
+    problem, paper = known.searched
+    if known.trial.searched_problem.oracle.downscale > 1:
+        return [], ("the others, as the question is large",)
+    scenario_problem = with_search_scenarios(problem)
+    most = RACE_EFFORT_FRAC * max(effort, LEAST_SEARCH_REQUESTS)
+    try:
+        raced, left, _ = race(
+            scenario_problem, known.trial.best, paper.level0, problem.task.policies.raced, most
+        )
+    except StoppedError:
+        return [], ("the others, as the time was over",)
+    return raced, tuple(label_of(problem, policies) for policies in left)
+
+
+def _searched_with(searched: Searched, gain: RacedPolicy) -> Searched | None:
+    """The search on paper with the policies of a race in scenarios."""
+    problem, paper = searched
+    other = with_policies(problem, gain.policies)
+    start = [other.oracle.fleet(paper.best), *([] if gain.best is None else [other.oracle.fleet(gain.best)])]
+    try:
+        return other, search(other, start, walks=False)
+    except InfeasibleError:
+        return None

@@ -1,0 +1,90 @@
+"""Policies that are raced against the best fleet, beside plans of each of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks.generated_traffic import lognormal, synthesise
+from planner.documents import facts
+from planner.documents.catalog import read_catalog
+from planner.documents.task import parse_task
+from planner.policies import PLANNED_QUEUES
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.certify import plan
+from planner.search.evidence.plan import Plan
+from planner.simulator import judge, simulate
+from planner.traffic.trace import Trace
+
+CATALOG = read_catalog()
+ROUTINGS = ("jsq", "least-outstanding", "round-robin")
+
+
+def bursts(seed: int, *, requests: int = 400) -> Trace:
+    """In bursts long prompts hold up many short ones."""
+    return synthesise(
+        requests,
+        20.0,
+        input_tokens=lognormal(2500, 1.0),
+        output_tokens=lognormal(30, 1.0),
+        gap_cv=4.0,
+        rng=np.random.default_rng(seed),
+    )
+
+
+def planned(trace: Trace, policies: dict[str, object], **changes: object) -> Plan:
+    document = {
+        "llm": "meta-llama/Llama-3.1-8B",
+        "slo": {"ttft": {"p90": "1 s"}, "tbt": {"p99": "150 ms"}},
+        "fleet": {"gpus": ["l40s-48g", "a100-80g"], "max_num_batched_tokens": [1024, 2048]},
+        "engine": "none",
+        "safety": "none",
+        "policies": policies,
+    }
+    return plan(parse_task(document | changes, CATALOG), trace, CATALOG)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
+    """Every queue with every routing, each planned by itself: the cheapest of them is what `any` finds."""
+    trace = bursts(seed)
+    each = {
+        (queue, routing): planned(trace, {"queue": queue, "routing": routing}).certificate.value
+        for queue, routing in itertools.product(PLANNED_QUEUES, ROUTINGS)
+    }
+    raced = planned(trace, {"queue": "any", "routing": "any"})
+    assert raced.certificate.value <= min(each.values()) * (1 + 1e-9) <= each["fcfs", "jsq"]
+    assert not raced.certificate.level0_exact
+    replayed = simulate(raced.fleet, raced.trace, limits=raced.slo.limits)
+    assert judge(replayed, raced.slo, values=False).holds
+
+
+def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:
+    """The saving of the first winner is against first come, first served."""
+    trace = bursts(1, requests=3000)
+    plain, raced = planned(trace, {}), planned(trace, {"queue": "any"})
+    gains = [fact for fact in raced.certificate.binding if isinstance(fact, facts.PolicyGains)]
+    assert raced.fleet.policies.queue != "fcfs" and gains
+    assert raced.certificate.value < plain.certificate.value
+    assert gains[0].value + gains[0].saves == pytest.approx(plain.certificate.value)
+    assert any("USD/h less on paper" in line for line in sentences(raced.certificate.binding))
+    tried = next(fact for fact in raced.certificate.binding if isinstance(fact, facts.PoliciesRaced))
+    assert "queue ljf" in tried.nothing
+    assert any(each.name == "raced" for each in raced.certificate.assumed)
+
+
+def test_in_production_policies_are_raced_in_scenarios() -> None:
+    """Never dearer than the plan without a choice, and the fleet that is run has passed its test."""
+    trace = bursts(2)
+    few = {"safety": {"kept_in": 0.8}}
+    plain, raced = planned(trace, {}, **few), planned(trace, {"queue": "any"}, **few)
+    of_plain, of_raced = (each.certificate.find_answer("production") for each in (plain, raced))
+    assert of_plain is not None and of_raced is not None
+    assert of_raced.value is not None and of_plain.value is not None and of_raced.value <= of_plain.value
+    assert of_raced.kept_in is not None and of_raced.kept_in.decision == "holds"
+    assert [fact.of for fact in raced.certificate.binding if isinstance(fact, facts.PoliciesRaced)] == [
+        "on-paper",
+        "production",
+    ]
