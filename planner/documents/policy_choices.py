@@ -10,7 +10,7 @@
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
 What is named is searched, each choice by itself. `any` stands for every row that the deployment target has:
-the first is searched, the others are raced against what it finds (search/mixed/policy_race.py).
+the first is searched, the others are raced against what it finds (search/mixed/policy_search.py).
 """
 
 from __future__ import annotations
