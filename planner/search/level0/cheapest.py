@@ -1,9 +1,9 @@
 """The cheapest fleets of level 0, of one LLM or of several within limits that they share.
 
-A corner of a design (designs.py) bounds its row from below. Each LLM takes one corner or one fleet that holds
-of one of its designs, all of them within the limits and together as cheap as can be. Of one LLM that is its
-cheapest, of several the answer of solvers/multiple_choice.py. What was chosen and is not known to hold is
-asked about, until all that was chosen holds.
+A corner of a design (designs.py) bounds its row from below. For each LLM one corner, or one fleet known to
+hold, of one of its designs is chosen, so that all are within the limits and together cheapest: for one LLM
+that is a minimum, for several LLMs the answer of solvers/multiple_choice.py. Chosen corners are simulated
+until everything that was chosen is known to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so the subproblem falls
 apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). Corners that fail move up
@@ -11,9 +11,9 @@ in their row. A design begins at the least counts that the SLO obliges (master.l
 of the master bounds every choice of designs and counts, given that in a row more workers never hurt and that
 what pools do alone is right.
 
-Of one LLM the next cheapest corners are asked about as well, WAVE questions side by side: what one answers
-seldom spares another, as their price is to be undercut whichever fleet is the best. Of several LLMs each is
-asked about one corner at a time, as the choice of the others decides which corner is worth a simulation.
+For one LLM the next cheapest corners are simulated as well, WAVE at a time: one answer seldom makes another
+needless, as all of them must be ruled out below the best fleet. For several LLMs one corner of each is
+simulated at a time, because the choice of the others decides which corner is worth it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose
 
 Weigh = Callable[[Option], float]
-"""What one worker adds to something that is minimised or limited."""
+"""What one worker of an option adds to the sum that is minimised or limited."""
 Run = Callable[[Sequence[Callable[[], None]]], None]
-"""Executes closures, side by side or not."""
-SLACK = 1e-9  # relative, as at level 0
-LOOK = 4 * WAVE  # corners of one LLM among which the next questions are found
+"""Executes closures, in parallel or one after the other."""
+SLACK = 1e-9  # Relative tolerance of sums.
+LOOK = 4 * WAVE  # The next questions are found among so many of the cheapest corners of one LLM.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together; on their value where `limit` is None.
+    """A limit on what the workers of all LLMs take together; where `limit` is None, on their value.
 
-    `use` is what one worker takes. `total`, where there is one LLM, is what a fleet takes of money, which is
-    more than its sum where nodes are sold whole.
+    `use` is what one worker takes. `total` is given for one LLM whose nodes are sold whole: then a fleet
+    costs more than the sum of its workers.
     """
 
     limit: FleetLimit | None
@@ -102,15 +102,15 @@ def cheapest(
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
 ) -> Cheapest:
-    """The least weight of a choice over the designs of each LLM, strictly `below` a value; the weight is the
-    objective, with whole nodes, where workers are not weighed otherwise.
+    """The choice of least weight over the designs of each LLM, strictly `below` a value.
 
-    `run` executes closures, which simulate. What they learn stays in the designs, so that another question
-    about the same designs costs little. Where `leaping`, prefill counts without end are passed over by leaps
-    until a choice is known; then those left out are looked at. No `bound` is meant before.
+    The weight of a worker is `weigh`, or the objective with whole nodes. `run` executes closures that
+    simulate; what they learn stays in the designs, so another question about the same designs costs little.
+    Where `leaping`, prefill counts without an upper limit grow by leaps until a choice is known; the counts
+    that were passed over are looked at afterwards, and `bound` is valid only then.
     """
     tables = [_Table(designs, limits, weigh) for designs in llms]
-    least = [0.0] * len(tables)  # of what each LLM adds, in any choice better than `upper`
+    least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
     upper, bound, rounds, verdicts = below, 0.0, 0, ""
 
@@ -156,7 +156,7 @@ def cheapest(
 
 
 def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
-    """Ask them all; what was found counts even where the time is over before all are answered."""
+    """Simulate all questions; answers count even where the time limit comes before all are answered."""
     try:
         run([question.ask for question in questions])
     except StoppedError:
@@ -178,7 +178,7 @@ class _Column(GroupChoice):
 
 
 class _Table:
-    """The designs of one LLM under one question: what their workers weigh, and what they take of limits."""
+    """The designs of one LLM in one search: the weights of their workers and what they take of limits."""
 
     def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh | None) -> None:
         self.designs, self.weigh = designs, weigh
@@ -197,7 +197,7 @@ class _Table:
         self.all: list[_Column] = []
 
     def _refresh(self) -> list[_Column]:
-        """All columns, those made anew of which something was learned."""
+        """All columns; those of designs about which something was learned are made anew."""
         versions = [(design.version, self.leaping) for design in self.designs]
         if versions != self.versions:
             for k, design in enumerate(self.designs):
@@ -249,7 +249,7 @@ class _Table:
         return [column for column in self._refresh() if column.weight < below]
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
-        """What to ask about these, WAVE questions at most: about a pool alone first, then about a row."""
+        """At most WAVE questions about these columns: for each design its pools alone first, then the row."""
         questions: list[DesignQuery] = []
         seen: set[Design | DesignPool] = set()
         for column in columns:
@@ -300,7 +300,7 @@ def _choose(
     """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs."""
     if not all(columns):
         return None, math.inf
-    if len(columns) == 1:  # each is within the limits by itself
+    if len(columns) == 1:  # Every column is within the limits by itself.
         first = min(columns[0], key=lambda column: column.weight)
         return [first], first.weight
     columns = [_undominated(each) for each in columns]
@@ -311,7 +311,10 @@ def _choose(
 
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """Of alike ones the first that holds, else the first; none that one which holds makes superfluous."""
+    """Columns without those that another one, which holds, dominates in weight and every limit.
+
+    Of columns with equal figures the first that holds stays, or the first.
+    """
     first: dict[tuple[float, ...], _Column] = {}
     for column in columns:
         key = (column.weight, *column.uses)

@@ -1,15 +1,18 @@
-"""Designs of level 0, and what simulations have said of their counts.
+"""Designs of level 0, and what simulations have shown about their counts of workers.
 
-A design is one mixed option, or a prefill option with a decode option; its fleets differ in their counts.
-They fall into rows: every count of prefill workers is a row of a pair, a mixed pool has one row. In a row
-more workers of the last pool never hurt, so two counts say all that is known of it: the largest that failed
-and the least that held. Rows say nothing of each other: more prefill workers hand over in larger bursts.
+A design is one mixed option, or a prefill option with a decode option. Its fleets differ only in their counts
+and are sorted into rows: each count of prefill workers is one row of a pair; a mixed pool is a single row.
+Within a row more workers of the last pool are assumed never to hurt, so two counts hold all that is known of
+it: the largest that failed and the least that held. One row says nothing about another, because more prefill
+workers hand requests over in larger bursts.
 
-What a pool can do beside a perfect partner is known once for all pairs that it is part of: a prefill pool
-that misses TTFT when every request leaves with its first token does in any pair, and a decode pool whose
-backlog grows when every prompt arrives prefilled does. That is an assumption each (pruning_rules.py).
+A pool is also simulated by itself, beside a perfect partner, and the answer serves every pair that it is part
+of: a prefill pool that misses TTFT when every request leaves with its first token misses it in any pair, and
+a decode pool whose backlog grows when every prompt arrives prefilled has a growing backlog in any pair. Both
+are assumptions (pruning_rules.py).
 
-A corner of a row is the least count that is not refuted: no fleet of the row that holds has less.
+The corner of a row is its least count that is not refuted: every fleet of the row that holds has at least as
+many workers.
 """
 
 from __future__ import annotations
@@ -25,12 +28,11 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 from planner.search.oracle.fleet_counts import Counts, Verdicts, objective
 
-LEAP = 1.5  # how fast the prefill count grows as long as no fleet at all is known
+LEAP = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
+FAR = 8  # The first stride away from the guess `likely`, which is seldom exact, is an eighth of it.
+NEAR_CORNER = 1.1  # A count that does beside a perfect partner is tried first where up to 10 % more are open.
+CLOSE = 1.5  # Where the most that could pay is within 1.5 times the guess, the most is asked about at once.
 
-FAR = 8  # of a first guess at a pool's count that is seldom right, how large a part is the first stride
-NEAR_CORNER = 1.1  # what does beside a perfect partner mostly does, or nearly, beside another one
-
-CLOSE = 1.5  # times a guess that is often too low
 Vector = tuple[int, ...]
 """Counts of the pools of a design; all but the last are its row."""
 
@@ -45,8 +47,8 @@ class DesignQuery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DesignTerms:
-    """What one worker of a pool weighs at least and takes of each limit in one question, and how many there
-    may be.
+    """One worker of a pool in one question: its weight in what is minimised, what it takes of each shared
+    limit, and the most workers that the limits allow.
     """
 
     weight: float
@@ -55,9 +57,9 @@ class DesignTerms:
 
 
 class DesignPool:
-    """One option, and what is known of the least count that does beside a perfect partner.
+    """One option, and what is known of the least count that suffices beside a perfect partner.
 
-    `alone` asks for it; None: it cannot be asked for.
+    `alone` simulates the pool by itself. It is None where no such simulation exists.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class DesignPool:
     ):
         self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
         self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
-        self.designs: list[Design] = []  # that it is part of
+        self.designs: list[Design] = []  # Every design that has this pool.
 
     @property
     def least(self) -> int:
@@ -82,7 +84,7 @@ class DesignPool:
 
 
 def explain(item: Bounded, search: Search) -> None:
-    """Say what speaks against an option that is not in the best fleet."""
+    """Write into `search.refuted` why an option is not in the best fleet."""
     option = item.option
     failed = search.learned[option.name].failed
     if search.best is not None and option in [each for each, _ in search.best]:
@@ -99,7 +101,7 @@ def explain(item: Bounded, search: Search) -> None:
 
 @dataclass(slots=True)
 class PoolQuestion:
-    """Do so many workers of a pool do beside a perfect partner?"""
+    """Do `count` workers of a pool suffice beside a perfect partner?"""
 
     pool: DesignPool
     count: int
@@ -107,17 +109,21 @@ class PoolQuestion:
 
     @classmethod
     def of(cls, pool: DesignPool, most: int) -> PoolQuestion:
-        """Ask whether any count that could pay, up to `most`, does, then how few do."""
+        """The next question about a pool: does any count up to `most` suffice, and then, how few do?
+
+        Counts are asked about from the first guess upwards in growing strides until one suffices, then
+        downwards, and last by bisection.
+        """
         failed, holding, item = pool.learned.failed, pool.learned.least_holding, pool.item
         first, stride = item.likely, max(item.likely // FAR, 1)
         if item.busy is not None:
             first, stride = item.busy, 1
-        if holding > most:  # from the first guess up, in growing strides
+        if holding > most:  # No count that pays is known to suffice: go up from the guess.
             count = first if failed < first else 2 * failed - first + stride
-            is_near = item.busy is None and most < CLOSE * first  # one answer may rule it out
+            is_near = item.busy is None and most < CLOSE * first  # One failure may rule the pool out.
             return cls(pool, most if is_near else min(count, most))
         above = int(holding)
-        count = 2 * above - first - stride if above <= first else first  # and down
+        count = 2 * above - first - stride if above <= first else first  # Go down in growing strides.
         return cls(pool, count if failed < count < above else (failed + above) // 2)
 
     def ask(self) -> None:
@@ -141,11 +147,11 @@ class PoolQuestion:
 
 @dataclass(slots=True, eq=False)
 class Design:
-    """Fleets of one pool, or of a prefill and a decode pool.
+    """Fleets of one mixed pool, or of a prefill and a decode pool.
 
-    `holds` simulates. Of every row, the counts of all pools but the last, `failed` has the largest last count
-    known to fail, `least_holding` the least known to hold. `leap` is the prefill count looked at next as
-    long as no fleet is known at all. `asked_by` is the question that it belongs to.
+    `holds` simulates fleets. A row is the counts of all pools but the last; `failed` maps it to the largest
+    last count known to fail, `least_holding` to the least known to hold. `leap` is the prefill count that is
+    looked at next as long as no fleet that holds is known. `asked_by` is the LLM's problem in a joint search.
     """
 
     pools: tuple[DesignPool, ...]
@@ -155,7 +161,7 @@ class Design:
     failed: dict[Vector, int] = field(default_factory=dict)
     least_holding: dict[Vector, int] = field(default_factory=dict)
     leap: int = 0
-    version: int = 0  # grows with whatever is learned of it or its pools
+    version: int = 0  # Grows with everything learned about the design or its pools.
 
     def __post_init__(self) -> None:
         for pool in self.pools:
@@ -165,7 +171,7 @@ class Design:
         return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
     def ask(self, vector: Vector) -> bool:
-        """Whether so many workers hold; simulated only where no earlier answer of the row implies it."""
+        """Whether these counts hold; simulated only where no earlier answer of the row implies it."""
         row, count = vector[:-1], vector[-1]
         if count >= self.least_holding.get(row, math.inf):
             return True
@@ -184,13 +190,13 @@ class Design:
             self.failed[row] = max(count, self.failed.get(row, count))
 
     def fleets(self) -> list[Vector]:
-        """The least counts of each row that are known to hold."""
+        """The least counts known to hold, one vector per row."""
         return [(*row, count) for row, count in self.least_holding.items()]
 
     def corners(self, *, leaping: bool = False) -> list[Vector]:
-        """Of each row the least counts that are not refuted, and of all rows beyond those looked at.
+        """The corner of each row that was looked at, and one corner for all rows with more prefill workers.
 
-        Where `leaping`, of the row alone that is to be looked at next.
+        Where `leaping`, only the corner of the row that is to be looked at next.
         """
         last = self.pools[-1].least
         if len(self.pools) == 1:
@@ -206,10 +212,11 @@ class Design:
     def in_doubt(
         self, terms: Sequence[DesignTerms], most: Callable[[int], float], *, each: bool = False
     ) -> list[PoolQuestion]:
-        """Which pool to ask about first by itself: whether enough of it could pay at all, then how few do.
+        """The pools to simulate by themselves before this design is simulated: at most one, or `each`.
 
-        `most`: how many of the k-th pool could pay beside the least of the other that may do. `each`: ask
-        about both, whatever the other's answer.
+        `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. A pool
+        of which even the most might not suffice comes first, as its failure rules the design out; then the
+        pool whose open range of counts weighs most.
         """
         if len(self.pools) == 1:
             return []
@@ -228,7 +235,7 @@ class Design:
 
 @dataclass(slots=True)
 class RowQuestion:
-    """Which is the least count of a row that holds, from a corner up to `most`?"""
+    """What is the least count of a row that holds, from its corner up to `most`?"""
 
     design: Design
     corner: Vector
@@ -264,7 +271,7 @@ class RowQuestion:
 
 
 def learn_from(designs: Iterable[Design], verdicts: Verdicts) -> None:
-    """Let designs know what fleets were said to hold or fail, by the names and counts of their options."""
+    """Tell each design which of its fleets are known to hold or fail; `verdicts` has names and counts."""
     named = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
     for fleet, holds in verdicts.items():
         design = named.get(tuple(name for name, _ in fleet))

@@ -1,6 +1,7 @@
-"""Fleets of a few worker types to which no worker can be added: many combinations at once, by arrays.
+"""Lists fleets of a few worker types to which no worker can be added within a price and the limits.
 
-Row r of the arrays (R, k) is a fleet of k options: which they are, and how many workers of each.
+Many combinations of options are filled at once. Row r of the arrays (R, k) is a fleet of k options: their
+numbers, and the count of workers of each.
 """
 
 from __future__ import annotations
@@ -20,22 +21,19 @@ from planner.search.oracle.fleet_counts import FEWER_FRAC, objective, own_drafts
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import PricedNode, node_of
 
-MOST_CANDIDATES = 4_000  # fleets that are compared at once
-
-TOGETHER = 2_000  # combinations of options
-
-MOST_COUNTS = 12  # of an option, beside the counts of others
-
-NONE = -1
+MOST_CANDIDATES = 4_000  # Fleets that are listed at most.
+TOGETHER = 2_000  # Combinations of options that are filled in one turn.
+MOST_COUNTS = 12  # Different counts of an option that are tried beside those of others.
+NONE = -1  # Role or draft of the option that stands for none.
 
 Ints = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.int32]
 
 
 def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_types: int) -> Vectors:
-    """Fleets (C, J) of up to so many of these options, below `value`, to which no worker can be added.
+    """Fleets (C, J) of up to `most_types` options, below `value`, to which no worker can be added.
 
-    Of the first options alone where all have more than MOST_CANDIDATES.
+    Where there are more than MOST_CANDIDATES, only those of the first options are listed.
     """
     fleets: list[Vectors] = []
     count, table = 0, _Table(options, limits, value)
@@ -51,7 +49,7 @@ def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_ty
         if not len(chosen):
             break
         of, chosen, counts = table.filled(chosen)
-        # the combination with which there are too many is the last one
+        # The combination that exceeds MOST_CANDIDATES is listed whole, and is the last one.
         left = MOST_CANDIDATES - count
         end = len(of) if len(of) <= left else int(np.searchsorted(of, of[left], side="right"))
         vectors = np.zeros((end, len(options) + 1), np.int32)
@@ -62,8 +60,9 @@ def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_ty
 
 
 class _Table:
-    """What one worker of each option is, adds up to and takes of the limits, (J + 1,) each: the last is none,
-    of which fleets of fewer options have 0.
+    """Role, objective and use of each limit of one worker of each option, as arrays (J + 1,).
+
+    The last entry stands for no option; fleets of fewer options have 0 workers of it.
     """
 
     def __init__(self, options: Sequence[Option], limits: FleetLimits, value: float) -> None:
@@ -83,7 +82,7 @@ class _Table:
         self.paid = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
     def filled(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
-        """Of these combinations (C, k): the combination of each fleet, its options and counts (R, k)."""
+        """Fleets of these combinations (C, k): the combination of each, its options and its counts (R, k)."""
         none = len(self.objective) - 1
         ones = (chosen < none).astype(float)
         is_open = self._serve(chosen) & (self._objective(chosen, ones) < self.value)
@@ -115,7 +114,7 @@ class _Table:
         return self._on_whole_nodes(of, chosen, counts)
 
     def _most(self, option: Ints, spent: Floats, left: Sequence[Floats]) -> Floats:
-        """Most workers (R,) of an option by what GPUs in use cost, and by what is `left` of each limit."""
+        """Most workers (R,) of an option within the value, of which `spent` is used, and the limits' rest."""
         each = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.ceil((self.value * (1 - 1e-9) - spent) / each) - 1
@@ -127,8 +126,9 @@ class _Table:
         return most
 
     def _on_whole_nodes(self, of: Ints, chosen: Ints, counts: Floats) -> tuple[Ints, Ints, Floats]:
-        """These counts, of the last option as many as are below the value and within the limits where whole
-        nodes are paid; without those of which one is too many.
+        """The same fleets where whole nodes are paid: fewer of the last option if they would be too dear.
+
+        Fleets of which even one worker of the last option is too many are left out.
         """
         is_below = self._below(chosen, counts)
         if is_below is not None and len(counts):
@@ -138,9 +138,9 @@ class _Table:
         return of, chosen, counts
 
     def _below(self, chosen: Ints, counts: Floats) -> Callable[[Floats], npt.NDArray[np.bool_]] | None:
-        """Whether fleets with so many of their last option are cheap enough; None where no nodes are paid.
+        """A test whether fleets are cheap enough with n of their last option; None where no nodes are paid.
 
-        Whole nodes take more of money alone: of all else these counts take no more than there is.
+        Whole nodes change only what is paid; all other limits were kept when the counts were made.
         """
         if not self.limits.pays_nodes and not self.searched.is_any:
             return None
@@ -157,7 +157,7 @@ class _Table:
         return fits
 
     def _objective(self, chosen: Ints, counts: Floats) -> Floats:
-        """`fleets.objective` of each row."""
+        """`fleet_counts.objective` of each row."""
         total = (self.objective[chosen] * counts).sum(axis=1)
         if not self.searched.is_any:
             return np.asarray(total)
@@ -166,7 +166,7 @@ class _Table:
         return np.asarray(np.where(whole, total * (1 + FEWER_FRAC) + idle, total))
 
     def _serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
-        """Whether these serve anything together, and none is there for nothing."""
+        """Whether a combination can serve: prefill with decode pools, and their drafts are alike."""
         prefill, decode = (get_args(Role).index(role) for role in ("prefill", "decode"))
         roles = self.roles[chosen]
         is_prefill, hands = (roles == prefill).any(axis=1), (roles == prefill) | (roles == decode)
@@ -192,7 +192,7 @@ class _Nodes:
         self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in known), 0.0])
 
     def idle_usd_per_h(self, chosen: Ints, gpus: Floats) -> Floats:
-        """`nodes.idle_usd_per_h` of each row."""
+        """`whole_nodes.idle_usd_per_h` of each row."""
         node = self.of[chosen]
         kinds, prices = self.kind[node], self.gpu_usd_per_h[node]
         total = np.zeros(len(chosen))
@@ -210,7 +210,7 @@ class _Nodes:
 
 @cache
 def _spread(largest: int) -> list[int]:
-    """Every count from 1 on, or where they are many some of them; 0 of none."""
+    """The counts 1 to `largest`, of which MOST_COUNTS evenly spread ones where there are more."""
     return (
         [0]
         if largest == 0

@@ -1,16 +1,16 @@
 """Level 0: the cheapest fleet with one worker type per pool, exactly.
 
 A fleet of level 0 is n workers of one mixed option, or p workers of a prefill option with d of a decode
-option. "Holds" means that the simulator says the SLO is kept; it is monotone: what holds with some workers
-holds with more (tested in the suite, named in the certificate). So
+option. A fleet "holds" if the SLO is kept in its simulation. The search assumes that what holds with some
+workers holds with more (pruning_rules.py says how often that was wrong). So
 
   one pool    the least count that holds is found by bisection, and an option is refuted by one failure at the
               largest count that would still be cheaper than the best fleet known (the incumbent);
   two pools   the counts that hold are the cells above a falling staircase, whose cheapest corner is found by
               walking it.
 
-No option is tried below the work that the SLO obliges under any policy (master.least_workers). Two pools are
-searched in search/level0/two_pools.py.
+No option is tried below the count that the SLO forces under any policy (master.least_workers). Two pools are
+searched in two_pools.py.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from planner.solvers.master import FleetLimits, Option
 Item = TypeVar("Item")
 
 Holds = Callable[[Sequence[Counts]], list[bool]]
-"""Simulates fleets (side by side) and says which of them keep the SLO."""
+"""Simulates fleets, in parallel where it can, and returns which of them keep the SLO."""
 
 WAVE = 4
-"""Searches that run side by side against one incumbent; fixed, so that answers do not depend on the cores."""
+"""Searches that run in parallel against one incumbent; fixed, so that answers do not depend on the cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """An option with a valid lower bound on its count, and its cap from stock, power and budget.
+    """An option with a proved least count and the most that stock, power and budget allow.
 
-    `likely` is a count to look at first, and `busy`, of a decode pool, what keeps up with all seats taken,
-    which is often right to a worker; no conclusion rests on them. Fewer than `few` decode workers are taken
-    to fall behind (shortcuts.SEATS).
+    Two guesses say where to look first; no conclusion rests on them: `likely` for any pool, and `busy` for a
+    decode pool, the workers that keep up when every seat is taken, which is often right to a worker. Fewer
+    than `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
     """
 
     option: Option
@@ -57,13 +57,13 @@ class Bounded:
 
     @property
     def too_many(self) -> int:
-        """Where an unlimited search gives up."""
+        """The count at which a search without limits gives up."""
         return _TOO_MANY * max(self.least, self.likely)
 
 
 @dataclass(slots=True)
 class Learned:
-    """The least count of a pool alone is above one that failed (or the bound), and at most one that held."""
+    """What is known of the least count of a pool alone: above `failed`, at most `least_holding`."""
 
     failed: int
     least_holding: float = math.inf
@@ -71,23 +71,28 @@ class Learned:
 
 @dataclass(slots=True)
 class Search:
-    """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way."""
+    """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way.
+
+    `smallest`, `beyond`, `learned` and `refuted` have the names of options as keys: the least count known to
+    hold, the largest known to fail, what its pool does alone, and why the option is out. `is_exhausted`: the
+    search came to its end in time. `is_exact`: every cheaper fleet was simulated or has too few workers for
+    the work. `cheaper` counts the fleets of level 0 below the best one (None: there is no end to them),
+    `cheaper_simulated` those of them that were simulated; `counted` caches a value and its count.
+    """
 
     limits: FleetLimits
     best: Counts | None = None
     value: float = math.inf
     refuted: dict[str, Reason] = field(default_factory=dict)
-    smallest: dict[str, int] = field(default_factory=dict)  # option name -> least count known to hold (lead)
-    beyond: dict[str, int] = field(default_factory=dict)  # option name -> largest count known to fail
-    learned: dict[str, Learned] = field(default_factory=dict)  # option name -> of its pool alone
+    smallest: dict[str, int] = field(default_factory=dict)
+    beyond: dict[str, int] = field(default_factory=dict)
+    learned: dict[str, Learned] = field(default_factory=dict)
     is_exhausted: bool = True
-    is_exact: bool = False  # every cheaper fleet was simulated, or has too few workers for the work
-    assumed: set[Shortcut] = field(
-        default_factory=set
-    )  # what was taken for granted (search/level0/pruning_rules.py)
-    cheaper: int | None = None  # fleets of level 0 that cost less than the best; None: without end
-    cheaper_simulated: int = 0  # of those
-    counted: tuple[float, float] | None = None  # a value, and how many fleets of level 0 cost less
+    is_exact: bool = False
+    assumed: set[Shortcut] = field(default_factory=set)
+    cheaper: int | None = None
+    cheaper_simulated: int = 0
+    counted: tuple[float, float] | None = None
 
     def offer(self, counts: Counts) -> None:
         if len(counts) == 1:
@@ -129,7 +134,7 @@ def first_incumbent(
         try:
             for wave in _waves(alive):
                 run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
-        finally:  # also when time is over
+        finally:  # What was found counts even where the time limit ends the wave.
             for item in alive:
                 if item.option.name in found:
                     search.offer(found[item.option.name])
@@ -199,17 +204,15 @@ def search_one_pool(
             run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
         finally:
             for item in wave:
-                if (name := item.option.name) in search.refuted:  # in their order, whoever was done first
+                if (name := item.option.name) in search.refuted:  # In the options' order.
                     search.refuted[name] = search.refuted.pop(name)
                 if name in found:
                     search.offer(found[name])
 
 
-_FIRST_PRICE = 1.3  # how fast the price of the first incumbent grows,
-
-_NEAR = 1.05  # and how far it is narrowed afterwards
-
-_TOO_MANY = 64  # times the likely count: where an unlimited search gives up
+_FIRST_PRICE = 1.3  # The price at which all options are tried grows by this factor until one holds.
+_NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
+_TOO_MANY = 64  # A search without limits gives up at so many times the likely count.
 
 
 def least_that_holds(
@@ -220,10 +223,9 @@ def least_that_holds(
     near: int | None = None,
     least_holding: float = math.inf,
 ) -> int | None:
-    """Smallest n in [least, most] that holds, None if `most` does not (or far too many do not).
+    """Smallest n in [least, most] that holds; None if `most` does not, or `item.too_many` without a limit.
 
-    `near`: it is likely there or a little above. `least_holding` is known to hold; it is the answer where no
-    fewer do.
+    `near` is a guess at or a little below the answer. `least_holding` is a count known to hold.
     """
     failed = least - 1
     if near is not None:
@@ -245,7 +247,7 @@ def least_that_holds(
             if high >= item.too_many:
                 return None
             failed, high = high, min(math.ceil(1.5 * high), item.too_many)
-    middle = item.likely  # far too few fail fast, so it pays to look low first
+    middle = item.likely  # Counts that are far too small fail fast, so the bisection begins low.
     while high - failed > 1:
         if not failed < middle < high:
             middle = (failed + high) // 2
@@ -257,13 +259,14 @@ def least_that_holds(
 
 
 def by_bound(item: Bounded, value: float) -> Reason:
+    """Why an option is out by its least count alone: not available, or not below `value`."""
     if item.least > item.most:
         return facts.WorkersMissing(item.least, item.most)
     return facts.WorkTooDear(item.least, item.least_objective, value)
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:
-    """The first two items (they make the incumbent), then waves of WAVE."""
+    """The first two items, which make the incumbent, then waves of WAVE."""
     waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
     return [wave for wave in waves if wave]

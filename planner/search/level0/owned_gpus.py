@@ -1,11 +1,11 @@
-"""Owned GPUs first: what a fleet takes of them, it need not rent.
+"""Fleets that use owned GPUs before they rent.
 
-An owned GPU and a rented one of its row are two worker types of one machine, so that every option has one
-price. Any fleet that holds says by itself how it is bought cheapest: of alike workers as many are owned as
-there are, and the simulation is the same.
+An owned and a rented GPU of one catalog row are two worker types of one machine, so that every option has one
+price. Which of a fleet's workers are owned changes its price and not its simulation: the cheapest way to buy
+a fleet takes as many owned GPUs as there are.
 
-Level 0 has one worker type per pool, and so a pool that is owned or one that is rented. Those that are both
-are found from the smallest fleet of one GPU type, whatever it costs, with what is owned taken off its price.
+A pool of level 0 has one worker type, so it is either owned or rented. Pools that are both are made from the
+smallest fleet of one GPU type, whatever it costs: beyond the owned GPUs all have one price.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from planner.search.problem.options import OWNED_USD_PER_H, option_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-MANY = 2**31  # where a limit is looked away from
+MANY = 2**31  # GPUs of a row whose stock is not limited.
 
 
 def owned_first(problem: Problem, counts: Counts) -> Counts:
-    """The same machines, as many of them owned as there are, the largest workers first; but rented ones first
-    where these fit on nodes that are paid anyway, and owned ones would draw electricity.
+    """The same machines with as many owned GPUs as there are; the largest workers get owned GPUs first.
 
-    Itself where that needs rented ones that are not to be had.
+    Where rented workers fit on nodes that are paid anyway, and owned ones would draw electricity, those stay
+    rented. Returns `counts` unchanged where the rest would need rented GPUs that are not offered.
     """
     if not problem.task.owned:
         return counts
@@ -60,7 +60,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """Owned workers moved to rented GPUs as long as less is paid."""
+    """Owned workers are moved to idle rented GPUs as long as less is paid."""
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
         if rented is None or not rented.is_sold_whole or not option.type.gpu.name.endswith(OWNED):
@@ -103,8 +103,8 @@ def one_more(problem: Problem, counts: Counts) -> Counts:
 
 
 def objective_paid(problem: Problem, counts: Counts) -> float:
-    """What a fleet adds up to in the objective's unit: what is paid, without the hairs that decide between
-    fleets of one price.
+    """The fleet's value in the objective's unit, without the tiny amounts that break ties between fleets of
+    one price (`OWNED_USD_PER_H`).
     """
     if problem.priced == "cost":
         return paid_whole_usd_per_h(counts)
@@ -112,7 +112,7 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
-    """A lower bound of the same: all that is owned may be in the fleet that it is about."""
+    """A lower bound on `objective_paid` from one on the objective: every owned GPU may be in the fleet."""
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
     hair_usd_per_h = {
@@ -135,7 +135,7 @@ def _hair(problem: Problem, counts: Counts) -> float:
 
 
 def _machine(option: Option) -> tuple[object, ...]:
-    """Role and settings of a worker and its GPU's row; and whether it is on the spot market."""
+    """What owned and rented workers of one kind share: role, settings, GPU row, and whether it is spot."""
     worker, gpu = option.type, option.type.gpu.name
     plain = replace(worker, gpu=replace(worker.gpu, name=row_of(gpu), price_usd_per_h=0.0))
     return option.role, plain.name, market_of(gpu) not in ("", OWNED)
@@ -147,8 +147,10 @@ def _of(gpu: Gpu, option: Option, problem: Problem) -> Option:
 
 
 def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
-    """Fleets that hold and take what is owned: of each owned GPU alone with rented ones of its row; and all
-    that is owned beside level 0's fleet, of which the dearest are taken away as long as that holds.
+    """Fleets that hold and use what is owned.
+
+    For each owned GPU type: the smallest fleet of it alone, the rest rented. Then all that is owned beside
+    level 0's best fleet, of which the dearest workers are taken away as long as the fleet holds.
     """
     if problem.task.objective != "cost":
         return []
@@ -167,8 +169,10 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
 
 
 def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
-    """Owned GPUs that a fleet leaves idle, as the largest pools that may be added to it: of each row, in
-    each role that the fleet has, the option of which the fewest GPUs are expected to carry all.
+    """The largest pools of idle owned GPUs that may be added to a fleet.
+
+    For each row, and each role that the fleet has, they are of the option of which the fewest GPUs are
+    expected to carry the whole traffic.
     """
     if problem.task.objective != "cost":
         return ()
@@ -189,7 +193,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
 
 
 def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
-    """A fleet with the owned GPUs that it leaves idle, as many of a row in each of its roles."""
+    """A fleet with the owned GPUs that it leaves idle, split evenly over its roles."""
     counts_with_idle, roles = dict(counts), len({option.role for option, _ in counts})
     for option, most in owned_beside(problem, level0, counts):
         counts_with_idle[option] = counts_with_idle.get(option, 0) + most // roles
@@ -197,9 +201,9 @@ def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
 
 
 def _smallest(problem: Problem, row: str) -> Counts | None:
-    """The smallest fleet of this GPU alone at level 0, as if there were as many as one likes.
+    """The smallest fleet of level 0 of this GPU alone, with unlimited stock and budget.
 
-    It is the cheapest once what is owned is taken off, as all GPUs beyond have one price.
+    It is the cheapest one once the owned GPUs are taken off, as all others have one price.
     """
     types = [worker for worker in problem.types if row_of(worker.gpu.name) == row]
     names = {worker.gpu.name for worker in types}
@@ -212,14 +216,14 @@ def _smallest(problem: Problem, row: str) -> Counts | None:
 
 
 def _filled(smallest: Counts, owned: int) -> Counts:
-    """As much of that fleet as the owned GPUs make."""
+    """The part of the smallest fleet that the owned GPUs make up; empty if a pool would get no worker."""
     share = owned / sum(option.type.gpus * count for option, count in smallest)
     counts = tuple((option, int(count * min(share, 1.0))) for option, count in smallest)
     return counts if all(count for _, count in counts) else ()
 
 
 def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
-    """With as few of each option as hold beside the others, the dearest first."""
+    """The least workers of each option that hold beside the others, reduced from the dearest option on."""
     fleet_counts = dict(counts)
     for option, most in sorted(counts, key=lambda pool: -pool[0].objective):
         failed = -1

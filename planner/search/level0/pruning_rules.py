@@ -1,8 +1,8 @@
-"""What the searches take for granted where they do not simulate, and how often that was wrong.
+"""The rules by which searches leave fleets out without simulating them, and how often each was wrong.
 
-Two figures go with each: on the traffic of this question, from pairs of fleets that were both simulated; and
-in random questions, all of whose fleets were (`python benchmarks/brute_force.py --rates`, 2026-11-20); SEATS
-in pools by themselves (`benchmarks/decode_pools.py`, 2026-11-23).
+Each rule comes with two figures: on the traffic of the question, from pairs of fleets that were both
+simulated; and on random questions of which all fleets were simulated (`python benchmarks/brute_force.py
+--rates`, 2026-11-20), SEATS on pools by themselves (`benchmarks/decode_pools.py`, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -27,38 +27,41 @@ FOLLOWS: Shortcut = "follows"
 """A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
 
 SEATS: Shortcut = "seats"
-"""A decode pool falls behind that could not make the tokens at its best batch size, every seat taken at the
-end: with less than 0.8 of the workers that this takes (`master.fewest_decode_workers`), none is simulated.
+"""A decode pool falls behind if it has less than 0.8 of the workers that make all tokens at their best batch
+size with every seat taken at the end (`master.fewest_decode_workers`). Such pools are not simulated.
 """
 
 LINK: Shortcut = "link"
-"""No pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off passes an
-earlier one that waits for room.
+"""Pairs are left out whose link cannot carry all KV blocks in the order of the prefills. That assumes that no
+hand-off passes an earlier one that waits for room.
 """
 
 RACED: Shortcut = "raced"
 """Policies that let no cheaper fleet near the best one hold let none hold (mixed/policy_search.py)."""
 
-# with jsq and first come first served; the longer tests had 1,000 to 5,000 requests
+# Measured with jsq and first come first served; the tests with `least_requests` had 1,000 to 5,000 requests.
 IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     LEADS: (Tested(0, 646),),
     FOLLOWS: (Tested(0, 150),),
     SEATS: (Tested(0, 197, of_pools=True),),
-    LINK: (),  # not measured
+    LINK: (),  # Not measured.
     RACED: (),
 }
 
 
 def with_counts(assumed: Iterable[Shortcut], verdicts: Verdicts) -> tuple[Assumed, ...]:
-    """Each assumption with what speaks against it."""
+    """Each rule that was used, with how often it was wrong on this traffic and in tests."""
     here = _here(verdicts)
     return tuple(Assumed(name, *here[name], tested) for name, tested in IN_TESTS.items() if name in assumed)
 
 
 def _here(verdicts: Verdicts) -> dict[Shortcut, tuple[int, int]]:
-    """(failures, comparisons) among the fleets that were simulated: more workers than one that holds."""
+    """(failures, comparisons) of each rule among the fleets that were simulated on this traffic.
+
+    A comparison is a fleet that holds and one with more workers of its last pool; it fails if that one fails.
+    """
     rows: dict[tuple[object, ...], list[tuple[int, bool]]] = defaultdict(list)
     for fleet, holds in verdicts.items():
         if len(fleet) <= 2:

@@ -41,16 +41,16 @@ from planner.search.level0.one_pool import Bounded, Holds, Search
 from planner.search.oracle.fleet_counts import objective
 from planner.solvers.master import Option
 
-MANY_PAIRS = 1000
-MANY_WORKERS = 10_000  # each prefill count is searched by itself
+MANY_PAIRS = 1000  # Above so many pairs decode pools are simulated by themselves too (FOLLOWS).
+MANY_WORKERS = 10_000  # So are they above so many prefill workers in all pairs, as each count is a row.
 
 
 @dataclass(frozen=True, slots=True)
 class AskPairs:
-    """Who says whether pairs hold, and what their pools can do alone; None: nobody knows.
+    """The simulations of pairs, and of their pools alone; None where a pool cannot be simulated alone.
 
-    `leads`: whether a prefill pool keeps the limits on TTFT with unlimited decode. `follows`: whether a
-    decode pool keeps up if every prompt arrives prefilled.
+    `holds`: whether fleets keep the SLO. `leads`: whether a prefill pool keeps the limits on TTFT with
+    unlimited decode. `follows`: whether a decode pool keeps up if every prompt arrives prefilled.
     """
 
     holds: Holds
@@ -74,7 +74,7 @@ def search_two_pools(
     """
     pairs = pair_up(prefills, decodes, ask, search, allowed)
     likely = _likely(pairs)
-    # a good fleet first: it rules most others out by a question each
+    # A good fleet first: beside it most other pairs are ruled out by one simulation each.
     for designs in (likely[:1], likely, pairs):
         found = cheapest(
             [designs],
@@ -92,7 +92,7 @@ def search_two_pools(
 
 
 def _likely(pairs: Sequence[Design]) -> list[Design]:
-    """Those of the prefill option that will likely be the cheapest, and first of them the likeliest pair."""
+    """The pairs of the prefill option that is likely in the cheapest fleet, the likeliest pair first."""
 
     def likely(design: Design) -> float:
         return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)

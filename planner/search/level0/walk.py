@@ -1,8 +1,8 @@
-"""Every fleet of level 0 that is cheaper than the best one found, simulated one by one: what "exact" means.
+"""Simulates every fleet of level 0 that is cheaper than the best one found; "exact" means that this ended.
 
-A search leaves fleets out because of what it takes for granted (search/level0/pruning_rules.py). Where the
-cheaper fleets are few enough they are all simulated, and nothing is taken for granted any more. Left out are
-only counts below `Bounded.least`, with which no policy can do the work that the SLO obliges.
+The search leaves fleets out by its pruning rules (pruning_rules.py). Where the cheaper fleets are few enough
+they are all simulated, and no rule is relied on any more. Left out are only counts below `Bounded.least`,
+with which no policy can do the work that the SLO forces.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from planner.search.oracle.fleet_counts import (
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
-MOST_VECTORS = 4  # times as many counts are looked at, prefill workers without decode workers among them
-
-FIRST = 8  # a sample, by which it is judged what all would cost
-
-TOGETHER = 32  # fleets that are simulated side by side; fixed, so that answers do not depend on the cores
+MOST_VECTORS = 4  # `every_mix` lists this many times its `most`: some vectors are no fleets (no decode pool).
+FIRST = 8  # A sample of so many fleets is simulated first, to judge what all would cost.
+TOGETHER = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
 
 
 def count_cheaper(
@@ -96,7 +94,7 @@ def _within_budget(
 def cheaper_fleets(
     mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
 ) -> Iterator[Counts]:
-    """Those fleets."""
+    """The fleets that `count_cheaper` counts."""
     for item in mixed:
         most = int(min(item.most, largest_below(item.option, value)))
         for n in range(item.least, most + 1):
@@ -116,11 +114,11 @@ def walk(
     run: Callable[[Sequence[Callable[[], None]]], None],
     may_go_on: Callable[[int, int], bool],
 ) -> None:
-    """Simulate all cheaper fleets as long as `may_go_on` with so many done and left; updates `search`.
+    """Simulate all cheaper fleets as long as `may_go_on(done, left)` says so; updates `search`.
 
-    A sample of all of them comes first, then the dearest. `verdicts` says what is known of a fleet already.
-    One that holds becomes the best, and only cheaper ones are walked from then on. Ends with
-    `search.is_exact` where nothing cheaper is left.
+    A sample of all of them comes first, then the others from the dearest on. Fleets that are known to fail
+    (`verdicts`) are skipped. One that holds becomes the best, and only cheaper ones are walked from then on.
+    `search.is_exact` is set where nothing cheaper is left.
     """
     left = count_cheaper(mixed, pairs, search, search.value)
     search.counted = search.value, left
@@ -150,7 +148,7 @@ def walk(
         run([lambda counts=counts: look(counts) for counts in wave])  # type: ignore[misc]
         for counts in sorted(cheaper, key=lambda counts: (objective(counts), names_of(counts))):
             search.offer(counts)
-    search.assumed &= {pruning_rules.LINK}  # pairs that it left out are not among these
+    search.assumed &= {pruning_rules.LINK}  # The link rule left pairs out before; they were not walked.
     search.is_exact = not search.assumed
 
 
@@ -159,7 +157,7 @@ def note_cheaper(
 ) -> None:
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
     if search.counted is not None and search.counted[0] == search.value:
-        count = search.counted[1]  # as the walk has counted them
+        count = search.counted[1]  # The walk has counted them already.
     else:
         count = count_cheaper(mixed, pairs, search, search.value)
     search.cheaper = int(count) if np.isfinite(count) else None
@@ -186,7 +184,7 @@ def every_mix(
         left.append(value * (1 - 1e-9))
         uses.append([option.objective for option in options])
     if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
-        return None  # as many of it as one likes
+        return None  # Nothing limits one of the options, so there is no end to the fleets.
     vectors = np.zeros((1, 0), dtype=np.int64)
     rest = np.maximum([left], 0.0)
     for j in range(len(options)):
