@@ -1,12 +1,13 @@
-"""Fleets of a few worker types, the most promising first, by an estimate that learns from every simulation.
+"""Searches fleets of up to four worker types, led by an estimate that learns from every simulation.
 
-The share of the traffic that a fleet carries is estimated from shares s_j of one worker of each option:
+The share of the traffic that a fleet carries is estimated from the shares s_j that one worker of each option
+carries:
 
     share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
 
-Level 0 gives the first s_j. A fleet that fails though its share is above one lowers those of its options, one
-that holds though it is below raises them. Looked at are fleets of up to four options, to which nothing can be
-added within the limits and below the best: what fails with them fails with less.
+Level 0 gives the first s_j. A fleet that fails although its estimate is above 1 lowers the s_j of its
+options; one that holds although its estimate is below 1 raises them. Only fleets to which no worker can be
+added, within the limits and below the best value, are simulated: if one fails, smaller ones are taken to fail.
 """
 
 from __future__ import annotations
@@ -33,15 +34,13 @@ from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
 from planner.solvers.master import FleetLimits, Option
 
-MOST_TYPES = 4  # of a fleet, after those of three
-
-LEAST_SHARE = 0.5  # expected share of the traffic below which none is tried
-
-LEARNING_RATE = 0.5  # how far one answer moves the shares of its fleet
-
-ALIKE_FRAC = 0.5  # ... and those of its other settings, as a share of that
-
-MARGIN_FRAC = 0.03  # how far beyond the traffic an answer says that the share lies
+MOST_TYPES = 4  # Fleets of four worker types are tried after those of up to three.
+LEAST_SHARE = 0.5  # Fleets that are expected to carry less than half of the traffic are not simulated.
+LEARNING_RATE = 0.5  # Exponent of one answer's correction of the shares of its options.
+ALIKE_FRAC = 0.5  # The same of other settings on the same hardware, as a share of that exponent.
+MARGIN_FRAC = (
+    0.03  # An answer sets the estimate 3 % above 1 for a fleet that holds, below 1 for one that fails.
+)
 
 Shares = npt.NDArray[np.float64]
 
@@ -54,10 +53,11 @@ def improve_mixture(
     oracle: Oracle,
     may_go_on: Callable[[], bool],
 ) -> Counts:
-    """The best of those fleets that were tried, `best` if none is better; tried as long as `may_go_on`.
+    """The best fleet found while `may_go_on`; `best` itself if none is better.
 
-    `options` are all there are, in the order of a fleet's pools; `shares` of the traffic are by option. Where
-    there are too many fleets, the options that cost most for their share are left out.
+    `options` are all options, in the order of a fleet's pools; `shares` has the share of the traffic that one
+    worker of each carries. Where there are too many fleets, the options that cost most for their share are
+    left out.
     """
     pools, options = options, _promising_first(best, options, shares)
     learned = np.array([shares[option.name] for option in options])
@@ -80,7 +80,7 @@ def improve_mixture(
 
 
 def _promising_first(best: Counts, options: Sequence[Option], shares: Mapping[str, float]) -> list[Option]:
-    """Those of the best fleet, then one setting of each role, GPU, TP and PP, then their second ones, ..."""
+    """The options of the best fleet, then the best setting of each role and hardware, then the second, ..."""
 
     def price(option: Option) -> float:
         return option.objective / shares[option.name]
@@ -106,7 +106,10 @@ def _first_that_holds(
     holds: Callable[[Vectors], bool],
     may_go_on: Callable[[], bool],
 ) -> Vectors | None:
-    """The first candidate that holds; updates `learned` and `failed`. None: time, or promise, is spent."""
+    """The first candidate that holds; updates `learned` and `failed`.
+
+    None where `may_go_on` ends it, or no candidate is expected to carry LEAST_SHARE.
+    """
     kinds = [(option.role, hardware(option)) for option in options]
     alike = np.array([[one == other for other in kinds] for one in kinds])
     used = np.flatnonzero(candidates.any(axis=0))
@@ -130,7 +133,7 @@ def _first_that_holds(
 
 
 def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Shares:
-    """Share of the traffic that each fleet is expected to carry, (C,) of `vectors` (C, J)."""
+    """Share of the traffic (C,) that each fleet of `vectors` (C, J) is expected to carry."""
     of_role = np.array([[option.role == role for role in get_args(Role)] for option in options])
     mixed, prefill, decode = (vectors @ np.where(of_role, learned[:, None], 0.0)).T
     return np.asarray(mixed + np.minimum(prefill, decode))
@@ -139,7 +142,7 @@ def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Sh
 def _learn(
     learned: Shares, alike: npt.NDArray[np.bool_], vector: Vectors, estimate: float, *, holds: bool
 ) -> None:
-    """Other settings of the same role and hardware (J, J) learn with them, to a part."""
+    """Correct the shares (J,) by one answer; `alike` (J, J) marks settings of one role and hardware."""
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
     if estimate < target if holds else estimate > target:
         rates = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
@@ -147,7 +150,7 @@ def _learn(
 
 
 def _serve(options: Sequence[Option]) -> bool:
-    """Whether these serve anything together, and none is there for nothing."""
+    """Whether these options can serve together: prefill with decode pools, and their drafts are alike."""
     roles = {option.role for option in options}
     if not roles:
         return False
@@ -156,10 +159,10 @@ def _serve(options: Sequence[Option]) -> bool:
 
 
 def near(best: Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]) -> Counts:
-    """The cheapest of the fleets around the best one: up to two workers of a pool fewer, or one more.
+    """A cheaper fleet near the best one: each pool with up to two workers fewer, or one more.
 
-    Where more workers hurt, such a fleet may hold though one between the two fails. The nearest in price are
-    tried first; begins anew around one that holds.
+    More workers can hurt, so such a fleet may hold although one between the two fails. Those nearest in
+    price are simulated first; the search begins anew around one that holds.
     """
     seen: set[Named] = set()
     while True:

@@ -1,4 +1,4 @@
-"""A fleet as counts of options, and what it is worth."""
+"""A fleet as counts of options, and its value in the objective."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from planner.solvers.master import FleetLimits, Floats, Option, largest_that_fit
 from planner.solvers.whole_nodes import idle_usd_per_h
 
 Counts = tuple[tuple[Option, int], ...]
-"""A fleet as options with their counts."""
+"""A fleet: each option with its count of workers."""
 Named = tuple[tuple[str, int], ...]
-"""The same by the options' names."""
+"""A fleet by the names of its options."""
 Verdicts = Mapping[Named, bool]
-"""What was said of fleets: whether they hold."""
+"""Fleets that were simulated, and whether they keep the SLO."""
 
 
 def names_of(counts: Counts) -> Named:
@@ -30,7 +30,7 @@ def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
 
 
 def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) -> Counts | None:
-    """The pools of so many workers of the options of these names; None if one is none of `options`."""
+    """A fleet by the names of its options; None if one of the names is not among `options`."""
     by_name, names = {option.name: option for option in options}, list(names)
     if any(name not in by_name for name, _ in names):
         return None
@@ -38,7 +38,7 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
 
 
 def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
-    """With its pools in the order of `options`, others last: one name for one fleet, whoever proposes it."""
+    """The fleet with its pools in the order of `options`, so that one fleet has one name everywhere."""
     order = {option.name: at for at, option in enumerate(options)}
     return tuple(
         sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))
@@ -53,17 +53,18 @@ def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool
     return limits.first_exceeded(workers_of(counts)) is None
 
 
-FEWER_FRAC = 1e-6  # of the cost by the GPU: of fleets on the same nodes the one with fewer GPUs is better
+FEWER_FRAC = 1e-6  # Breaks ties: of fleets on the same whole nodes the one with fewer GPUs in use is better.
 
 
 def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
-    """The objective of GPUs in use alone."""
+    """The objective without idle GPUs of whole nodes."""
     return sum(option.objective * count for option, count in counts)
 
 
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
-    """What a search makes least: what is paid, whole nodes where these are sold, and a hair of what GPUs in
-    use cost. More workers never have less. Without whole nodes, and for other objectives, a plain sum.
+    """The value that a search minimises: a sum over workers, and where nodes are sold whole their idle GPUs.
+
+    With whole nodes FEWER_FRAC of the cost of GPUs in use is added. More workers never have a lower value.
     """
     total, whole = 0.0, []
     for option, count in counts:
@@ -74,7 +75,7 @@ def objective(counts: Iterable[tuple[Option, int]]) -> float:
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
-    """The same of pairs with these counts, all above 0."""
+    """`objective` of pairs with these counts (n,), all above 0."""
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:
         return total
@@ -83,8 +84,9 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
 
 
 def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
-    """Largest count of an option that together with these has an objective strictly less than `value`; -1
-    where these alone have not.
+    """Largest count of an option whose objective together with `beside` is strictly less than `value`.
+
+    It is -1 where that of `beside` alone is not.
     """
     most = count_below(option.objective, value, by_gpu(beside))
     if not math.isfinite(most) or most < 0 or (option.node is None and not any(o.node for o, _ in beside)):
@@ -96,7 +98,7 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
 
 
 def count_below(each: float, value: float, fixed: float = 0.0) -> float:
-    """Largest count of something whose total plus `fixed` is strictly less than `value`."""
+    """Largest n with n * each + fixed strictly less than `value`; -1 if there is none."""
     if not math.isfinite(value):
         return math.inf
     if each == 0:
@@ -105,13 +107,14 @@ def count_below(each: float, value: float, fixed: float = 0.0) -> float:
 
 
 def own_drafts(worker: WorkerType) -> Speculation | None:
-    """Drafts of a drafter that keeps KV of its own."""
+    """The worker's speculative decoding if its drafter keeps KV of its own, else None."""
     speculation = worker.speculation
     return speculation if speculation is not None and speculation.drafter_key is not None else None
 
 
 def may_hand_over(workers: Iterable[WorkerType]) -> bool:
-    """Whether KV can move between all of these: a drafter's layers are among those that are handed over, so
-    they must draft alike.
+    """Whether KV can move between all of these workers.
+
+    The KV of a drafter's layers is handed over too, so all of them must draft alike.
     """
     return len({own_drafts(worker) for worker in workers}) <= 1

@@ -1,8 +1,8 @@
-"""What a fleet costs as its machines are sold: whole nodes where these are, nothing for what is owned.
+"""What a fleet costs as its machines are sold.
 
-Where a node is sold whole, its idle GPUs are paid too (solvers/whole_nodes.py). Electricity, where it
-is paid beside the prices, is that of GPUs in use at provisioned power, as in the search, and that of idle
-GPUs of whole nodes at their idle power.
+Owned GPUs cost nothing. Where a node is sold whole, its idle GPUs are paid too (solvers/whole_nodes.py).
+Where electricity is paid beside the prices, GPUs in use draw their provisioned power, as in the search, and
+idle GPUs of whole nodes their idle power.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """`by_gpu_usd_per_h` is what the GPUs in use cost at their prices, `usd_per_h` what is paid. Both have
-    electricity in them where that is paid beside the prices: `electricity_usd_per_h` of it, and
-    `expected_electricity_usd_per_h` would be that of the power that the simulation expects of the same GPUs.
+    """What is paid for a fleet [USD/h].
+
+    `by_gpu_usd_per_h` is the price of the GPUs in use alone, `usd_per_h` what is paid. Both include
+    `electricity_usd_per_h` where electricity is paid beside the prices. `expected_electricity_usd_per_h` is
+    what it would be at the power that the simulation expects; None where that is not known.
     """
 
     usd_per_h: float
@@ -52,7 +54,7 @@ class Bill:
 
     @property
     def rent_usd_per_h(self) -> float:
-        """What is paid but for electricity."""
+        """What is paid without electricity."""
         return self.usd_per_h - self.electricity_usd_per_h
 
     @property
@@ -64,7 +66,7 @@ class Bill:
 def bill_fleet(
     fleet: Fleet, placement: NodePlacement | None = None, power: ExpectedPower | None = None
 ) -> Bill:
-    """By the nodes of the placement, else by the fewest that have so many GPUs."""
+    """The bill on the nodes of the placement, or without one on the fewest nodes that have enough GPUs."""
     pools = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
     placed: dict[str, int] = {}
     for node in placement.nodes if placement else ():
@@ -84,17 +86,17 @@ def bill_fleet(
 
 
 def paid_whole_usd_per_h(counts: Counts) -> float:
-    """What these workers cost on as few nodes as have so many GPUs."""
+    """What these workers cost on the fewest nodes that have enough GPUs."""
     return paid_usd_per_h(workers_of(counts))
 
 
 def commitments(
     fleet: Fleet, placement: NodePlacement | None, terms: Mapping[str, Mapping[Term, ProviderOffer]]
 ) -> tuple[Commitment, ...]:
-    """What the same fleet is paid on demand and by every term that some of its GPUs are offered by.
+    """The bill of the fleet on demand and under every term at which some of its GPUs are offered.
 
-    `terms` are those of each row, on demand among them. GPUs without a term keep the price that was planned
-    with, and so do those on the spot market; what is owned costs its electricity.
+    `terms` maps each GPU row to its offers, on demand included. GPUs without an offer at a term, and those on
+    the spot market, keep the price of the plan; owned ones cost their electricity.
     """
     names = {pool.type.gpu.name for pool in fleet.running_pools}
     firm = {gpu for gpu in names if market_of(gpu) not in (OWNED, SPOT)}
@@ -122,7 +124,7 @@ def commitments(
 
 
 def _at(fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlacement | None) -> Bill:
-    """The bill at these prices of GPUs, others at their own."""
+    """The bill where these GPUs have these prices and all others their own."""
 
     def priced(worker: WorkerType) -> WorkerType:
         gpu = worker.gpu
@@ -133,18 +135,18 @@ def _at(fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlac
 
 
 def _singly(pools: Iterable[tuple[Gpu, int]]) -> float:
-    """The rent of GPUs that are in no whole nodes."""
+    """The rent of GPUs that are sold one by one."""
     return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
 
 
 def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[Nodes]) -> float:
-    """Of GPUs in use at provisioned power, and of those that idle in whole nodes."""
+    """Electricity [USD/h] of GPUs in use at provisioned power, and of idle GPUs in whole nodes."""
     used = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
     return used + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
 def _expected(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None) -> float | None:
-    """The same at the power that each worker is expected to draw; None where that is not known."""
+    """Electricity [USD/h] at the power that each worker is expected to draw; None where it is not known."""
     if power is None:
         return None
     types = [pool.type for pool in fleet.pools for _ in range(pool.count)]

@@ -1,4 +1,4 @@
-"""What a fleet may be built of: every GPU in stock x TP x PP x settings of the engine, in every role."""
+"""The options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Hardware = tuple[str, int, int, int]
 
 
 def hardware(option: Option) -> Hardware:
-    """GPU, TP, PP and ranks: what a worker type is but for its engine settings."""
+    """GPU, TP, PP and data-parallel ranks: a worker type without its engine settings."""
     return option.type.gpu.name, option.type.tp, option.type.pp, option.type.dp
 
 
@@ -60,8 +60,10 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-OWNED_USD_PER_H = 1e-5  # in the search alone: solvers tell it from 0, no answer shows it
-NEARLY = 0.9  # of a limit on gaps: steps do not come alone
+OWNED_USD_PER_H = (
+    1e-5  # Price of an owned GPU in the search: above a solver's tolerance, below any answer's digits.
+)
+NEARLY = 0.9  # Share of a limit on gaps that decode steps may take, as prefills come between them.
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -79,14 +81,15 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What may be chosen of an engine, and how its steps are counted.
+    """The engine settings to choose from, and how the time of a step is made.
 
-    `budgets` are tokens per step, `seats` sequences per step: vLLM takes no more of these than of those.
-    `ranks` are the data-parallel ones, `stages` the depths of pipelines; activations cross from node to node
-    at `node_bytes_per_s` where a worker has more GPUs than a node. `host_overhead_s` is added to each step of
-    a fit, and every step then takes `longer_frac` longer, from the upper end of its spread on with
-    `at_spread`. What `engine` adds only simulations count: bounds on a step leave it out. Without
-    `is_piped` something is asked for that is not simulated in pipelines.
+    `budgets` are tokens per step and `seats` sequences per step; vLLM allows no more seats than tokens.
+    `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. Where a worker has more GPUs
+    than a node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each
+    step, which then takes `longer_frac` longer, counted from the upper end of its spread if `at_spread`. The
+    host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is False where
+    the question has LoRA or KV offload, which are not simulated in pipelines. `is_stored`: the KV blocks of
+    all workers are in one store.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -101,7 +104,7 @@ class Engines:
     longer_frac: float = 0.0
     at_spread: bool = False
     is_piped: bool = True
-    is_stored: bool = False  # KV blocks of all workers are in one store
+    is_stored: bool = False
 
     @classmethod
     def of(cls, task: PlanQuestion) -> Engines:
@@ -126,8 +129,9 @@ class Engines:
         return self.engine and self.engine.with_longer_host(self.longer_frac)
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
-        """Budgets, seats and drafts that go together: a step checks all drafts of all its sequences. Neither
-        pipelines draft nor ranks.
+        """Combinations of budget, seats and drafts; a step checks all drafts of all its sequences.
+
+        Neither pipelines nor data-parallel ranks draft.
         """
         return list(
             dict.fromkeys(
@@ -141,7 +145,7 @@ class Engines:
 
 
 def _at_spread(latency: StepLatency, name: str) -> StepLatency:
-    """At the upper ends of its spread; what is left to err is nothing."""
+    """The fit at the upper end of its spread, with no spread left; InputError where it has none."""
     if latency.spread is None:
         raise InputError(
             f"robust: spread: nobody knows how far step times of {name} may be from the truth "
@@ -154,10 +158,10 @@ def _at_spread(latency: StepLatency, name: str) -> StepLatency:
 def worker_types(
     llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, engines: Engines = Engines()
 ) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
-    """Every engine that holds the weights and the longest request, and what was left out.
+    """Every worker type that holds the weights and the longest request, and what was left out.
 
-    A plan turns no request away, so it is made of the first alone; a lower bound over all fleets counts on
-    those too that hold the weights but not the longest request (`Left.workers`).
+    A plan rejects no request, so it is made of these worker types alone. A lower bound over all fleets must
+    also count those that hold the weights but not the longest request (`Left.workers`).
     """
     types: list[WorkerType] = []
     left: list[Left] = []
@@ -167,7 +171,7 @@ def worker_types(
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
-                if tp & (tp - 1) == 0:  # who asks for others knows why
+                if tp & (tp - 1) == 0:  # Nobody expects TP degrees that are no power of two.
                     left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
             elif engines.is_stored and not is_common(llm, (1, tp)):
                 left.append(Left(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
@@ -176,7 +180,7 @@ def worker_types(
             else:
                 for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
                     if not (settings := degree.settings(engines)):
-                        continue  # no budget that was asked for is of this kind
+                        continue  # None of the budgets belongs to this kind of all-to-all.
                     found = _of_degree(degree, llm, drafters, catalog, engines)
                     types += [worker for worker in found if worker.has_room_for(longest_tokens)]
                     left += _left_of(degree.name, llm, found, settings, longest_tokens)
@@ -187,8 +191,9 @@ def worker_types(
 def _degrees(
     name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
 ) -> Iterator[Degree]:
-    """The ways to deal experts out, and to as many ranks as may be chosen, without pipelines: on one node, or
-    on several if a node has no room for so many.
+    """The ways to split an LLM: experts sliced or whole, and each number of data-parallel ranks.
+
+    Ranks have no pipelines. They are on one node, or on several if one node has too few GPUs.
     """
     gpu, tp, pp = on
     if 1 in engines.ranks:
@@ -204,7 +209,7 @@ def _degrees(
 
 
 def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
-    """Empty where so many ranks can be dealt out to nodes."""
+    """Why so many ranks cannot be put on nodes; empty where they can."""
     try:
         nodes_of_ranks(llm, gpu, tp, dp)
     except InputError as error:
@@ -221,7 +226,7 @@ def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engine
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """How an LLM is dealt out to GPUs."""
+    """How an LLM is split over the GPUs of one worker."""
 
     name: str
     gpu: Gpu
@@ -232,8 +237,10 @@ class Degree:
     all2all: All2All = ""
 
     def settings(self, engines: Engines) -> list[tuple[int, int, Speculation | None]]:
-        """Budgets, seats and drafts that go together; of ranks on several nodes the budgets tell how these
-        meet, and where budgets are free, low latency has the largest that it may.
+        """Combinations of budget, seats and drafts.
+
+        On several nodes the budget decides the kind of all-to-all, so only budgets of this kind are kept;
+        where the question leaves budgets open, low latency gets the largest that it can have.
         """
         budgets = engines.budgets
         if self.all2all and budgets == TOKEN_BUDGETS:
@@ -267,7 +274,7 @@ def _of_degree(
     catalog: Catalog,
     engines: Engines,
 ) -> list[WorkerType]:
-    """Those that hold the weights, by their settings."""
+    """The worker types of one degree that hold the weights, one per engine setting."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
     latency: StepLatency | None = None
@@ -306,7 +313,7 @@ def _left_of(
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
 ) -> Iterator[Left]:
-    """What was left out of one degree."""
+    """What of one degree is left out of plans, and why."""
     with_room = {
         (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in reasons
     }
@@ -322,8 +329,9 @@ def _left_of(
 
 
 def weight(worker: WorkerType, objective: str) -> float:
-    """What the GPUs of one worker add to the objective; an owned one that costs nothing a hair of money, so
-    that the fewest are taken.
+    """What the GPUs of one worker add to the objective.
+
+    An owned GPU that costs nothing counts OWNED_USD_PER_H, so that a plan takes no more of them than needed.
     """
     is_owned = worker.gpu.name.endswith(OWNED)
     hair_usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else 0.0
@@ -334,7 +342,7 @@ def weight(worker: WorkerType, objective: str) -> float:
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
-    """`objective` "cost-by-gpu" leaves out the idle GPUs of nodes that are sold whole."""
+    """A worker type in a role; `objective` "cost-by-gpu" ignores idle GPUs of nodes that are sold whole."""
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, weight(worker, objective), node)
 
@@ -344,13 +352,15 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
-    """The GPU, and how the LLM is dealt out to several."""
+    """The GPU, and how the LLM is split over several of them."""
     return worker.gpu.name, worker.tp, worker.pp, worker.ep, worker.dp
 
 
 def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One per GPU, TP, PP, EP, token budget and drafter: what is prefilled leaves, so it is the budget that
-    binds. Drafts that are looked up are none of its business.
+    """One option per hardware, token budget and drafter, with the most seats.
+
+    Prefilled requests leave at once, so the token budget binds and not the seats. Drafts without a model of
+    their own (n-gram look-up) make no difference to prefill.
     """
     most: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
@@ -361,12 +371,13 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One per GPU, TP, PP, EP, sequences and drafts: it prefills only what was preempted, its token budget is
-    idle but for what its decodes check.
+    """One option per hardware, seats and drafts, with the token budget nearest to 2,048.
+
+    A decode worker prefills only preempted requests, so its budget hardly matters.
     """
     first: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        if worker.all2all == HIGH_THROUGHPUT:  # of prefill pools alone
+        if worker.all2all == HIGH_THROUGHPUT:  # Only prefill pools use it.
             continue
         key = (*split(worker), worker.max_num_seqs, worker.speculation)
         if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
@@ -377,8 +388,9 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
-    """Whether a full step takes nearly as long as the tightest limit on gaps between tokens, or longer; with
-    `mean` also as that on the mean gap of a request.
+    """Whether a full step takes NEARLY as long as the tightest limit on gaps between tokens, or longer.
+
+    With `mean` limits on the mean gap of a request count too.
     """
     gaps_s = [limit.limit_s for limit in slo.limits if (limit.row.is_pace if mean else limit.row.is_of_gaps)]
     full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
@@ -386,20 +398,20 @@ def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
 
 
 def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
-    """Seconds to the first token of prompts alone on an idle worker.
+    """TTFT (n,) in seconds of prompts (n,), each alone on an idle worker.
 
-    What other prompts share may have been computed for them, whatever the order in which they are served.
+    `shared_tokens` of a prompt are in other prompts too; they are taken to be cached.
     """
     latency, n = worker.latency, input_tokens
     own = np.maximum(n - shared_tokens, 1)
     ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
-    if worker.pp > 1:  # the chunks follow each other through the stages, then the last one is under way alone
+    if worker.pp > 1:  # Chunks follow each other through the stages; the last one passes them alone.
         ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
     return np.asarray(ttft_s)
 
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
-    """The limit's percentile if every request had an idle worker of its own: the reference of slowdowns."""
+    """The limit's percentile [s] if every request had an idle worker of its own: what slowdowns refer to."""
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
@@ -415,14 +427,14 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
     if worker.speculation is not None:
         if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
-            return 0.0  # tokens that leave together are most of them
+            return 0.0  # Most gaps are 0, as tokens that were drafted together leave together.
         first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
     return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdleTimes:
-    """Times (n,) of requests that are each alone on an idle worker, as metrics are made of them."""
+    """Times (n,) of requests that are each alone on an idle worker; rows of SLO metrics read these fields."""
 
     input_tokens: IntArray
     output_tokens: IntArray
@@ -435,14 +447,14 @@ class _IdleTimes:
 def _idle_times(
     input_tokens: Floats, output_tokens: Floats, ttft_s: Floats, decoding_s: Floats
 ) -> _IdleTimes:
-    """The longest gap is no shorter than the mean one."""
+    """Times from TTFT and decoding times; the mean gap stands for the longest, which is no shorter."""
     mean_gap_s = decoding_s / np.maximum(output_tokens - 1, 1)
     lengths = input_tokens.astype(np.int64), output_tokens.astype(np.int64)
     return _IdleTimes(*lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
 
 
 def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
-    """Seconds in which this decode alone makes so many tokens, with the mean of what is accepted."""
+    """Seconds (n,) that a decode alone takes for `gaps` (n,) tokens at the mean acceptance of its drafts."""
     assert worker.speculation is not None
     steps = SpeculativeSteps(worker.latency, worker.speculation)
     count = np.ceil(gaps / worker.speculation.mean_tokens)
@@ -453,11 +465,11 @@ def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Whom a judge counts whatever the fleet, as distinct lengths (U,): a floor may rest on them alone.
+    """The requests that are judged on every fleet, as distinct lengths (U,) with their `requests` (U,).
 
-    `perhaps` more wait for others and are nominally of the warm-up, `perhaps_decoded` of these have more than
-    one token: a fleet may have them count, and keep every limit with them. `has_gaps`: some gap is counted on
-    any fleet that passes the backlog test and turns nobody away.
+    Requests that wait for others and nominally arrive in the warm-up are judged on some fleets only: there
+    are `perhaps` of them, `perhaps_decoded` with more than one token, and a floor takes them to be in time.
+    `has_gaps`: on any fleet that passes the backlog test and rejects nothing, some gap is counted.
     """
 
     input_tokens: Floats
@@ -471,12 +483,12 @@ class Judged:
 
 
 def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
-    """`shared_tokens` (n,) of the prompts are in others too, where there may be prefix caches."""
+    """The judged requests of a trace; `shared_tokens` (n,) of each prompt are in other prompts too."""
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]
     decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
     has_gaps = bool((is_measured & decoded).any())
-    if tested := steady_work(slo, trace):  # half of the last tenth, each with its second token in the window
+    if tested := steady_work(slo, trace):  # The backlog test: half of the last tenth.
         last = tested.arrives(trace)
         in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
         has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
@@ -502,7 +514,7 @@ def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Jud
 
 
 def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
-    """The limit's percentile, as it is judged, if every request had its fastest phases on idle workers."""
+    """The limit's judged percentile [s] if every request had each phase on its fastest idle worker."""
 
     def percentile(values_s: Floats, requests: Floats, others: int) -> float:
         values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
@@ -510,9 +522,9 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
 
     n, gaps = of.input_tokens, of.output_tokens - 1
     latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
-    if limit.row.is_of_gaps:  # which of them are counted is up to the fleet
+    if limit.row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
-            return 0.0  # so many may be gaps of nothing: a step yields several tokens
+            return 0.0  # A step yields several tokens, so this many gaps may be 0.
         one = np.minimum(gaps, 1.0)
         first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
         return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
@@ -528,8 +540,9 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
 def _decoding_s(
     latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
 ) -> Floats:
-    """Seconds of so many tokens with this decode alone, or of recomputing it where that is quicker; each step
-    yields as many as it can.
+    """A lower bound (n,) [s] on the time of `gaps` (n,) tokens: the decode is alone, all drafts are accepted.
+
+    Recomputing a short context also yields a token; it counts where that is quicker than a decode.
     """
     most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
     beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
@@ -539,15 +552,15 @@ def _decoding_s(
 def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
     """Limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
 
-    A floor is what a judge would say (metrics.judge): of the requests that count, by their percentile; of
-    gaps the shortest there is, as it is up to the fleet which of them end in the window.
+    A floor is the percentile that would be judged (slo_verdict.judge). For gaps it is the shortest one, as
+    the fleet decides which of them end in the window.
     """
     broken = []
     ordered = _fastest_first(types)
     for limit in slo.limits:
         if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + 1e-9) for worker in ordered):
             continue
-        best_s = _least_of(limit, types, of)  # of all types at once: each request on its fastest
+        best_s = _least_of(limit, types, of)  # Over all types: each request is on its fastest.
         if best_s > limit.limit_s * (1 + 1e-9):
             alone_s = [_least_of(limit, [worker], of) for worker in types]
             broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
