@@ -7,7 +7,7 @@ carries:
 
 Level 0 gives the first s_j. A fleet that fails although its estimate is above 1 lowers the s_j of its
 options; one that holds although its estimate is below 1 raises them. Only fleets to which no worker can be
-added, within the limits and below the best value, are simulated: if one fails, smaller ones are taken to fail.
+added, within the limits and below the best value, are simulated: if one fails, smaller ones are assumed to.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ MOST_TYPES = 4  # Fleets of four worker types are tried after those of up to thr
 LEAST_SHARE = 0.5  # Fleets that are expected to carry less than half of the traffic are not simulated.
 LEARNING_RATE = 0.5  # Exponent of one answer's correction of the shares of its options.
 ALIKE_FRAC = 0.5  # The same of other settings on the same hardware, as a share of that exponent.
-MARGIN_FRAC = (
-    0.03  # An answer sets the estimate 3 % above 1 for a fleet that holds, below 1 for one that fails.
-)
+MARGIN_FRAC = 0.03  # An answer pulls the estimate to 1.03 for a fleet that holds, 0.97 for one that fails.
 
 Shares = npt.NDArray[np.float64]
 

@@ -60,9 +60,7 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-OWNED_USD_PER_H = (
-    1e-5  # Price of an owned GPU in the search: above a solver's tolerance, below any answer's digits.
-)
+OWNED_USD_PER_H = 1e-5  # An owned GPU's price in the search: solvers tell it from 0, no answer shows it.
 NEARLY = 0.9  # Share of a limit on gaps that decode steps may take, as prefills come between them.
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
